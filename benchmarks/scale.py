@@ -3,12 +3,12 @@
     python benchmarks/scale.py [--waiting 500] [--ranks 16] [--worlds 8 64 ...] [--json FILE]
 
 Counted: the requests of one rank's guard, which is told that there are so many ranks, over an hour
-by a clock that the script turns. The store is torch's TCPStore; the guard's pulse, its news and its
+by a clock that the script turns. The store is torch's TCPStore; the guard's pulse, log entries and
 watch for hangs are those of a session.
 Simulated: a whole session of rank 0, by scale_rank.py, in a world whose other ranks do as it does,
 with the requests of all other guards at its store. This gives the CPU time of each part of a step,
 the requests until the first step and at the end, the bytes of a step, and the memory.
-Measured: how many requests one such store answers in a second, how long an item of news takes to
+Measured: how many requests one such store answers in a second, how long a log entry takes to
 reach ``--waiting`` ranks that wait for it, and, in a session of ``--ranks`` real ranks of which one
 is killed, the time until the last of them has ended. Computed: the requests of all ranks together,
 and the seconds to start: CPU time of rank 0 until its first step, and the requests of all ranks
@@ -34,7 +34,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchbus_launch import listening, secret
-from torchbus_launch.broadcast_log import FAILED, News
+from torchbus_launch.broadcast_log import FAILED, BroadcastLog
 from torchbus_launch.freeze import Pulse
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import Place
@@ -87,11 +87,11 @@ def guard_requests_per_s(world_size: int) -> float:
     for rank in (0, world_size - 1):
         store.set(f"pulse/{rank}", "1")
     rank, clock = world_size - 1, Turned()
-    news = News(SealedStore(store._held[0], b"key"))
-    news.start()
+    log = BroadcastLog(SealedStore(store._held[0], b"key"))
+    log.start()
     local = range(max(0, rank + 1 - PER_NODE), rank)
     pulse = Pulse(store, rank, 0, sorted({0, *local}), clock, 600.0)  # type: ignore[arg-type]
-    hang = HangWatch(store, news, rank, world_size, 60.0, lambda: Place(rank, "", "", "", 0))
+    hang = HangWatch(store, log, rank, world_size, 60.0, lambda: Place(rank, "", "", "", 0))
     store.requests = beats = 0
     while clock.now_s < HOUR_S:
         clock.now_s += LOOK_S
@@ -101,8 +101,8 @@ def guard_requests_per_s(world_size: int) -> float:
             store.requests -= 1  # of the next rank, not of this one
         hang.look()
     found = store.requests / HOUR_S
-    news.tell(store, FAILED)
-    news.stop()
+    log.append(store, FAILED)
+    log.stop()
     return found
 
 

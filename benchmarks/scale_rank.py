@@ -110,8 +110,8 @@ def timed_parts() -> Parts:
         (header.Header, "fill"),
         (divergence.HeaderCheck, "take"),
         (loss_counts.LossCounts, "of"),
-        (loss_counts.LossCounts, "meet"),
-        (loss_counts.LossCounts, "settle"),
+        (loss_counts.LossCounts, "weigh_terms"),
+        (loss_counts.LossCounts, "scale_gradients"),
     ):
         parts.time(owner, name, "header")
     return parts

@@ -204,6 +204,6 @@ def test_what_a_plugin_listens_to(bus):
     plugin = Plugin()
     assert bus.register(plugin) == "Plugin"
     assert sorted(bus.events_of(plugin)) == ["before_backward", "session_end"]
-    assert bus.heard("session_end") and not bus.heard("session_start")
+    assert bus.has_listeners("session_end") and not bus.has_listeners("session_start")
     bus.unregister(plugin)
-    assert not bus.heard("session_end") and bus.plugins() == []
+    assert not bus.has_listeners("session_end") and bus.plugins() == []

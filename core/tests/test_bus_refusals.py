@@ -67,7 +67,7 @@ def test_a_refused_plugin_is_not_registered(bus):
     plugin = SimpleNamespace(before_backward=hookimpl(lambda calls: None))
     with pytest.raises(UsageError):
         bus.register(plugin, "p")
-    assert bus.plugins() == [] and not bus.heard("before_backward")
+    assert bus.plugins() == [] and not bus.has_listeners("before_backward")
 
 
 def test_one_plugin_twice_is_refused(bus):

@@ -87,4 +87,4 @@ def test_nothing_stays_that_costs_in_a_step(model: nn.Module) -> None:
         optimizer = SGD(model.parameters(), lr=0.1)
         optimizer.zero_grad()
         for event in ("before_zero_grad", "step_called", "loader_start"):
-            assert not s._context.bus.heard(event)
+            assert not s._context.bus.has_listeners(event)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 GAP = "…"
-WARNING = {"warn", "_warn", "_say", "warn_explicit", "tell"}
+WARNING = {"warn", "_warn", "_say", "warn_explicit"}
 INTERNAL = {"too large"}  # caught where it is raised
 Names = dict[str, list[ast.expr]]
 

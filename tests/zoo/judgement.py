@@ -102,7 +102,7 @@ def beyond(ours: Facts, theirs: Facts, tolerance: float, tiny: float) -> Iterato
 
 
 def words(one: Gap) -> str:
-    return f"{one.name} {one.words or f'differs by {one.relative:.3g}'}"
+    return f"{one.name} {one.text or f'differs by {one.relative:.3g}'}"
 
 
 def judge_output(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
@@ -124,7 +124,7 @@ def judge_files(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
     """
     same_numbers = loop.exact and loop.same_output
     for file in files.compare(run, reference, None, loop.tolerance if same_numbers else math.inf):
-        yield f"(d) {file.name} {file.words}"
+        yield f"(d) {file.name} {file.text}"
     # What another rank writes into an open file has no name, and is none of the script's files.
     saved = [record.of("end")[-1]["saves"] for record in run.ranks]
     saves = [sum("/torchbus-" not in path for path in paths) for paths in saved]

@@ -112,7 +112,7 @@ def test_a_launchers_ranks_must_have_been_prepared(
 
 def test_torch_tpu_reads_a_ranks_place(torch_tpu: ModuleType) -> None:
     before = dict(os.environ)
-    with environment.told(World(rank=5, world_size=8, local_rank=1)):
+    with environment.rank_environment(World(rank=5, world_size=8, local_rank=1)):
         place = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     assert place == ["5", "8", "1"] and dict(os.environ) == before
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from torchbus.bus.registry import Bus, Listeners
 
-NOTHING = object()
+MISSING = object()
 PUTS_BACK = "torchbus_puts_back"
 
 
@@ -36,12 +36,12 @@ def replace(
     called, and a warning says so. There is no warning if ours ``becomes_inert`` and may stay below:
     torch.compile wraps every optimizer's step when it is first used.
     """
-    own = vars(owner).get(name, NOTHING)
-    original = _inherited(owner, name) if own is NOTHING else own
+    current = vars(owner).get(name, MISSING)
+    original = _inherited(owner, name) if current is MISSING else current
     ours = named(make(original), owner, name, original)
     if ours is original:
         return lambda: None
-    vars(ours)[PUTS_BACK] = own
+    vars(ours)[PUTS_BACK] = current
 
     def undo() -> None:
         now = vars(owner).get(name)
@@ -65,7 +65,7 @@ def _inherited(owner: object, name: str) -> object:
 
 def _put_back(owner: object, name: str, ours: object) -> None:
     original = vars(ours)[PUTS_BACK]
-    if original is NOTHING:
+    if original is MISSING:
         delattr(owner, name)
     else:
         setattr(owner, name, original)
@@ -154,7 +154,7 @@ class _Hold:
             self(came, frame)
 
 
-class Ears:
+class EventEmitter:
     """The part of the bus that a seam needs.
 
     ``bus``: for what outlives the seam, such as an iterator that the loop holds. If other code has
@@ -201,10 +201,12 @@ class Patch:
 
     place: str
     events: tuple[str, ...]
-    install: Callable[[Ears], Callable[[], None]]
+    install: Callable[[EventEmitter], Callable[[], None]]
 
 
-def emits(place: str, *events: str) -> Callable[[Callable[[Ears], Callable[[], None]]], Patch]:
+def emits(
+    place: str, *events: str
+) -> Callable[[Callable[[EventEmitter], Callable[[], None]]], Patch]:
     """Make the decorated ``install`` function a ``Patch``."""
     return lambda install: Patch(place, events, install)
 

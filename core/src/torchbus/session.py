@@ -147,9 +147,9 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            words = self._arguments | self._options
-            inner = type(self)(*self._plugins, **cast(Any, words))
-            inner._context.launcher.decorate(run, function, args, kwargs, (self._plugins, words))
+            given = self._arguments | self._options
+            inner = type(self)(*self._plugins, **cast(Any, given))
+            inner._context.launcher.decorate(run, function, args, kwargs, (self._plugins, given))
             with inner:
                 return function(*args, **kwargs)
 

@@ -138,9 +138,9 @@ class World:
         whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
         """
         if math.prod(sizes.values()) != self.world_size:
-            words = " x ".join(f"{name}={size}" for name, size in sizes.items())
+            axes = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise UsageError(
-                f"a mesh of {words} has {math.prod(sizes.values())} ranks, and there are"
+                f"a mesh of {axes} has {math.prod(sizes.values())} ranks, and there are"
                 f" {self.world_size}: change devices=, or the options that give these sizes"
             )
         part = member = 0

@@ -79,7 +79,7 @@ def test_the_stages_of_zero_where_a_package_brings_them() -> None:
     assert held == [(8 * GIB, 8 * GIB), (8 * GIB, 2 * GIB), (2 * GIB, 2 * GIB)]
     assert [one.memory.states for one in parts] == pytest.approx([4 * GIB] * 3, rel=1e-6)
     assert [one.sent_bytes for one in parts] == [12 * GIB, 12 * GIB, 18 * GIB]
-    assert parts[0].plan.words == 'strategy="deepspeed_stage_1"'
+    assert parts[0].plan.arguments == 'strategy="deepspeed_stage_1"'
 
 
 def test_what_is_in_no_block_stays_gathered() -> None:
@@ -126,7 +126,7 @@ def test_the_largest_batch_fills_what_can_be_planned_for() -> None:
 def test_the_plainest_that_fits_is_advised_if_others_are_no_faster() -> None:
     small = facts(block_gib=0.001, activation_gib=0.01)
     choice = choose(lambda ranks: table(small, ranks), 4)
-    assert choice.row is not None and choice.row.plan.words == 'strategy="ddp"'
+    assert choice.row is not None and choice.row.plan.arguments == 'strategy="ddp"'
 
 
 def test_what_does_not_fit_is_not_advised() -> None:
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_not_advised() -> None:
     assert not find(found, "ddp").fits and not find(found, "ddp_sharded").fits
     choice = choose(lambda ranks: table(large, ranks), 8)
     assert choice.row is not None and choice.row.fits
-    assert choice.row.plan.words == 'strategy="ddp_sharded", shard_gradients=True'
+    assert choice.row.plan.arguments == 'strategy="ddp_sharded", shard_gradients=True'
 
 
 def test_too_few_gpus_are_told_how_many_it_takes() -> None:

@@ -53,7 +53,7 @@ def test_as_many_requests_for_any_number_of_ranks(world_size: int) -> None:
     stores = [CountedStore(raw, b"key") for _ in range(world_size)]
     ranks = [exchange(store, rank, world_size) for rank, store in enumerate(stores)]
     for one in ranks:
-        one.meet()
+        one.wait_for_rank0()
     for rank in range(1, world_size):
         assert ranks[rank].gather({"files": rank}) == []
     assert ranks[0].gather({"files": 0}) == [{"files": rank} for rank in range(world_size)]
@@ -61,7 +61,7 @@ def test_as_many_requests_for_any_number_of_ranks(world_size: int) -> None:
     assert found == list(range(world_size))
     held = raw.num_keys()
     for one in ranks:
-        one.meet()
+        one.wait_for_rank0()
     assert raw.num_keys() == held + 1 - (world_size - 1)  # what is read is taken back
     assert max(store.requests for store in stores) <= 12
 
@@ -137,7 +137,7 @@ def test_ranks_write_what_all_have_once(tmp_path: Path) -> None:
 
 
 def test_the_store_keeps_the_last_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "KEPT", 3)
+    monkeypatch.setattr(requests, "MAX_DECISIONS", 3)
     monkeypatch.setattr(requests, "LOOK_EVERY_S", 0.0)  # each boundary is looked at
     raw = dist.HashStore()
     ranks = [requests_of(SealedStore(raw, b"key"), rank) for rank in range(2)]

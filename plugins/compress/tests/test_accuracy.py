@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbus_compress.plugin import OWN
+from torchbus_compress.plugin import WITHOUT_STRATEGY
 from torchbus_testing.scripts import run_script
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "accuracy.py"
@@ -22,7 +22,7 @@ def test_accuracy_on_digits_within_two_points_over_three_seeds(tmp_path):
     assert result.ok()
     found = json.loads((tmp_path / "found.json").read_text())
     accuracy = {name: sum(values) / len(values) for name, values in found.items()}
-    assert set(accuracy) == set(OWN) and accuracy["allreduce"] > 0.95
+    assert set(accuracy) == set(WITHOUT_STRATEGY) and accuracy["allreduce"] > 0.95
     assert {
         name: value for name, value in accuracy.items() if value < accuracy["allreduce"] - 0.02
     } == {}

@@ -15,7 +15,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_compress.codecs import Bfloat16, Bytes
-from torchbus_compress.plugin import OWN
+from torchbus_compress.plugin import WITHOUT_STRATEGY
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,13 +29,13 @@ def trained() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", OWN)
+@pytest.mark.parametrize("algorithm", WITHOUT_STRATEGY)
 def test_it_learns_what_allreduce_learns(algorithm, trained):
     assert trained["allreduce"][0] > 0.95
     assert abs(trained[algorithm][0] - trained["allreduce"][0]) < 0.02
 
 
-@pytest.mark.parametrize("algorithm", OWN)
+@pytest.mark.parametrize("algorithm", WITHOUT_STRATEGY)
 def test_the_loss_that_ranks_tell_each_other_is_exact(algorithm, trained):
     assert trained[algorithm][1] < 1e-5
 
@@ -51,7 +51,7 @@ ONE_MODEL = SCRIPTS / "one_model.py"
 @pytest.mark.slow
 def test_after_an_epoch_all_ranks_have_one_model():
     assert fork_script(ONE_MODEL, timeout_s=115).json() == {
-        algorithm: [True] * 3 for algorithm in OWN
+        algorithm: [True] * 3 for algorithm in WITHOUT_STRATEGY
     }
 
 
@@ -111,7 +111,7 @@ def test_it_needs_a_reducer():
         (
             "fsdp",
             {},
-            OWN[1:],
+            WITHOUT_STRATEGY[1:],
             "changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp'",
         ),
         (

@@ -11,7 +11,10 @@ from torchbus_ddp.dp.rows import Rows, share_rows
 def test_every_row_is_computed_once(total, size):
     shares = [share_rows(total, size, rank) for rank in range(size)]
     own = [
-        row for rows in shares if rows.own for row in range(rows.start, rows.start + rows.computed)
+        row
+        for rows in shares
+        if rows.local
+        for row in range(rows.start, rows.start + rows.computed)
     ]
     assert own == list(range(total))
     samples = shares[0].samples

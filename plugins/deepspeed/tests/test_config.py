@@ -29,8 +29,8 @@ def test_a_dict_a_path_and_the_environment(tmp_path, monkeypatch):
 
 
 def test_names_with_offload():
-    assert Stage2Offload().config.words() == "; optimizer states in cpu memory"
-    assert "parameters in cpu memory" in Stage3Offload().config.words()
+    assert Stage2Offload().config.describe() == "; optimizer states in cpu memory"
+    assert "parameters in cpu memory" in Stage3Offload().config.describe()
 
 
 @pytest.mark.parametrize(

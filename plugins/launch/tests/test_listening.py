@@ -50,7 +50,7 @@ def test_several_hosts_use_the_address_of_the_first() -> None:
 @pytest.mark.parametrize("address", ["192.0.2.1", "no.such.host.invalid"])
 def test_an_address_that_is_not_this_hosts_is_torchs_affair(address: str) -> None:
     """A forwarded one, or a name that only others know: it listens everywhere."""
-    assert listening._listener(listening._own(address), 0) is None
+    assert listening._listener(listening._local_address(address), 0) is None
 
 
 def test_a_name_that_means_loopback_here_means_another_address_elsewhere(
@@ -63,9 +63,9 @@ def test_a_name_that_means_loopback_here_means_another_address_elsewhere(
         lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))],
     )
     assert (
-        listening._own("myhost") is None
-        and listening._own("127.0.1.1") == "127.0.1.1"
-        and listening._own("localhost") == "127.0.0.1"
+        listening._local_address("myhost") is None
+        and listening._local_address("127.0.1.1") == "127.0.1.1"
+        and listening._local_address("localhost") == "127.0.0.1"
     )
 
 
@@ -76,7 +76,7 @@ def test_of_several_addresses_none_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
         for number in ("192.0.2.1", "fd00::1")
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
-    assert listening._own("myhost") is None
+    assert listening._local_address("myhost") is None
 
 
 def test_gloo_is_told_for_the_time_only(monkeypatch: pytest.MonkeyPatch) -> None:

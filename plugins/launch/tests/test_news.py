@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchbus.world import World
 
 from torchbus_launch import hang
-from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, FAILED, LOOPS_ENDED, News
+from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, FAILED, LOOPS_ENDED, BroadcastLog
 from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.hang import Questions, report
 from torchbus_launch.place import Place
@@ -28,15 +28,15 @@ def store() -> SealedStore:
 
 
 @pytest.fixture
-def listeners(store: SealedStore) -> Iterator[list[News]]:
-    found = [News(store) for _ in range(3)]
-    for news in found:
-        news.start()
+def listeners(store: SealedStore) -> Iterator[list[BroadcastLog]]:
+    found = [BroadcastLog(store) for _ in range(3)]
+    for log in found:
+        log.start()
     yield found
-    found[0].tell(store, FAILED)
-    for news in found:
-        news.stop()
-        assert not news._thread.is_alive()
+    found[0].append(store, FAILED)
+    for log in found:
+        log.stop()
+        assert not log._thread.is_alive()
 
 
 def until(condition) -> None:
@@ -47,44 +47,44 @@ def until(condition) -> None:
 
 
 def test_all_hear_the_same_in_the_same_order_and_each_item_once(store, listeners):
-    def tell(news: News) -> None:
+    def write(log: BroadcastLog) -> None:
         for number in range(5):
-            news.tell(store, f"item {number}")
+            log.append(store, f"item {number}")
 
-    threads = [threading.Thread(target=tell, args=[news]) for news in listeners]
+    threads = [threading.Thread(target=write, args=[log]) for log in listeners]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    until(lambda: all(len(news.all("item ")) == 5 for news in listeners))
-    orders = [news.all("item ") for news in listeners]
+    until(lambda: all(len(log.all("item ")) == 5 for log in listeners))
+    orders = [log.all("item ") for log in listeners]
     assert orders[0] == orders[1] == orders[2] and sorted(orders[0]) == list("01234")
 
 
 def test_an_unsigned_item_is_not_heard_and_stops_nobody(store, listeners):
     store.raw.set("news/1", "failed")
     time.sleep(0.1)
-    assert not any(news.has(FAILED) for news in listeners)
-    listeners[1].tell(store, ALL_ENDED)
-    until(lambda: all(news.has(ALL_ENDED) for news in listeners))
+    assert not any(log.has(FAILED) for log in listeners)
+    listeners[1].append(store, ALL_ENDED)
+    until(lambda: all(log.has(ALL_ENDED) for log in listeners))
 
 
 def test_a_store_that_has_gone_is_noticed():
     store = SealedStore(
         dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), b"key"
     )
-    news = News(store)
-    news.start()
+    log = BroadcastLog(store)
+    log.start()
     store.close()
-    until(lambda: news.lost)
-    news.stop()
+    until(lambda: log.lost)
+    log.stop()
 
 
 def test_news_that_never_ends_by_itself_is_stopped(store):
-    news = News(store)
-    news.start()
-    news.stop()
-    assert not news._thread.is_alive() and store.check([]) in (True, False)
+    log = BroadcastLog(store)
+    log.start()
+    log.stop()
+    assert not log._thread.is_alive() and store.check([]) in (True, False)
 
 
 counts = st.builds(Ended, st.integers(0, 2), st.integers(0, 3), st.none() | st.integers(0, 3))
@@ -100,11 +100,11 @@ def test_no_end_is_left_out_that_a_rank_waits_for(told, other, number, begun):
 
 def test_ranks_that_did_the_same_tell_it_once(store, listeners):
     Ending(World(0, 4), store, listeners[0]).say_loop_ended(Ended(0, 4, 9))
-    until(lambda: all(news.all(ENDED) for news in listeners))
+    until(lambda: all(log.all(ENDED) for log in listeners))
     for rank in (1, 2):
         Ending(World(rank, 4), store, listeners[rank]).say_loop_ended(Ended(rank, 4, 9))
     Ending(World(3, 4), store, listeners[1]).say_loop_ended(Ended(3, 3, 9))
-    until(lambda: all(len(news.all(ENDED)) == 2 and news.has(LOOPS_ENDED) for news in listeners))
+    until(lambda: all(len(log.all(ENDED)) == 2 and log.has(LOOPS_ENDED) for log in listeners))
 
 
 def place(rank: int, waits_in: str = "backward 41") -> Place:
@@ -115,8 +115,8 @@ def asked(store, listeners, monkeypatch, places):
     """What rank 0 is told, with three ranks of a world that is said to be larger."""
     monkeypatch.setattr(hang, "ANSWERS_WITHIN_S", 1.0)
     ranks = [
-        Questions(store, news, rank, 5000, lambda rank=rank: places[rank], lambda: None)
-        for rank, news in enumerate(listeners)
+        Questions(store, log, rank, 5000, lambda rank=rank: places[rank], lambda: None)
+        for rank, log in enumerate(listeners)
     ]
     over = threading.Event()
 
@@ -153,8 +153,8 @@ def test_of_ranks_that_are_elsewhere_only_the_first_are_written_down(store, list
 
 def test_one_question_at_a_time(store, listeners):
     ranks = [
-        Questions(store, news, rank, 2, lambda rank=rank: place(rank), lambda: None)
-        for rank, news in enumerate(listeners[:2])
+        Questions(store, log, rank, 2, lambda rank=rank: place(rank), lambda: None)
+        for rank, log in enumerate(listeners[:2])
     ]
     store.set("asker/1", "1")
     assert ranks[0].ask() is None

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torchbus.world import World
 
 from torchbus_launch import secret
-from torchbus_launch.broadcast_log import ALL_ENDED, News
+from torchbus_launch.broadcast_log import ALL_ENDED, BroadcastLog
 from torchbus_launch.ending import Ended, Ending
-from torchbus_launch.freeze import Neighbours
+from torchbus_launch.freeze import LocalProcesses
 from torchbus_launch.relaunch import wait_until_joined
 from torchbus_launch.store import SealedStore, StoreBarrier
 from torchbus_testing.counted_store import CountedStore
@@ -50,18 +50,18 @@ def test_others_than_the_ranks_complete_nothing() -> None:
 def requests_at_the_end(rank: int, world_size: int) -> int:
     raw = served()
     others = SealedStore(raw, b"key")
-    store, news = CountedStore(raw, b"key"), News(others)
-    news.start()
-    ending = Ending(World(rank, world_size), store, news)
+    store, log = CountedStore(raw, b"key"), BroadcastLog(others)
+    log.start()
+    ending = Ending(World(rank, world_size), store, log)
     for word in ("loop ended", "ended", "left"):
         others_say(others, word, rank, world_size)
     ending.say_loop_ended(Ended(rank, 9, 9))
     ending.say()
-    news._thread.join(30)
-    assert ending.is_complete and news.has(ALL_ENDED)
+    log._thread.join(30)
+    assert ending.is_complete and log.has(ALL_ENDED)
     ending.leave()
     ending.wait_for_all(1.0)
-    news.stop()
+    log.stop()
     return store.requests
 
 
@@ -73,8 +73,8 @@ def requests_at_the_start(rank: int, world_size: int) -> int:
         others.set("torchbus key/0", "")
     others_say(others, "has the key", rank, world_size)
     secret.compare(store, rank, range(world_size))
-    neighbours = Neighbours(store, rank, min(world_size, 8))
-    neighbours.meet()
+    processes = LocalProcesses(store, rank, min(world_size, 8))
+    processes.discover()
     return store.requests
 
 
@@ -94,19 +94,19 @@ COUNTS = [requests_at_the_start, requests_of_a_launched_rank, requests_at_the_en
 def test_as_many_requests_in_any_world(count) -> None:
     for place in (0, -1):
         found = [count(place % size, size) for size in SIZES]
-        assert max(found) < 24 and max(found) - min(found) <= 4  # two items of news heard late
+        assert max(found) < 24 and max(found) - min(found) <= 4  # two entries read late
 
 
 def test_ranks_of_a_host_find_each_other_in_its_list() -> None:
     raw = dist.HashStore()
     store = SealedStore(raw, b"key")
     raw.set("processes/another host/0", "[5]")
-    first, second, third = (Neighbours(store, rank, 3) for rank in (7, 4, 9))
+    first, second, third = (LocalProcesses(store, rank, 3) for rank in (7, 4, 9))
     for one in (first, second, third):
-        one.meet()
-        one.meet()
+        one.discover()
+        one.discover()
     assert sorted(first.found) == [4, 9] and sorted(second.found) == [7, 9]
-    assert sorted(third.found) == [4, 7] and first.gone() == []
+    assert sorted(third.found) == [4, 7] and first.ended() == []
 
 
 def test_many_values_are_one_request() -> None:

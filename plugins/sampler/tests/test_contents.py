@@ -200,7 +200,9 @@ def test_one_forked_script_of_cases() -> None:
         ranks, explained, warned = found[name]
         assert [len(seen) for seen, _ in ranks] == [12, 12]
         assert ranks[1][0] == [float(i) for i in range(1, 24, 2)]
-        words_of_rank = "TensorDataset holds other samples on each rank, and the script asks for its rank"
+        words_of_rank = (
+            "TensorDataset holds other samples on each rank, and the script asks for its rank"
+        )
         assert words_of_rank in explained
         assert any("pass replace_sampler=False; if not" in text for text in warned)
         assert ranks[1][1] == 0

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchbus_sampler.orders.shared import BLOCK, checksum_of, own
+from torchbus_sampler.orders.shared import BLOCK, checksum_of, local_array
 
 
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])
 def test_blocks(length: int) -> None:
     """A block's checksum is of everything up to its end, and of nothing behind it."""
     order = torch.randperm(length)
-    base = own(length, lambda out: out.copy_(order))
+    base = local_array(length, lambda out: out.copy_(order))
     assert base.indices(0, length) == order.tolist()
     for place in {0, 1, BLOCK - 2, BLOCK - 1, BLOCK, length - 1} & set(range(length)):
         other = order.clone()
         other[place] += 1
-        changed = own(length, lambda out, other=other: out.copy_(other))
+        changed = local_array(length, lambda out, other=other: out.copy_(other))
         for stop in {1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, length} & set(range(1, length + 1)):
             same = base.checksum(stop) == changed.checksum(stop)
             assert same == (place >= -(-stop // BLOCK) * BLOCK)

@@ -240,5 +240,5 @@ def test_portions_are_what_is_shared_out(
     first = one_each(batches, ranks) or shares
     assert [
         list(range(count))[start : start + length]
-        for start, length in (portions.own(rank, count) for rank in range(ranks))
+        for start, length in (portions.one_batch_each(rank, count) for rank in range(ranks))
     ] == first

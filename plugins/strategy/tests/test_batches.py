@@ -87,7 +87,7 @@ WRAPPERS: dict[str, Wrap] = {
 
 
 def numbers_fed(s: Session) -> list[int]:
-    return [taken.number for taken in s._context.batches.feeding]
+    return [batch.number for batch in s._context.batches.current]
 
 
 @pytest.fixture
@@ -152,9 +152,9 @@ def test_a_batch_that_is_looked_at_feeds_nothing(s: Session) -> None:
         next(iter(look)).sum()
         (weight * x).sum().backward()
         assert [
-            taken.origin.loader()
-            for taken in s._context.batches.feeding
-            if taken.origin.loader is not None
+            batch.origin.loader()
+            for batch in s._context.batches.current
+            if batch.origin.loader is not None
         ] == [train]
         next(iter(look)).sum()
         (weight * 2).sum().backward()
@@ -169,7 +169,7 @@ def test_zipped_loaders_feed_together(s: Session, convert: Callable[[Tensor], Te
     ):
         u = convert(u)
         ((weight * x).sum() + (weight * u).mean()).backward()
-        assert sorted(taken.rows for taken in s._context.batches.feeding) == (
+        assert sorted(batch.rows for batch in s._context.batches.current) == (
             [1, len(u)] if convert is not Tensor.double or step else [1]
         )
 
@@ -210,8 +210,8 @@ def test_a_data_set_that_gives_the_same_tensors_again_costs_nothing_more(s: Sess
     for _ in range(50):
         for x in DataLoader(kept, batch_size=None):  # type: ignore[arg-type]
             (weight * x).sum().backward()
-            assert [taken.rows for taken in s._context.batches.feeding] == [len(x)]
-    assert len(s._context.batches._kept.used) <= 2
+            assert [batch.rows for batch in s._context.batches.current] == [len(x)]
+    assert len(s._context.batches._history.used) <= 2
 
 
 def test_evaluation_is_not_kept(s: Session) -> None:

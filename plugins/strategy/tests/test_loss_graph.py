@@ -147,7 +147,7 @@ def told(counts: list[Any]) -> list[float]:
     """The means over ranks of what they tell."""
     return [
         sum(float(number) for number in numbers) / len(counts)
-        for numbers in zip(*[count.told() for count in counts], strict=True)
+        for numbers in zip(*[count.to_metadata() for count in counts], strict=True)
     ]
 
 
@@ -160,7 +160,7 @@ def test_two_ranks_agree_on_what_to_divide_by() -> None:
             ranks[1].of(F.cross_entropy(X, Y.clamp(min=0))),
         ]
         assert [count.counted for count in counts] == [True, False]
-        scales = [rank.settle(told(counts)) for rank in ranks]
+        scales = [rank.resolve(told(counts)) for rank in ranks]
         assert scales[0] == scales[1]
         weights = [float(count.weight) * scales[0].gradient for count in counts]  # type: ignore[union-attr]
         assert weights == pytest.approx([2 * 3 / 7, 2 * 4 / 7])
@@ -171,7 +171,7 @@ def test_nothing_is_divided_where_all_count_alike() -> None:
         s._context.share = Share(1.0, 0, (), 4)
         losses = LossWeights(s._context)
         count = losses.of(X.mean())
-        assert (count.weight, count.counted, losses.settle(told([count]))) == (1.0, False, None)
+        assert (count.weight, count.counted, losses.resolve(told([count]))) == (1.0, False, None)
 
 
 def test_a_loss_that_nobody_counts_is_refused_under_tokens() -> None:
@@ -185,7 +185,7 @@ def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
         losses = LossWeights(s._context)
 
         def step() -> None:
-            losses.settle(told([losses.of(X.sum() / 1000)] * 2))
+            losses.resolve(told([losses.of(X.sum() / 1000)] * 2))
 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -209,9 +209,9 @@ def test_terms_of_unlike_counts_are_said() -> None:
         with pytest.warns(
             UserWarning, match="the terms of the loss have begun to be means over unlike counts"
         ):
-            losses.settle(told(counts))
+            losses.resolve(told(counts))
         with pytest.warns(UserWarning, match="the terms of the loss are means over unlike counts"):
-            losses.settle(told(counts), windows=True)
+            losses.resolve(told(counts), windows=True)
 
 
 def test_slots() -> None:

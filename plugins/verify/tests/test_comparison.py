@@ -9,7 +9,7 @@ import torch
 
 from torchbus_strategy.checks import rounding
 from torchbus_verify.compare import printed, samples
-from torchbus_verify.compare.difference import apart
+from torchbus_verify.compare.difference import distance
 from torchbus_verify.record.writing import Record, Writer
 
 
@@ -37,9 +37,9 @@ def test_the_bound_is_tight_enough_for_a_lost_sample():
 
 def test_nan_and_infinity_are_the_same_as_themselves():
     odd = torch.tensor([float("nan"), float("inf"), 1.0])
-    assert apart(odd, odd.clone()) == 0.0
-    assert apart(odd, torch.tensor([0.0, float("inf"), 1.0])) == float("inf")
-    assert apart(torch.zeros(2), torch.zeros(2)) == 0.0 and apart(
+    assert distance(odd, odd.clone()) == 0.0
+    assert distance(odd, torch.tensor([0.0, float("inf"), 1.0])) == float("inf")
+    assert distance(torch.zeros(2), torch.zeros(2)) == 0.0 and distance(
         torch.tensor([1.0]), torch.tensor([1.5])
     ) == pytest.approx(1 / 3)
 

@@ -100,7 +100,7 @@ class Commits:
         self._open, self._averaged, self._decided, self._healed = True, False, False, False
         self._steps_now = True
         self._stepped.clear()
-        self._replicas.meet()
+        self._replicas.sync()
         if self._session.world.data != before or self._healed:
             self._passes.take_back()
         self._backwards = self._job.backwards

@@ -87,7 +87,7 @@ class Given:
         if algorithm != "allreduce":
             raise UsageError(TWO_WAYS.format(algorithm))
 
-    def settled(self) -> Options:
+    def resolved(self) -> Options:
         """With what the environment says. Raises UsageError without a lighthouse."""
         url = lighthouse.address(self.lighthouse)
         return Options(

@@ -50,7 +50,7 @@ class Resumed:
         """The first one after the checkpoint: in the pass that it was written in, or the next."""
         if self._begun is None:
             return
-        in_that_pass = iterator.taken > 0
+        in_that_pass = iterator.num_yielded > 0
         number = self._begun if in_that_pass else max(self._passes.begun, self._begun + 1)
         self._passes.go_on(number, self._places if in_that_pass else {})
         self._begun = None
@@ -63,7 +63,7 @@ class Passes:
     """Counts the passes of the loop, evaluation included: the same number on all replicas.
 
     A newcomer leaves out the passes that are over. Until it has reached the others it is
-    ``behind``: the loop gets no batch, schedulers do not step, and nothing is logged.
+    ``is_catching_up``: the loop gets no batch, schedulers do not step, and nothing is logged.
     """
 
     hears_trials = False
@@ -77,7 +77,7 @@ class Passes:
         self._wanted: Places = {}
 
     @property
-    def behind(self) -> bool:
+    def is_catching_up(self) -> bool:
         """Whether the loop has not reached the pass that the others are in."""
         return bool(self._wanted)
 
@@ -102,11 +102,11 @@ class Passes:
 
     @hookimpl
     def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
-        return True if self.behind else None
+        return True if self.is_catching_up else None
 
     @hookimpl(optionalhook=True)
     def skip_logging(self) -> bool | None:
-        return True if self.behind else None
+        return True if self.is_catching_up else None
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:

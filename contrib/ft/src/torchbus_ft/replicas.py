@@ -113,7 +113,7 @@ class Replicas:
 
     # The quorum ----------------------------------------------------------------------------------
 
-    def meet(self) -> None:
+    def sync(self) -> None:
         """Agree on who takes part in the next step. A newcomer gets the state of the others.
 
         Raises RankFailed if too few replicas come in time, or the lighthouse does not answer.

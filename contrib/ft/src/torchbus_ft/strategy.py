@@ -93,7 +93,7 @@ class FT(Strategy):
 
     @hookimpl(tryfirst=True)
     def launch(self, session: Context) -> World:
-        self._settled = self._given.settled()
+        self._resolved = self._given.resolved()
         self._given.check(session)
         session.start_ranks(self.form, alone=True)
         session.arrange_ranks(dp=session.world_size)
@@ -121,9 +121,9 @@ class FT(Strategy):
     def start(self, session: Context) -> None:
         """Find the other replicas. All ranks of this one call it."""
         session.steps.follow()
-        passes = Passes(session, self._settled.name)
-        live = Live(session, self._settled.name, passes)
-        self._replicas = replicas = Replicas(session, self._settled, live.state, live.load)
+        passes = Passes(session, self._resolved.name)
+        live = Live(session, self._resolved.name, passes)
+        self._replicas = replicas = Replicas(session, self._resolved, live.state, live.load)
         self._commits = commits = Commits(session, replicas, passes, live)
         for part in (passes, live, commits, Resumed(replicas, passes)):
             session.bus.register(part, f"ft.{type(part).__name__.lower()}")
@@ -162,6 +162,6 @@ class FT(Strategy):
         replicas, commits = self._replicas, self._commits
         if replicas is None or commits is None:
             return {}
-        now = f"replica {self._settled.name!r} of now {replicas.count}"
+        now = f"replica {self._resolved.name!r} of now {replicas.count}"
         steps = f"{replicas.steps} steps, {commits.dropped} dropped"
         return {"strategy": [f"ft over {self.backend}: {now}; {steps}; {self.how()}"]}

@@ -90,8 +90,8 @@ def _variables(session: Context, server: list[object]) -> dict[str, str]:
     }
     if INTERFACE in os.environ:
         found["GLOO_IFACE"] = os.environ[INTERFACE]
-    words = {f"HOROVOD_{name}": str(value) for name, value in found.items()}
-    return words | {name: os.environ[name] for name in CHOSEN if name in os.environ}
+    variables = {f"HOROVOD_{name}": str(value) for name, value in found.items()}
+    return variables | {name: os.environ[name] for name in CHOSEN if name in os.environ}
 
 
 def _seen_address(session: Context) -> str:

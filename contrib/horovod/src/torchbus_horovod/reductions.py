@@ -43,7 +43,7 @@ class WhileBackward(reduction.AfterBackward):
         self._task = OUTSIDE
         self._missing = 0
         self._loss: Tensor | None = None
-        self._told: Tensor | None = None
+        self._sent_header: Tensor | None = None
         self._nodes = [gradient_node(parameter) for parameter in self.parameters]
         self._hooks = [
             node.register_hook(functools.partial(self._made, number, parameter))
@@ -69,16 +69,20 @@ class WhileBackward(reduction.AfterBackward):
         error: BaseException | None = None,
     ) -> None:
         """See ``Reduction``."""
-        self._loss, self._told, self._missing = loss, None, len(self.parameters)
+        self._loss, self._sent_header, self._missing = loss, None, len(self.parameters)
         try:
             super().backward(engine, roots, slots, loss, local, error)
         finally:
             self._task, self._loss = OUTSIDE, None
             error = None  # its traceback leads here
 
-    def tell(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
+    def complete_header(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
         """See ``AfterBackward``."""
-        return super().tell(loss, present) if self._told is None else self._told
+        return (
+            super().complete_header(loss, present)
+            if self._sent_header is None
+            else self._sent_header
+        )
 
     def _begun(self, _: Tensor) -> None:
         """Runs first in the graph: the header's gradient is ready from the start."""
@@ -97,8 +101,8 @@ class WhileBackward(reduction.AfterBackward):
         self._averaging.begin(number, gradient)
         self._missing -= 1
         if not self._missing:
-            self._told = self.tell(self._loss, [True] * len(self.parameters))
-            self._averaging.begin(HEADER, self._told)
+            self._sent_header = self.complete_header(self._loss, [True] * len(self.parameters))
+            self._averaging.begin(HEADER, self._sent_header)
 
 
 class Sets:

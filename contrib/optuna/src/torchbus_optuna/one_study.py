@@ -60,10 +60,10 @@ class OneStudy:
     def _follow_those_alive(self) -> None:
         """Follow rank 0's studies and trials that were begun before the block."""
         studies = sorted(objects.alive(Study), key=lambda study: study.study_name)
-        reported = self._session.all_gather_object(
-            [tell(study) for study in studies] if self._session.is_main else None
+        summaries = self._session.all_gather_object(
+            [summarise_study(study) for study in studies] if self._session.is_main else None
         )[0]
-        by_name = {one.name: one for one in reported}
+        by_name = {one.name: one for one in summaries}
         for study in studies:
             self._known.add(study)
             if not self._session.is_main and study.study_name in by_name:
@@ -76,12 +76,12 @@ class OneStudy:
         def make(*args: object, **options: object) -> Study:
             made: list[Study] = []
 
-            def on_rank0() -> Told:
+            def on_rank0() -> StudySummary:
                 made.append(original(*args, **options))
-                return tell(made[0])
+                return summarise_study(made[0])
 
-            reported = of_rank0(self._session, on_rank0)
-            study = made[0] if made else replica_make(reported, options)
+            summary = of_rank0(self._session, on_rank0)
+            study = made[0] if made else replica_make(summary, options)
             self._known.add(study)
             return study
 
@@ -90,9 +90,9 @@ class OneStudy:
     def _ask(self, original: Callable[..., Trial]) -> Callable[..., Trial]:
         def ask(study: Study, *args: object, **options: object) -> Trial:
             if study not in self._known and not isinstance(study._storage, InMemoryStorage):
-                reported = of_rank0(self._session, partial(tell, study))
+                summary = of_rank0(self._session, partial(summarise_study, study))
                 if not self._session.is_main:
-                    follow(study, reported)
+                    follow(study, summary)
             self._known.add(study)
             return original(study, *args, **options)
 
@@ -171,17 +171,17 @@ class OneStudy:
                 value = func(trial)
             except Exception as raised:
                 error = raised
-            reported = self._session.all_gather_object(
+            outcomes = self._session.all_gather_object(
                 (value, type(error).__name__ if error else "", str(error))
             )
             if error is not None:
                 raise error
-            failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(reported) if kind]
+            failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(outcomes) if kind]
             if failed and failed[0][1] == TrialPruned.__name__:
                 raise TrialPruned(failed[0][2])
             if failed:
                 raise RanksDiverged("the objective failed on rank {}: {}: {}".format(*failed[0]))
-            agreed: float | Sequence[float] = reported[0][0]
+            agreed: float | Sequence[float] = outcomes[0][0]
             return agreed
 
         return objective
@@ -199,13 +199,13 @@ def of_rank0(session: Context, ask: Callable[[], T]) -> T:
             value = ask()
         except Exception as raised:
             error = raised
-    value, reported = session.all_gather_object((value, error))[0]
-    if error is not None or reported is not None:
-        raise error or reported
+    value, failure = session.all_gather_object((value, error))[0]
+    if error is not None or failure is not None:
+        raise error or failure
     return cast(T, value)
 
 
-class Told(NamedTuple):
+class StudySummary(NamedTuple):
     """What rank 0 tells about a study."""
 
     name: str
@@ -213,22 +213,22 @@ class Told(NamedTuple):
     trials: list[FrozenTrial]
 
 
-def tell(study: Study) -> Told:
+def summarise_study(study: Study) -> StudySummary:
     """Describe a study for other ranks."""
-    return Told(study.study_name, study.directions, study.get_trials(deepcopy=False))
+    return StudySummary(study.study_name, study.directions, study.get_trials(deepcopy=False))
 
 
-def replica_make(reported: Told, options: Mapping[str, Any]) -> Study:
+def replica_make(summary: StudySummary, options: Mapping[str, Any]) -> Study:
     """A copy of rank 0's study, with this rank's sampler and pruner."""
-    retained = {name: options[name] for name in ("sampler", "pruner") if name in options}
-    return Study(reported.name, _storage_of(reported), **retained)
+    given = {name: options[name] for name in ("sampler", "pruner") if name in options}
+    return Study(summary.name, _storage_of(summary), **given)
 
 
-def follow(study: Study, reported: Told) -> None:
+def follow(study: Study, summary: StudySummary) -> None:
     """Make a study a copy of rank 0's."""
-    study._storage = _storage_of(reported)
-    study._study_id = study._storage.get_study_id_from_name(reported.name)
-    study.study_name = reported.name
+    study._storage = _storage_of(summary)
+    study._study_id = study._storage.get_study_id_from_name(summary.name)
+    study.study_name = summary.name
     study._thread_local.cached_all_trials = None
 
 
@@ -243,9 +243,9 @@ def follow_trial(trial: Trial) -> None:
         trial.storage = storage
 
 
-def _storage_of(reported: Told) -> InMemoryStorage:
+def _storage_of(summary: StudySummary) -> InMemoryStorage:
     storage = InMemoryStorage()
-    study = storage.create_new_study(reported.directions, reported.name)
-    for trial in reported.trials:
+    study = storage.create_new_study(summary.directions, summary.name)
+    for trial in summary.trials:
         storage.create_new_trial(study, trial)
     return storage

@@ -24,7 +24,7 @@ from torchbus.compat.python import current_frame
 from torchbus.plugin import UsageError
 
 TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
-OWN = os.path.dirname(os.path.realpath(__file__)) + os.sep
+HERE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 
 
 class Wait(NamedTuple):
@@ -58,9 +58,9 @@ def host_waits() -> Iterator[list[Wait]]:
 def _here(what: str) -> Wait:
     frame = current_frame(2)
     found = frame
-    while found.f_back is not None and found.f_code.co_filename.startswith((TORCH, OWN)):
+    while found.f_back is not None and found.f_code.co_filename.startswith((TORCH, HERE)):
         found = found.f_back
-    outside = not found.f_code.co_filename.startswith((TORCH, OWN))
+    outside = not found.f_code.co_filename.startswith((TORCH, HERE))
     place = found if outside else frame
     return Wait(what, place.f_code.co_filename, place.f_lineno, threading.current_thread().name)
 

@@ -84,7 +84,7 @@ class TPU(Strategy):
     @hookimpl
     def session_start(self, session: Context) -> None:
         if session.world_size > 1:
-            session.on_close.enter_context(told(session.world))
+            session.on_close.enter_context(rank_environment(session.world))
             mine = torch.accelerator.current_device_index()  # a process has one, and keeps it
             session.change_world(device=torch.device("tpu", mine))
         super().session_start(session)
@@ -129,7 +129,7 @@ def prepared(set_launch_env: Callable[..., None], ranks: int | None) -> Iterator
         yield
 
 
-def told(world: World) -> AbstractContextManager[None]:
+def rank_environment(world: World) -> AbstractContextManager[None]:
     """Inside, torch_tpu reads this rank's place, in torchrun's words."""
     return environment_variables(
         {"RANK": world.rank, "WORLD_SIZE": world.world_size, "LOCAL_RANK": world.local_rank}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchbus.plugin import Context, expect
 
-from torchbus_log.trackers.tracker import Nothing
+from torchbus_log.trackers.tracker import NullObject
 from torchbus_log.trackers.values import Image
 from torchbus_trackers.flat import flat
 from torchbus_trackers.one_run import RunOfProject
@@ -52,7 +52,7 @@ class MLflowLogger(RunOfProject):
         expect("tracking_uri", tracking_uri, (str, type(None)), "a text")
         self._uri = tracking_uri
         self._parameters: dict[str, str] = {}
-        self.client: Any = Nothing()
+        self.client: Any = NullObject()
 
     def needs_network(self) -> bool:
         from mlflow import get_tracking_uri

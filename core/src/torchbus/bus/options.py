@@ -45,11 +45,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def expect(name: str, value: object, types: type | tuple[type, ...], words: str) -> None:
+def expect(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
     """Raise UsageError unless an option has one of these types. A bool does not count as an int."""
     wanted = types if isinstance(types, tuple) else (types,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise UsageError(f"{name}={value!r} is a {type(value).__name__}: it must be {words}")
+        raise UsageError(f"{name}={value!r} is a {type(value).__name__}: it must be {expected}")
 
 
 def check(given: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ class Bus:
     def __init__(self, declared: ModuleType, reserved: Collection[str] = ()) -> None:
         """``declared``: the core's events. ``reserved``: names that are no verbs of plugins."""
         self._declared = declared
-        self._taken = reserved
+        self._reserved = reserved
         self._hot = set(self._declared.HOT)
         self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)
@@ -80,15 +80,15 @@ class Bus:
 
     def _take(self, plugin: object, name: str) -> None:
         """Raises what the plugin raises when its attributes are read."""
-        self._refuse_consumed_verb(plugin, name)
+        self._refuse_reserved_verb(plugin, name)
         self._refuse_conflict(plugin, name)
         if (specs := getattr(plugin, "declares_events", None)) is not None:
             self.add_events(specs)
         self._manager.register(plugin, name)
 
-    def _refuse_consumed_verb(self, plugin: object, name: str) -> None:
+    def _refuse_reserved_verb(self, plugin: object, name: str) -> None:
         for verb in getattr(plugin, "verbs", ()):
-            if verb in self._taken:
+            if verb in self._reserved:
                 raise UsageError(
                     f"plugin {name} brings s.{verb}, which the session has itself: give it another"
                     " name"
@@ -163,7 +163,7 @@ class Bus:
             self._muted.give_back()
             self._report_of_change()
 
-    def heard(self, event: str) -> bool:
+    def has_listeners(self, event: str) -> bool:
         """Whether somebody listens to the event."""
         caller = getattr(self.hook, event, None)
         return caller is not None and bool(caller.get_hookimpls())
@@ -343,8 +343,8 @@ class Muted:
     def there(self) -> list[Named]:
         """All plugins in the order of registration, those that hear nothing too."""
         found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
-        retained = [pair for pair in self._before if pair in found or pair[1] in self._silent]
-        return [*retained, *(pair for pair in found if pair not in self._before)]
+        unchanged = [pair for pair in self._before if pair in found or pair[1] in self._silent]
+        return [*unchanged, *(pair for pair in found if pair not in self._before)]
 
     def take(self, plugins: list[object]) -> None:
         """Let these hear nothing."""

@@ -42,7 +42,7 @@ class Verbs:
 
     def __init__(self, session: Host) -> None:
         self._session = session
-        self._kept: set[str] = set()
+        self._cached: set[str] = set()
 
     def find(self, name: str) -> object:
         """Return a plugin's method or property.
@@ -69,9 +69,9 @@ class Verbs:
 
     def forget(self) -> None:
         """Look for each verb anew: plugins have changed, or the session is over."""
-        for name in self._kept:
+        for name in self._cached:
             vars(self._session.user).pop(name, None)
-        self._kept.clear()
+        self._cached.clear()
 
     def _find(self, name: str) -> object:
         owner = self._owner(name)
@@ -97,7 +97,7 @@ class Verbs:
         found = getattr(owner, name)
         if isinstance(found, MethodType):
             vars(self._session.user)[name] = found
-            self._kept.add(name)
+            self._cached.add(name)
         return found
 
     def _owner(self, name: str) -> object:

@@ -16,7 +16,7 @@ from torchbus.patches.modules import every_forward, first_forward, train_mode
 from torchbus.patches.optimizers import optimizer_parameters, optimizer_steps, plateau_step
 from torchbus.patches.other_calls import clipping, torch_save
 from torchbus.patches.skipping import clearing_gradients, scheduler_steps, step_methods
-from torchbus.patching import Ears, Patch, replace, undisturbed
+from torchbus.patching import EventEmitter, Patch, replace, undisturbed
 
 ALL: tuple[Patch, ...] = (
     backward_calls,
@@ -47,12 +47,14 @@ class Seams:
     @undisturbed()
     def refresh(self) -> None:
         """Install exactly the seams that some plugin listens to now."""
-        received = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.events)]
-        self._remove([seam for seam, _ in self._installed if seam not in received])
+        wanted = [
+            seam for seam in ALL if any(self._bus.has_listeners(event) for event in seam.events)
+        ]
+        self._remove([seam for seam, _ in self._installed if seam not in wanted])
         there = {seam.place for seam, _ in self._installed} | self._retired
-        for seam in received:
+        for seam in wanted:
             if seam.place not in there:
-                self._installed.append((seam, seam.install(Ears(self._bus))))
+                self._installed.append((seam, seam.install(EventEmitter(self._bus))))
 
     @undisturbed()
     def retire(self, event: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchbus.compat.torch_names import current_graph_task_id, version
-from torchbus.patching import Ears, emits
+from torchbus.patching import EventEmitter, emits
 from torchbus.tree import as_list
 
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
@@ -116,9 +116,9 @@ def _times(
         return factor.clone() if same else torch.ones_like(tensor) * factor
     if tensor.dim():
         return torch.full_like(tensor, factor)
-    retained = _scalar(factor, tensor.dtype, tensor.device)
+    scalar = _scalar(factor, tensor.dtype, tensor.device)
     # a hook may have changed it in place
-    return retained if version(retained) == 0 else torch.full_like(tensor, factor)
+    return scalar if version(scalar) == 0 else torch.full_like(tensor, factor)
 
 
 @functools.lru_cache(maxsize=16)
@@ -129,8 +129,8 @@ def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 
 @emits("torch.autograd.backward", *EVENTS)
-def backward_calls(emitter: Ears) -> Callable[[], None]:
-    return emitter.replace(torch.autograd, "backward", Outermost(emitter).heard)
+def backward_calls(emitter: EventEmitter) -> Callable[[], None]:
+    return emitter.replace(torch.autograd, "backward", Outermost(emitter).wrap)
 
 
 class Outermost:
@@ -140,12 +140,12 @@ class Outermost:
     ``backward`` of its own.
     """
 
-    def __init__(self, emitter: Ears) -> None:
+    def __init__(self, emitter: EventEmitter) -> None:
         self._before, self._engines, self._failed, self._after = map(emitter.listeners, EVENTS)
         self._handed_over: set[int] = set()
         """Threads in which a plugin runs the backward."""
 
-    def heard(self, original: Callable[..., None]) -> Callable[..., None]:
+    def wrap(self, original: Callable[..., None]) -> Callable[..., None]:
         in_graph, handed_over = current_graph_task_id, self._handed_over
 
         def backward(

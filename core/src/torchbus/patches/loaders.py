@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
-from torchbus.patching import Ears, emits
+from torchbus.patching import EventEmitter, emits
 from torchbus.world import ElasticOrder, Share
 
 
@@ -25,8 +25,8 @@ class Origin:
     ``length``: its number of batches, if known. ``evaluates``: why it counts as evaluation, or "".
     ``trains``: gradients were on when it began. ``alike``: every rank gets the same batches.
     ``ragged``: the ranks' shares will weigh differently in some steps. ``share``: that of the batch
-    on its way. ``fed``: a batch of it has fed a backward. ``ahead``: its batches are taken before
-    earlier ones are used. ``threaded``: another thread takes them. ``kept``: a list, or
+    on its way. ``used``: a batch of it has fed a backward. ``ahead``: its batches are taken before
+    earlier ones are used. ``threaded``: another thread takes them. ``reused``: a list, or
     itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
     """
 
@@ -36,16 +36,16 @@ class Origin:
         "alike",
         "ended",
         "evaluates",
-        "fed",
         "iterator",
-        "kept",
         "length",
         "loader",
         "name",
         "ragged",
+        "reused",
         "share",
         "threaded",
         "trains",
+        "used",
     )
 
     def __init__(self, name: str = "batches that the script makes") -> None:
@@ -56,7 +56,7 @@ class Origin:
         self.share: Share | None = None
         self.evaluates = ""
         self.trains = torch.is_grad_enabled()
-        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.kept = (
+        self.alike = self.ragged = self.used = self.ahead = self.threaded = self.reused = (
             self.ended
         ) = False
 
@@ -75,10 +75,10 @@ class Origin:
 
 
 class Counting(Protocol):
-    """The iterator of a pass. ``taken``: so many batches came from it."""
+    """The iterator of a pass. ``num_yielded``: so many batches came from it."""
 
     origin: Origin
-    taken: int
+    num_yielded: int
 
     def find_last(self) -> None: ...
 
@@ -133,40 +133,44 @@ Make = Callable[[Callable[..., Iterator[object]]], Callable[..., Iterator[object
 Kind = type[DataLoader[object]]
 
 
-class Heard:
-    """Remembers which passes a seam has heard."""
+class SeenPasses:
+    """Remembers the passes that the patch has seen."""
 
     def __init__(self) -> None:
         self.passes = 0
         self._loaders: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
 
     def note(self, loader: DataLoader[object]) -> None:
-        """The seam has heard a pass over this loader."""
+        """A pass over this loader begins."""
         self.passes += 1
         self._loaders.add(loader)
 
     def since(self, passes: int, loader: DataLoader[object]) -> bool:
-        """Whether the seam ever heard this loader, or another one since then.
+        """Whether it has seen this loader, or another one since then.
 
         The loader may have made its iterator long ago, or be made of other loaders.
         """
         return self.passes > passes or loader in self._loaders
 
 
-def replace_custom_iter(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
-    """Hear these subclasses. Return the function that undoes it."""
+def replace_custom_iter(
+    emitter: EventEmitter, make_iter: Make, seen: SeenPasses
+) -> Callable[[], None]:
+    """Patch these subclasses. Return the function that undoes it."""
     undos: list[Callable[[], None]] = []
 
-    def hear(kind: type[DataLoader[object]]) -> None:
+    def patch(kind: type[DataLoader[object]]) -> None:
         if "__iter__" in vars(kind):
             make = (
-                make_iter if _is_like_torchs(vars(kind)["__iter__"]) else _make_watched(ears, heard)
+                make_iter
+                if _is_like_torchs(vars(kind)["__iter__"])
+                else _make_watched(emitter, seen)
             )
-            undos.append(ears.replace(kind, "__iter__", make))
+            undos.append(emitter.replace(kind, "__iter__", make))
 
     for kind in _subclasses(DataLoader):
-        hear(kind)
-    undos.append(_hear_later_ones(hear))
+        patch(kind)
+    undos.append(_patch_later_ones(patch))
 
     def undo() -> None:
         while undos:
@@ -185,22 +189,22 @@ class Stateful(Protocol):
 def recreate_iterator(loader: DataLoader[object]) -> None:
     """Let a StatefulDataLoader make its iterator again, from the same state.
 
-    If it was asked for its state before its first pass, it has made an iterator that no seam has
-    heard.
+    If it was asked for its state before its first pass, it has made an iterator that the patch
+    has not seen.
     """
     if loaders.has_early_iterator(loader):
         stateful = cast(Stateful, loader)
         stateful.load_state_dict(stateful.state_dict())
 
 
-def _make_watched(emitter: Ears, received: Heard) -> Make:
+def _make_watched(emitter: EventEmitter, seen: SeenPasses) -> Make:
     def make(original: Callable[..., Iterator[object]]) -> Callable[..., Iterator[object]]:
         def __iter__(self: DataLoader[object]) -> Iterator[object]:
-            before = received.passes
+            before = seen.passes
             iterator = original(self)
             if inspect.isgenerator(iterator):
                 return _watched(self, iterator, before)
-            if not received.since(before, self):
+            if not seen.since(before, self):
                 emitter.hook.loader_bypassed(loader=self)
             return iterator
 
@@ -210,7 +214,7 @@ def _make_watched(emitter: Ears, received: Heard) -> Make:
         loader: DataLoader[object], inner: Iterator[object], before: int
     ) -> Iterator[object]:
         for batch in inner:
-            if not received.since(before, loader):
+            if not seen.since(before, loader):
                 emitter.hook.loader_bypassed(loader=loader)
             yield batch
             break
@@ -230,22 +234,22 @@ def _subclasses(kind: Kind) -> list[Kind]:
     return [one for child in kind.__subclasses__() for one in [child, *_subclasses(child)]]
 
 
-def _hear_later_ones(hear: Callable[[Kind], None]) -> Callable[[], None]:
+def _patch_later_ones(patch: Callable[[Kind], None]) -> Callable[[], None]:
     def __init_subclass__(cls: Kind, /, **arguments: object) -> None:
         super(DataLoader, cls).__init_subclass__(**arguments)
-        hear(cls)
+        patch(cls)
 
     ours = classmethod(__init_subclass__)
-    own = vars(DataLoader).get("__init_subclass__")
+    original = vars(DataLoader).get("__init_subclass__")
     DataLoader.__init_subclass__ = ours  # type: ignore[assignment, method-assign]
 
     def undo() -> None:
         if vars(DataLoader).get("__init_subclass__") is not ours:
             return
-        if own is None:
+        if original is None:
             del DataLoader.__init_subclass__
         else:
-            DataLoader.__init_subclass__ = own  # type: ignore[method-assign]
+            DataLoader.__init_subclass__ = original  # type: ignore[method-assign]
 
     return undo
 
@@ -278,7 +282,7 @@ class LoaderIterator:
         self._ahead: list[object] = []
         self._failed: Exception | None = None
         # torchdata's iterator may continue from a state
-        self.taken = loaders.yielded(inner)
+        self.num_yielded = loaders.yielded(inner)
         self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
         self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
 
@@ -291,10 +295,10 @@ class LoaderIterator:
         try:
             batch = self._read()
         except StopIteration:
-            self.origin.ended, self.origin.length = True, self.taken
+            self.origin.ended, self.origin.length = True, self.num_yielded
             self._bus.hook.loader_end(loader=self.loader, order=self.order)
             raise
-        self.taken += 1
+        self.num_yielded += 1
         for listener in self._ready.now:
             instead = listener(self.loader, batch, self.order, self)
             if instead is not None:
@@ -314,7 +318,7 @@ class LoaderIterator:
             indices.skip(count)
         elif (
             indices is not None
-            and not self.taken
+            and not self.num_yielded
             and is_sequential(loaders.index_sampler(self._inner), count)
         ):
             remaining = batches_source(loaders.index_sampler(self._inner), count)
@@ -322,7 +326,7 @@ class LoaderIterator:
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)
-        self.taken += count
+        self.num_yielded += count
         self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
 
     def restart(self) -> None:
@@ -355,14 +359,16 @@ class LoaderIterator:
         order = self.elastic
         if order is not None:
             self._finds_last = True
-            self.origin.length = self.taken if self.taken and not order.has_more() else None
+            self.origin.length = (
+                self.num_yielded if self.num_yielded and not order.has_more() else None
+            )
             return
         try:
             self.origin.length = len(self.loader)
         except TypeError:
             self._looks_ahead = True
-            if self.taken and not self._ahead:
-                self._look_ahead(self.taken)
+            if self.num_yielded and not self._ahead:
+                self._look_ahead(self.num_yielded)
 
     @property
     def elastic(self) -> ElasticOrder | None:
@@ -395,13 +401,13 @@ class LoaderIterator:
 
     def _read_ahead(self) -> object:
         batch = self._ahead.pop() if self._ahead else next(self._inner)
-        self._look_ahead(self.taken + 1)
+        self._look_ahead(self.num_yielded + 1)
         return batch
 
-    def _look_ahead(self, consumed: int) -> None:
+    def _look_ahead(self, count: int) -> None:
         self._ahead.extend(islice(self._inner, 1))
         if not self._ahead:
-            self.origin.length = consumed
+            self.origin.length = count
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
@@ -429,20 +435,20 @@ class LoaderIterator:
     "loader_end",
     "loader_bypassed",
 )
-def data_loaders(emitter: Ears) -> Callable[[], None]:
+def data_loaders(emitter: EventEmitter) -> Callable[[], None]:
     loaders.check()
-    received = Heard()
-    make_iter = partial(_received_iter, emitter, received)
+    seen = SeenPasses()
+    make_iter = partial(_patch_iter, emitter, seen)
     undo = ExitStack()
-    undo.callback(replace_custom_iter(emitter, make_iter, received))
+    undo.callback(replace_custom_iter(emitter, make_iter, seen))
     undo.callback(emitter.replace(DataLoader, "__iter__", make_iter))
-    undo.callback(emitter.replace(DataLoader, "__len__", partial(_received_len, emitter)))
+    undo.callback(emitter.replace(DataLoader, "__len__", partial(_patch_len, emitter)))
     return undo.close
 
 
-def _received_iter(emitter: Ears, received: Heard, original: Iter) -> Iter:
+def _patch_iter(emitter: EventEmitter, seen: SeenPasses, original: Iter) -> Iter:
     def __iter__(self: DataLoader[object]) -> Iterator[object]:
-        received.note(self)
+        seen.note(self)
         if emitter.hook.skip_pass(loader=self):
             return iter(())
         recreate_iterator(self)
@@ -456,13 +462,13 @@ def _received_iter(emitter: Ears, received: Heard, original: Iter) -> Iter:
 
 def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Iterator[object]:
     with replaced(loader, {} if order is None else order.replacements):
-        retained = loaders.retained_iterator(loader)
-        if retained is not None:
-            loaders.give_sampler(retained, loader)
+        iterator = loaders.retained_iterator(loader)
+        if iterator is not None:
+            loaders.give_sampler(iterator, loader)
         return original(loader)
 
 
-def _received_len(emitter: Ears, original: Callable[..., int]) -> Callable[..., int]:
+def _patch_len(emitter: EventEmitter, original: Callable[..., int]) -> Callable[..., int]:
     def __len__(self: DataLoader[object]) -> int:
         length: int | None = emitter.hook.loader_length(loader=self)
         return original(self) if length is None else length

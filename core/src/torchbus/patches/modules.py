@@ -26,7 +26,7 @@ from torchbus.compat.torch_names import (
     detect_fake_mode,
     outside_transforms,
 )
-from torchbus.patching import Ears, emits
+from torchbus.patching import EventEmitter, emits
 
 Called = Callable[[Module, tuple[object, ...]], None]
 
@@ -34,8 +34,8 @@ Called = Callable[[Module, tuple[object, ...]], None]
 class ModuleHook:
     """Calls ``called(module, inputs)`` before each forward. A compiled model counts as one call."""
 
-    def __init__(self, emitter: Ears, called: Called) -> None:
-        self._ears = emitter
+    def __init__(self, emitter: EventEmitter, called: Called) -> None:
+        self._emitter = emitter
         self._called = called
         self._handle: RemovableHandle | None = register_module_forward_pre_hook(called)
         self._stack = ExitStack()
@@ -47,7 +47,7 @@ class ModuleHook:
 
     def remove(self) -> None:
         self._stack.close()
-        self._called = _nothing
+        self._called = _no_op
 
     def _take_off(self) -> None:
         if self._handle is not None:
@@ -69,7 +69,7 @@ class ModuleHook:
         if not self._watches:
             self._watches = True
             self._stack.callback(
-                self._ears.replace(compiled, "__call__", self._around, becomes_inert=True)
+                self._emitter.replace(compiled, "__call__", self._around, becomes_inert=True)
             )
             self._stack.callback(
                 lambda: callbacks.remove(self._compiles) if self._compiles in callbacks else None
@@ -84,7 +84,7 @@ class ModuleHook:
             try:
                 return original(model, *args, **kwargs)
             finally:
-                if self._called is not _nothing:
+                if self._called is not _no_op:
                     self._handle = register_module_forward_pre_hook(self._called)
 
         return __call__
@@ -114,12 +114,12 @@ def _called_now() -> list[Module]:
     return [] if outermost is None else [outermost]
 
 
-def _nothing(module: Module, inputs: object) -> None:
+def _no_op(module: Module, inputs: object) -> None:
     """Takes the hook's place after its removal."""
 
 
 @emits("forward of every module", "module_called")
-def every_forward(emitter: Ears) -> Callable[[], None]:
+def every_forward(emitter: EventEmitter) -> Callable[[], None]:
     def called(module: Module, inputs: tuple[object, ...]) -> None:
         emitter.hook.module_called(module=module, inputs=inputs)
 
@@ -127,7 +127,7 @@ def every_forward(emitter: Ears) -> Callable[[], None]:
 
 
 @emits("first forward of each module", "model_found")
-def first_forward(emitter: Ears) -> Callable[[], None]:
+def first_forward(emitter: EventEmitter) -> Callable[[], None]:
     """Hear first calls until the models are known (``Seams.retire``).
 
     The hook costs about a microsecond per module call.
@@ -163,7 +163,7 @@ def _is_lent(module: Module) -> bool:
 
 
 @emits("Module.train", "mode_changed")
-def train_mode(emitter: Ears) -> Callable[[], None]:
+def train_mode(emitter: EventEmitter) -> Callable[[], None]:
     depth = 0
 
     def make(original: Callable[[Module, bool], Module]) -> Callable[[Module, bool], Module]:
@@ -241,16 +241,16 @@ class Surround:
         return lambda: _take_out(owner, ours)
 
     def _replace_local(self, model: Module) -> None:
-        own = vars(model)["forward"]
+        instance_forward = vars(model)["forward"]
         reference = weakref.ref(model)
 
         def forward(*args: object, **kwargs: object) -> object:
-            return self._around(reference(), own, args, kwargs)
+            return self._around(reference(), instance_forward, args, kwargs)
 
         def undo() -> None:
             found = reference()
             if found is not None and vars(found).get("forward") is forward:
-                vars(found)["forward"] = own
+                vars(found)["forward"] = instance_forward
 
         vars(model)["forward"] = forward
         self._stack.callback(undo)

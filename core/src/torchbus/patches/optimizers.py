@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 from torchbus.bus.registry import Listeners
 from torchbus.compat.python import current_frame
-from torchbus.patching import Ears, emits, is_marked
+from torchbus.patching import EventEmitter, emits, is_marked
 
 Closure = Callable[..., object]
 NAME = "closure"
@@ -91,7 +91,7 @@ def _is_function(value: object) -> bool:
 
 
 @emits("Optimizer.add_param_group, __setstate__", "parameters_added")
-def optimizer_parameters(emitter: Ears) -> Callable[[], None]:
+def optimizer_parameters(emitter: EventEmitter) -> Callable[[], None]:
     """Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
     ``torch.load`` or ``copy.deepcopy`` makes gets them by ``__setstate__``.
     """
@@ -105,7 +105,7 @@ def optimizer_parameters(emitter: Ears) -> Callable[[], None]:
     return undo
 
 
-def _adding(emitter: Ears) -> Callable[[Any], object]:
+def _adding(emitter: EventEmitter) -> Callable[[Any], object]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def add_param_group(self: Optimizer, param_group: dict[str, object]) -> None:
             original(self, param_group)
@@ -118,14 +118,14 @@ def _adding(emitter: Ears) -> Callable[[Any], object]:
     return make
 
 
-def _copying(ears: Ears) -> Callable[[Any], object]:
+def _copying(emitter: EventEmitter) -> Callable[[Any], object]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def __setstate__(self: Optimizer, state: dict[str, object]) -> None:
             made = "param_groups" not in vars(self)  # else load_state_dict calls it
             original(self, state)
             if made and not is_marked(self):
                 given = [parameter for group in self.param_groups for parameter in group["params"]]
-                ears.hook.parameters_added(optimizer=self, parameters=given)
+                emitter.hook.parameters_added(optimizer=self, parameters=given)
 
         return __setstate__
 
@@ -136,7 +136,7 @@ STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step
 
 
 @emits("Optimizer.step", *STEP_EVENTS)
-def optimizer_steps(emitter: Ears) -> Callable[[], None]:
+def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
     """Every optimizer's step, through torch's own global hooks."""
     hooks = StepHooks(*(emitter.listeners(event) for event in STEP_EVENTS))
     before = register_optimizer_step_pre_hook(hooks.before)
@@ -209,7 +209,7 @@ def _is_above(frame: FrameType, outer: int) -> bool:
 
 
 @emits("ReduceLROnPlateau.step", "scheduler_metric")
-def plateau_step(emitter: Ears) -> Callable[[], None]:
+def plateau_step(emitter: EventEmitter) -> Callable[[], None]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def step(self: ReduceLROnPlateau, metrics: object, *args: object, **kwargs: object) -> None:
             replaced = emitter.hook.scheduler_metric(metric=metrics)

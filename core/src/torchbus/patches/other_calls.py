@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from torchbus.compat.torch_names import real_clipping
-from torchbus.patching import Ears, emits
+from torchbus.patching import EventEmitter, emits
 from torchbus.tree import as_list
 
 Make = Callable[[Callable[..., Any]], Callable[..., object]]
@@ -25,7 +25,7 @@ Make = Callable[[Callable[..., Any]], Callable[..., object]]
     "clip_gradient_values",
     "gradient_norm",
 )
-def clipping(emitter: Ears) -> Callable[[], None]:
+def clipping(emitter: EventEmitter) -> Callable[[], None]:
     """Replace the real functions inside torch's wrappers, since scripts import the wrappers by
     name.
 
@@ -46,7 +46,7 @@ def clipping(emitter: Ears) -> Callable[[], None]:
     return stack.close
 
 
-def _by_norm(emitter: Ears) -> Make:
+def _by_norm(emitter: EventEmitter) -> Make:
     def make(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(original)
         def clip_grad_norm_(
@@ -73,7 +73,7 @@ def _by_norm(emitter: Ears) -> Make:
     return make
 
 
-def _by_value(emitter: Ears) -> Make:
+def _by_value(emitter: EventEmitter) -> Make:
     def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
         def clip_grad_value_(
@@ -92,7 +92,7 @@ def _by_value(emitter: Ears) -> Make:
 
 
 @emits("torch.save", "save_file")
-def torch_save(emitter: Ears) -> Callable[[], None]:
+def torch_save(emitter: EventEmitter) -> Callable[[], None]:
     """Hear saves to a path. Those into an open file or buffer are left alone."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
 from torchbus.compat import torch_names
 from torchbus.patches.optimizers import Given
-from torchbus.patching import Ears, emits, is_marked
+from torchbus.patching import EventEmitter, emits, is_marked
 
 NONE_GIVEN = Given(Optimizer, (), {})
 
@@ -32,7 +32,7 @@ CLEARING_EVENTS = ("before_zero_grad", "gradients_cleared")
 
 
 @emits("Optimizer.step (skipped or not)", *STEP_EVENTS)
-def step_methods(emitter: Ears) -> Callable[[], None]:
+def step_methods(emitter: EventEmitter) -> Callable[[], None]:
     """The method of each optimizer class, outside torch's own step hooks.
 
     A step that is left out runs none of them. If one of them raises, no later one runs.
@@ -46,8 +46,8 @@ Method = Callable[..., object]
 class StepMethods:
     """What stands in for the ``step`` of optimizer classes, existing ones and later ones."""
 
-    def __init__(self, emitter: Ears) -> None:
-        self._ears = emitter
+    def __init__(self, emitter: EventEmitter) -> None:
+        self._emitter = emitter
         self._listeners, self._failed = map(emitter.listeners, STEP_EVENTS)
         self._running: set[int] = set()
         self._patched: dict[object, object] = {}
@@ -57,12 +57,12 @@ class StepMethods:
         """Return the function that undoes it."""
         for cls in subclasses(Optimizer):
             self._patch(cls)
-        self._undo.callback(self._ears.replace(Optimizer, torch_names.PATCH_STEP, self._patcher))
+        self._undo.callback(self._emitter.replace(Optimizer, torch_names.PATCH_STEP, self._patcher))
         _redirect(self._patched)
         return self._remove
 
     def _remove(self) -> None:
-        self._ears.disconnect()
+        self._emitter.disconnect()
         self._undo.close()
         _redirect({ours: original for original, ours in self._patched.items()})
 
@@ -70,7 +70,7 @@ class StepMethods:
         owner = next(base for base in cls.__mro__ if "step" in vars(base))
         method = vars(owner)["step"]
         if torch_names.is_hooked(method) and method not in self._patched.values():
-            undo = self._ears.replace(owner, "step", self._heard, becomes_inert=True)
+            undo = self._emitter.replace(owner, "step", self._wrap, becomes_inert=True)
             self._undo.callback(undo)
 
     def _patcher(self, original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
@@ -83,7 +83,7 @@ class StepMethods:
 
         return _patch_step_function
 
-    def _heard(self, original: Method) -> Method:
+    def _wrap(self, original: Method) -> Method:
         running, listeners = self._running, self._listeners
 
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
@@ -123,7 +123,7 @@ class StepMethods:
 
 
 @emits("Optimizer.zero_grad", *CLEARING_EVENTS)
-def clearing_gradients(emitter: Ears) -> Callable[[], None]:
+def clearing_gradients(emitter: EventEmitter) -> Callable[[], None]:
     """``zero_grad``, which a plugin may leave out."""
     before, after = map(emitter.listeners, CLEARING_EVENTS)
 
@@ -145,13 +145,13 @@ def clearing_gradients(emitter: Ears) -> Callable[[], None]:
 
 
 @emits("LRScheduler.step", "skip_scheduler")
-def scheduler_steps(ears: Ears) -> Callable[[], None]:
+def scheduler_steps(emitter: EventEmitter) -> Callable[[], None]:
     """Existing schedulers, and later ones that call ``LRScheduler.step``."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def step(self: LRScheduler, *args: object, **kwargs: object) -> None:
             begun = torch_names.has_begun(self)
-            if not (begun and ears.hook.skip_scheduler(scheduler=self)):
+            if not (begun and emitter.hook.skip_scheduler(scheduler=self)):
                 original(self, *args, **kwargs)
 
         return step
@@ -160,7 +160,7 @@ def scheduler_steps(ears: Ears) -> Callable[[], None]:
     stack = ExitStack()
     for cls in [LRScheduler, *subclasses(LRScheduler)]:
         if "step" in vars(cls):
-            stack.callback(ears.replace(cls, "step", make))
+            stack.callback(emitter.replace(cls, "step", make))
     return stack.close
 
 

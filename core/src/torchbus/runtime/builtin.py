@@ -111,7 +111,7 @@ def on_demand(session: Context) -> None:
     bus, waits = session.bus, NewOptimizers(session)
 
     def look() -> None:
-        if bus.heard(EVENT):
+        if bus.has_listeners(EVENT):
             bus.on_change.remove(look)
             bus.register(waits)
 
@@ -137,7 +137,7 @@ class NewOptimizers:
         if len(self._waiting) == 1:
             self._bus.register(self._first_use)
 
-    def tell(self) -> None:
+    def emit(self) -> None:
         """Send the event for all that wait."""
         self._bus.unregister(self._first_use)
         waiting, self._waiting = self._waiting, []
@@ -157,21 +157,21 @@ class FirstUse:
 
     @hookimpl(tryfirst=True)
     def loader_start(self) -> None:
-        self._optimizers.tell()
+        self._optimizers.emit()
 
     @hookimpl(tryfirst=True)
     def model_found(self, calling: bool) -> None:
         if calling:
-            self._optimizers.tell()
+            self._optimizers.emit()
 
     @hookimpl(tryfirst=True)
     def before_zero_grad(self) -> None:
-        self._optimizers.tell()
+        self._optimizers.emit()
 
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:
-        self._optimizers.tell()
+        self._optimizers.emit()
 
     @hookimpl(tryfirst=True)
     def step_called(self) -> None:
-        self._optimizers.tell()
+        self._optimizers.emit()

@@ -50,12 +50,12 @@ class Context(Ranks):
         user: User,
         bus: Bus,
         plugins: tuple[object, ...],
-        words: Mapping[str, Any],
+        core_options: Mapping[str, Any],
         options: Mapping[str, object],
     ) -> None:
-        """``words``: the session's own, checked. ``options``: those of plugins."""
+        """``core_options``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
-        self.options: Mapping[str, Any] = {**words, **options}
+        self.options: Mapping[str, Any] = {**core_options, **options}
         self.launcher = make_launcher(self)
         self.world = World(device=self.launcher.device)
         self.job: JobService | None = None
@@ -63,7 +63,7 @@ class Context(Ranks):
         self.verbs = Verbs(self)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
-        self.adopted = Adopted(self.bus, words["capture"])
+        self.adopted = Adopted(self.bus, core_options["capture"])
         self.block = Block(self)
         self.share = Share()
         self.steps = Steps(self.bus)
@@ -73,7 +73,7 @@ class Context(Ranks):
         """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
         each rank.
         """
-        self._register(plugins, words, options)
+        self._register(plugins, core_options, options)
 
     @cached_property
     def batches(self) -> BatchService:
@@ -100,19 +100,24 @@ class Context(Ranks):
         return random
 
     def _register(
-        self, plugins: tuple[object, ...], words: Mapping[str, Any], options: Mapping[str, object]
+        self,
+        plugins: tuple[object, ...],
+        core_options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> None:
         """Register the plugins that the call gives and names."""
-        strategy = words["strategy"]
+        strategy = core_options["strategy"]
         if strategy == "auto":
             is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
             strategy = arguments.default_strategy() if is_needed else None
-        named = arguments.resolve(plugins, strategy, words["logger"], options)
+        named = arguments.resolve(plugins, strategy, core_options["logger"], options)
         self.bus.on_change.append(self._plugins_changed)
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
-        arguments.require_listener(self.bus, strategy=words["strategy"], logger=words["logger"])
+        arguments.require_listener(
+            self.bus, strategy=core_options["strategy"], logger=core_options["logger"]
+        )
 
     def captures(self, thing: object) -> bool:
         """Whether the session may act on this model, optimizer or loader."""
@@ -352,7 +357,7 @@ class Block:
     def _sync_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for the others at the end, or settle whose error it is."""
         if self._session.job is not None:
-            final = self._session.job.meet(error)
+            final = self._session.job.finish(error)
             if final is not None and final is not error:
                 raise final from None
 

@@ -113,7 +113,7 @@ def _things(session: Context) -> dict[str, list[str]]:
     }
 
 
-def _list(session: Context, things: Sequence[object], words: Any) -> list[str]:
+def _list(session: Context, things: Sequence[object], summarise: Any) -> list[str]:
     frame = users_frame()[0]
     named = sorted(
         ((objects.name_of(thing, frame), thing) for thing in things), key=lambda pair: not pair[0]
@@ -122,7 +122,7 @@ def _list(session: Context, things: Sequence[object], words: Any) -> list[str]:
     for name, thing in named[:SHOWN_THINGS]:
         what = session.bus.hook.describe(thing=thing) or ""
         label = f"{name}: {type(thing).__name__}" if name else type(thing).__name__
-        lines.append(f"{label}, {words(thing)}" + (f": {what}" if what else ""))
+        lines.append(f"{label}, {summarise(thing)}" + (f": {what}" if what else ""))
     if len(named) > SHOWN_THINGS:
         lines.append(f"and {len(named) - SHOWN_THINGS} more")
     return lines or ["none seen"]

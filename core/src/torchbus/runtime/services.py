@@ -38,7 +38,7 @@ class JobService(Protocol):
     def is_ending(self) -> bool:
         """Whether this rank has a reason to stop, such as the failure of another rank."""
 
-    def wait_in(self, *words: object) -> None:
+    def wait_in(self, *label: object) -> None:
         """Record that the main thread is about to wait for the other ranks in a synchronisation."""
 
     def go_on(self) -> None:
@@ -70,7 +70,7 @@ class JobService(Protocol):
     def note(self, text: str) -> None:
         """Let rank 0 write a line to the terminal."""
 
-    def meet(self, error: BaseException | None) -> BaseException | None:
+    def finish(self, error: BaseException | None) -> BaseException | None:
         """Wait for the other ranks at the end; return the error that this rank must raise."""
 
     def let_go_in_fork(self) -> None:
@@ -114,7 +114,7 @@ class LauncherService(Protocol):
 class BatchService(Protocol):
     """The batches that were taken from loaders and that live."""
 
-    feeding: tuple[Any, ...]
+    current: tuple[Any, ...]
 
     @property
     def only_evaluate(self) -> bool:
@@ -139,7 +139,7 @@ class BatchService(Protocol):
     def follow(self, dependent: str = "") -> None:
         """Begin to track. ``dependent``: what goes wrong if a batch can't be identified."""
 
-    def took(self, consumed: Any) -> None:
+    def record(self, batch: Any) -> None:
         """Track a batch that the loop, or a wrapper of its loader, was handed."""
 
     def waiting(self, origin: Origin) -> int:
@@ -182,7 +182,7 @@ class RandomService(Protocol):
 
     def mark(self) -> None: ...
     def split(self, rank: int) -> None: ...
-    def rest(self) -> None: ...
+    def pause(self) -> None: ...
     def resume(self) -> None: ...
     def pass_ends(self) -> None: ...
     def pass_begins(self) -> None: ...

@@ -105,11 +105,11 @@ def deprecated(what: str, since: str, instead: str) -> None:
 
     ``since``: the first version that warns, such as "0.2". ``instead``: what to write.
     """
-    warn(str(going(what, since, instead)), FutureWarning)
+    warn(str(deprecation_warning(what, since, instead)), FutureWarning)
 
 
-def going(what: str, since: str, instead: str) -> FutureWarning:
-    """Return that warning. For an event: ``hookspec(warn_on_impl=going(...))``."""
+def deprecation_warning(what: str, since: str, instead: str) -> FutureWarning:
+    """Return that warning. For an event: ``hookspec(warn_on_impl=deprecation_warning(...))``."""
     major, minor = since.split(".")
     return FutureWarning(
         f"{what} is deprecated since torchbus {since}, and will be gone in"

@@ -63,7 +63,7 @@ class Accumulate:
         if windows:
             self._windows = Windows(session, self.schedule, self._place)
             session.bus.register(self._windows, "accumulate.windows")
-            session.bus.register(self._windows.own, "accumulate.own")
+            session.bus.register(self._windows.local_sums, "accumulate.own")
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
@@ -86,7 +86,7 @@ class Accumulate:
             return
         if session.world.divides_anew:  # replicas can't be asked before
             call.count = Count(count if session.share.weight else 0.0, counted=True)
-            call.count.anew = True
+            call.count.isolated = True
         elif session.world_size > 1:
             mine = count if session.share.weight else 0.0
             everywhere = float(session.reduce(mine, "sum"))
@@ -189,4 +189,4 @@ class Accumulate:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
-        return None if self._windows is None else {"accumulate": self._windows.words()}
+        return None if self._windows is None else {"accumulate": self._windows.lines()}

@@ -125,7 +125,7 @@ class Schedules:
         self._skipped.clear()
         self._loaded = list(state)
 
-    def words(self) -> list[str]:
+    def lines(self) -> list[str]:
         """For ``explain``."""
         by_batches = [(type(one).__name__, why) for one, why in self._by_batches.items() if why]
         return [

@@ -34,11 +34,11 @@ def main(argv: list[str]) -> int:
     """Say which strategy a script needs, with memory and speed of each."""
     parser = _parser()
     given = parser.parse(argv)
-    words = given.program[1:] if given.program[:1] == ["--"] else given.program
-    if not words:
+    argv = given.program[1:] if given.program[:1] == ["--"] else given.program
+    if not argv:
         parser.error("which script? write torchbus advise [OPTION]... SCRIPT [ARG]...")
     try:
-        page = _page(given, words)
+        page = _page(given, argv)
         print(page.json() if given.json else page.text())
     except NoStep as error:
         print(error.trace, file=sys.stderr, end="")
@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _page(given: argparse.Namespace, words: list[str]) -> Page:
-    name, *args = words
+def _page(given: argparse.Namespace, argv: list[str]) -> Page:
+    name, *args = argv
     there = installed()
     request = Request(name, args, given.module, True, _positive(given.steps, "--steps"))
     devices = [_positive(given.devices, "--devices")] if given.devices is not None else [1, 2, 4, 8]

@@ -160,7 +160,7 @@ def recommendation(choice: Choice, rows: Sequence[Row], machine: Machine) -> lis
 def call(row: Row) -> str:
     devices = row.machine.ranks // row.machine.nodes
     nodes = f", num_nodes={row.machine.nodes}" if row.machine.nodes > 1 else ""
-    return f"session({row.plan.words}, devices={devices}{nodes})"
+    return f"session({row.plan.arguments}, devices={devices}{nodes})"
 
 
 def reason(choice: Choice, rows: Sequence[Row], machine: Machine) -> tuple[str, str]:

@@ -80,8 +80,8 @@ class _Trials:
         self._request, self._timeout_s, self._progress = request, timeout_s, say
 
     def fake(self, **options: object) -> Outcome:
-        words = f" under {options['precision']}" if options else ""
-        self._progress(f"running the first {self._request.steps} steps with fake tensors{words}")
+        suffix = f" under {options['precision']}" if options else ""
+        self._progress(f"running the first {self._request.steps} steps with fake tensors{suffix}")
         return self._run(replace(self._request, is_fake=True, options=dict(options)))
 
     def real(self, lint: bool) -> Outcome:
@@ -191,7 +191,7 @@ def child_run(request: Request) -> Outcome:
     if facts is not None:
         reported = [*notes, *_notes(answers)]
         facts = replace(facts, step_s=observer.step_s, notes=reported, warnings=received)
-    return Outcome(facts, observer.backwards, *_told(error))
+    return Outcome(facts, observer.backwards, *_formatted(error))
 
 
 def _run(request: Request, observer: Observer, notes: list[str]) -> None:
@@ -202,11 +202,11 @@ def _run(request: Request, observer: Observer, notes: list[str]) -> None:
         found.run(found.start(session))
 
 
-def _told(error: BaseException | None) -> tuple[str, str]:
+def _formatted(error: BaseException | None) -> tuple[str, str]:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "", ""
-    words = "".join(traceback.format_exception_only(error)).strip()
-    return words, "".join(traceback.format_exception(error))
+    message = "".join(traceback.format_exception_only(error)).strip()
+    return message, "".join(traceback.format_exception(error))
 
 
 def _notes(answers: Answers) -> list[str]:
@@ -257,11 +257,11 @@ def too_much(facts: Facts) -> str:
 
 def needed_bytes(facts: Facts) -> int:
     """Of one process."""
-    retained = sum(
+    state_bytes = sum(
         one.bytes + one.gradient_bytes + one.state_bytes + one.scalar_bytes
         for one in facts.parameters
     )
-    return retained + facts.buffer_bytes + max(one.activation_bytes for one in facts.passes)
+    return state_bytes + facts.buffer_bytes + max(one.activation_bytes for one in facts.passes)
 
 
 def free_bytes() -> int:
@@ -318,7 +318,7 @@ def left_out(active: Session, notes: list[str]) -> Iterator[None]:
     happened."""
 
     class LocalSession:
-        def __init__(self, *plugins: object, **words: object) -> None:
+        def __init__(self, *plugins: object, **options: object) -> None:
             if NOTE not in notes:
                 notes.append(NOTE)
 

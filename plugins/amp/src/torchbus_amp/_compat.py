@@ -85,10 +85,10 @@ def undo_inductor_patch() -> Callable[[], None]:
     except ImportError:
         return lambda: None
     overrides: Any = TritonOverrides
-    own = {name: vars(overrides).get(name) for name in ("minimum", "maximum")}
+    defined = {name: vars(overrides).get(name) for name in ("minimum", "maximum")}
 
     def undo() -> None:
-        for name, method in own.items():
+        for name, method in defined.items():
             if method is None:
                 if name in vars(overrides):
                     delattr(overrides, name)

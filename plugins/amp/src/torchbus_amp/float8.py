@@ -79,15 +79,17 @@ class Float8(Autocast):
         return {"float8": [self._line(model) for model in self._left] or ["no model yet"]}
 
     def _line(self, model: Module) -> str:
-        consumed = [path for path, part in model.named_modules() if part in self._twins]
+        converted = [path for path, part in model.named_modules() if part in self._twins]
         left = "; ".join(f"{path} ({why})" for path, why in self._left[model].items())
         return (
-            f"{type(model).__name__}: {len(consumed)} linear layers multiply in float8:"
-            f" {_few(consumed)}" + (f"; left in bfloat16: {left}" if left else "")
+            f"{type(model).__name__}: {len(converted)} linear layers multiply in float8:"
+            f" {_few(converted)}" + (f"; left in bfloat16: {left}" if left else "")
         )
 
-    def words(self) -> str:
-        return super().words() if self.foreign else f"{super().words()}; linear layers in float8"
+    def summary(self) -> str:
+        return (
+            super().summary() if self.foreign else f"{super().summary()}; linear layers in float8"
+        )
 
 
 def _few(paths: list[str]) -> str:

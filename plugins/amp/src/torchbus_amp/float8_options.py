@@ -77,9 +77,9 @@ def refuse_device(device: torch.device, config: Any) -> None:
         return
     found = accelerators.module(device.type).get_device_capability(device)
     if not isinstance(found, tuple) or found < CAPABILITY:
-        words = ".".join(map(str, found)) if isinstance(found, tuple) else "another kind"
+        shown = ".".join(map(str, found)) if isinstance(found, tuple) else "another kind"
         raise UsageError(
-            f"precision='fp8' on {device}: its compute capability is {words}, and float8 needs 8.9"
+            f"precision='fp8' on {device}: its compute capability is {shown}, and float8 needs 8.9"
             f" or later, as an H100 has. {INSTEAD}"
         )
 

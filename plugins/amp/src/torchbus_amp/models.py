@@ -60,7 +60,7 @@ class Models:
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
-        return self.words() if isinstance(thing, Module) and thing in self._surround else None
+        return self.summary() if isinstance(thing, Module) and thing in self._surround else None
 
     def _add(self, model: Module) -> None:
         if model not in self._surround:
@@ -80,7 +80,7 @@ class Models:
         """Run ``forward``."""
 
     @abstractmethod
-    def words(self) -> str:
+    def summary(self) -> str:
         """What happens to a model, for ``explain``."""
 
 
@@ -135,7 +135,7 @@ class Autocast(Models):
 
         handle = model.register_forward_hook(leave, always_call=True)
 
-    def words(self) -> str:
+    def summary(self) -> str:
         if self.foreign:
             return "left alone: the loop has autocast of its own"
         return f"forward under {NAMES[self.dtype]} autocast, returns float32"
@@ -202,7 +202,7 @@ class Converted(Models):
         converted: T = map_tensors(batch, floats_to(self.dtype))
         return converted
 
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"parameters, buffers and inputs in {NAMES[self.dtype]}" + (
             "" if self.dtype == torch.float64 else ", returns float32"
         )

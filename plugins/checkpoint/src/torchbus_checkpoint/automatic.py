@@ -68,7 +68,9 @@ class AutomaticSaves:
         """Say where and when checkpoints are written, and what can't be heard."""
         url, keep = self._options.url, self._options.keep
         then = "" if url is None else f", and sent to {shown(url)}"
-        lines = [f"written to {self._folder}{then}, {self._when.words()}; {keep or 'all'} are kept"]
+        lines = [
+            f"written to {self._folder}{then}, {self._when.describe()}; {keep or 'all'} are kept"
+        ]
         if not self.requests.hears_signals:
             lines.append(
                 "SIGTERM and SIGUSR1 are not heard, because the session began in another thread"

@@ -36,7 +36,7 @@ class FolderLock:
         self._made = not parent.exists()
         try:
             os.makedirs(parent, exist_ok=True)
-            self._file = OpenHere(self._taken())
+            self._file = OpenHere(self._acquire())
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint={str(parent)!r}: can't write to this folder: {error.strerror or error}"
@@ -56,7 +56,7 @@ class FolderLock:
             if self._made:
                 os.rmdir(self._parent)
 
-    def _taken(self) -> int:
+    def _acquire(self) -> int:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             descriptor = self._open()
@@ -143,8 +143,10 @@ class Owner:
             found = cls(**json.loads(data))
         except (ValueError, TypeError, RecursionError):
             return None
-        words = all(isinstance(word, str) for word in (found.host, found.since, found.began))
-        return found if words and isinstance(found.pid, int) and 0 < found.pid < 1 << 31 else None
+        are_texts = all(isinstance(word, str) for word in (found.host, found.since, found.began))
+        return (
+            found if are_texts and isinstance(found.pid, int) and 0 < found.pid < 1 << 31 else None
+        )
 
     def note(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

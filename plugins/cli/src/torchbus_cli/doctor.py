@@ -262,7 +262,7 @@ def _gpus() -> Finding:
     facts, problems = {}, []
     for index in range(count):
         try:
-            facts[str(index)] = _words(kind, index)
+            facts[str(index)] = _describe(kind, index)
         except RuntimeError as error:
             facts[str(index)] = "can't be used"
             problems.append(
@@ -272,7 +272,7 @@ def _gpus() -> Finding:
     return Finding("gpus", facts, problems)
 
 
-def _words(kind: str, index: int) -> str:
+def _describe(kind: str, index: int) -> str:
     name = getattr(accelerators.module(kind), "get_device_name", lambda _: kind)(index)
     if not hasattr(accelerators.module(kind), "mem_get_info"):
         return str(name)

@@ -28,7 +28,7 @@ DARK = {
     "mark": "#3d3413",
     "ours": "#6cb4f5",
 }
-NOTHING: Mapping[str, str] = {}
+NO_COLOURS: Mapping[str, str] = {}
 RULES = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--text);
@@ -61,8 +61,8 @@ def document(
     body: str,
     rules: str = "",
     script: str = "",
-    light: Mapping[str, str] = NOTHING,
-    dark: Mapping[str, str] = NOTHING,
+    light: Mapping[str, str] = NO_COLOURS,
+    dark: Mapping[str, str] = NO_COLOURS,
 ) -> str:
     """A whole page. ``rules``: CSS of its own, after the common ones. ``light`` and ``dark``:
     further colours by name, for ``var(--name)``.

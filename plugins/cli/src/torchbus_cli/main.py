@@ -41,7 +41,7 @@ commands:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command for the console script or ``python -m torchbus``; return the exit status."""
-    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(
             HELP.format(
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     except TorchbusError as error:
         return complain("torchbus", error)
-    return int(command(words) or 0)
+    return int(command(arguments) or 0)
 
 
 def commands() -> list[EntryPoint]:

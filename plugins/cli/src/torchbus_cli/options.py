@@ -129,7 +129,7 @@ def _option(name: str, maker: Callable[..., object], package: str, plugin: str) 
     kind = text(of_parameter(function, parameter), modules)
     default = parameter.default
     shown = "" if default is inspect.Parameter.empty else repr(default)
-    return Option(name, kind, shown, package, plugin, _words(maker, name), frozenset(modules))
+    return Option(name, kind, shown, package, plugin, _meaning(maker, name), frozenset(modules))
 
 
 def _parameters(maker: Callable[..., object]) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _constructor(maker: Any, name: str) -> Callable[..., object]:
     return found
 
 
-def _words(maker: object, name: str) -> str:
+def _meaning(maker: object, name: str) -> str:
     """Return what the docstring of the maker, or of a class that it inherits from, says of it."""
     for one in getattr(maker, "__mro__", (maker,)):
         found = re.search(

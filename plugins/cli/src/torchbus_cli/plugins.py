@@ -166,10 +166,10 @@ def _events(entry: EntryPoint) -> list[str]:
         if other.module == entry.module and other.value != entry.value
     ]
     helpers = [helper for helper in _classes(entry.module) if helper.__name__ not in foreign]
-    heard = {event for listener in (maker, *helpers) for event in _marked(listener)}
+    events = {event for listener in (maker, *helpers) for event in _marked(listener)}
     order = list(vars(torchbus.events))
     return sorted(
-        heard, key=lambda event: (order.index(event) if event in order else len(order), event)
+        events, key=lambda event: (order.index(event) if event in order else len(order), event)
     )
 
 

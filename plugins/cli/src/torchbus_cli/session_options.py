@@ -99,14 +99,14 @@ class Config:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        retained = [
+        given = [
             f"{name}={value!r}"
             for name, value in self.options.items()
             if name not in self._overridden
         ]
         if self.plugins:
-            retained.append(f"{PLUGINS} {', '.join(self.plugins)}")
-        lines = [f"from {self._path}: {', '.join(retained) or 'nothing'}"]
+            given.append(f"{PLUGINS} {', '.join(self.plugins)}")
+        lines = [f"from {self._path}: {', '.join(given) or 'nothing'}"]
         lines += [
             f"from the command line: {name}={value!r}, not {self.options[name]!r} of {self._path}"
             for name, value in self._overridden.items()
@@ -142,12 +142,12 @@ def program_and_session(parser: Parser, argv: list[str]) -> tuple[Program, Sessi
     ``parser`` comes from ``session_parser``. Raises TorchbusError, and SyntaxError of the script.
     """
     given = vars(parser.parse(argv))
-    words = given.pop("program")
-    if words[:1] == ["--"]:
-        del words[0]
-    if not words:
+    script = given.pop("program")
+    if script[:1] == ["--"]:
+        del script[0]
+    if not script:
         parser.error(f"which script? write {parser.prog} [OPTION]... SCRIPT [ARG]...")
-    found = find(*words, by_module=given.pop("module"))
+    found = find(*script, by_module=given.pop("module"))
     return found, session_of(given)
 
 

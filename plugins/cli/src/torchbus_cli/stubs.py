@@ -52,7 +52,7 @@ class MoreOptions(typing.TypedDict, total=False):
 class MoreVerbs:
 {verbs}
 '''
-NOTHING = "    ..."
+ELLIPSIS = "    ..."
 
 
 def known_text(options: Iterable[Option], names: Names, written: str) -> str:
@@ -76,8 +76,8 @@ def installed_text(
     return INSTALLED.format(
         written=written,
         imports=imports({"typing", *modules}),
-        options=members or NOTHING,
-        verbs=textwrap.indent("".join(methods), "    ").rstrip() or NOTHING,
+        options=members or ELLIPSIS,
+        verbs=textwrap.indent("".join(methods), "    ").rstrip() or ELLIPSIS,
         strategies=_literal("MoreStrategies", names["strategy"]),
         loggers=_literal("MoreLoggers", names["logger"]),
     )
@@ -147,15 +147,15 @@ def _verb(name: str, maker: object, modules: set[str]) -> str:
     if not callable(member):
         return f"{name}: typing.Any\n"
     function: Any = member
-    words: list[str] = []
+    parameters: list[str] = []
     for one in inspect.signature(function).parameters.values():
         kind = options.text(options.of_parameter(function, one), modules)
         star = STARS.get(one.kind, "")
-        if one.kind == one.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
-            words.append("*")
+        if one.kind == one.KEYWORD_ONLY and not any(word.startswith("*") for word in parameters):
+            parameters.append("*")
         default = "" if one.default is one.empty or star else " = ..."
-        words.append("self" if one.name == "self" else f"{star}{one.name}: {kind}{default}")
-    return f"def {name}({', '.join(words)}) -> {_returned(function, modules)}: ...\n"
+        parameters.append("self" if one.name == "self" else f"{star}{one.name}: {kind}{default}")
+    return f"def {name}({', '.join(parameters)}) -> {_returned(function, modules)}: ...\n"
 
 
 def _returned(function: Any, modules: set[str]) -> str:

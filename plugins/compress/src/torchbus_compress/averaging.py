@@ -136,7 +136,7 @@ class CodedRing(Averager):
     def agree(self) -> None:
         super().agree()
         self._mine = self.read()
-        self._others = [self._mine.clone() for _ in neighbours()]
+        self._others = [self._mine.clone() for _ in ring_peers()]
 
     def state(self) -> State:
         return {"mine": self._mine, "others": self._others}
@@ -147,7 +147,7 @@ class CodedRing(Averager):
         )
 
 
-class Behind(Averager):
+class AsyncAverage(Averager):
     """Averages all models while the next ``period_steps`` steps run, and then corrects the model.
 
     Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022, at fixed steps, so that
@@ -192,7 +192,7 @@ class Behind(Averager):
             self._pending = None, before, mean
 
 
-def neighbours() -> list[int]:
+def ring_peers() -> list[int]:
     """The ranks before and after this one in the ring. Of two ranks, each has one neighbour."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return list(dict.fromkeys([(rank - 1) % ranks, (rank + 1) % ranks]))
@@ -200,9 +200,9 @@ def neighbours() -> list[int]:
 
 def exchange(mine: Tensor) -> list[Tensor]:
     """Send a tensor to each neighbour, and receive theirs."""
-    received = [torch.empty_like(mine) for _ in neighbours()]
-    works = [dist.isend(mine, peer) for peer in neighbours()]
-    works += [dist.irecv(tensor, peer) for tensor, peer in zip(received, neighbours(), strict=True)]
+    received = [torch.empty_like(mine) for _ in ring_peers()]
+    works = [dist.isend(mine, peer) for peer in ring_peers()]
+    works += [dist.irecv(tensor, peer) for tensor, peer in zip(received, ring_peers(), strict=True)]
     for work in works:
         if work is not None:
             work.wait()
@@ -213,5 +213,5 @@ AVERAGERS: dict[str, Callable[[list[Tensor]], Averager]] = {
     "local_sgd": LocalSgd,
     "decentralized": Ring,
     "low_precision_decentralized": CodedRing,
-    "async": Behind,
+    "async": AsyncAverage,
 }

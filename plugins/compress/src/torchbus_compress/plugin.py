@@ -34,7 +34,7 @@ AlgorithmName = Literal[
     "diloco",
 ]
 ALGORITHMS: tuple[str, ...] = get_args(AlgorithmName)
-OWN = ALGORITHMS[:-1]
+WITHOUT_STRATEGY = ALGORITHMS[:-1]
 """Those that no strategy needs to run."""
 
 
@@ -263,9 +263,11 @@ class Memory:
     def state_dict(self) -> dict[str, Saved]:
         return self._loaded | {key: _read(known.state) for key, known in self._known.items()}
 
-    def load_state_dict(self, saved: dict[str, Saved], own: bool) -> None:
-        """``own`` says whether this rank has written it."""
-        self._loaded = {key: one if own else {**one, "errors": {}} for key, one in saved.items()}
+    def load_state_dict(self, saved: dict[str, Saved], is_local: bool) -> None:
+        """``is_local`` says whether this rank has written it."""
+        self._loaded = {
+            key: one if is_local else {**one, "errors": {}} for key, one in saved.items()
+        }
         for key in [key for key in self._loaded if key in self._known]:
             _fill(self._known[key].state, self._loaded.pop(key))
 

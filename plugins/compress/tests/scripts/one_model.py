@@ -5,10 +5,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_compress.plugin import OWN
+from torchbus_compress.plugin import WITHOUT_STRATEGY
 
 found = {}
-for algorithm in OWN:
+for algorithm in WITHOUT_STRATEGY:
     with session(
         strategy="ddp", devices=3, accelerator="cpu", launch="fork", gradient_algorithm=algorithm
     ) as s:

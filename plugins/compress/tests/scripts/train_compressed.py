@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchbus import session
 
-from torchbus_compress.plugin import OWN
+from torchbus_compress.plugin import WITHOUT_STRATEGY
 
 found = {}
 
@@ -32,6 +32,6 @@ def run(algorithm):
     return [float((model(x).argmax(1) == y).float().mean()), max(losses), text], model
 
 
-for algorithm in OWN:
+for algorithm in WITHOUT_STRATEGY:
     found[algorithm], _ = run(algorithm)
 print(json.dumps(found))

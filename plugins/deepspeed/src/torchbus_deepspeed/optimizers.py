@@ -75,7 +75,7 @@ def _parts(tensors: list[Tensor]) -> list[Tensor]:
 
 AUTO = "auto"
 COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
-GONE = (
+REMOVED = (
     "config: optimizer.type={!r} has left DeepSpeed: 0.19.6 was the last release that had it. To"
     " send less, use strategy='ddp' with gradient_algorithm= (torchbus-compress)"
 )
@@ -125,10 +125,10 @@ class Kernel:
 
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
         """One for DeepSpeed to hold, as ``engine.shadow.shadow_of`` makes of the loop's class."""
-        retained = ("params", *self.takes)
+        keys = ("params", *self.takes)
         return self.made(
             [
-                {name: value for name, value in group.items() if name in retained}
+                {name: value for name, value in group.items() if name in keys}
                 for group in groups_with(optimizer, parameters)
             ]
         )
@@ -287,8 +287,8 @@ class Choice:
         theirs = self._is_adamw(ours)
         decays = [group["weight_decay"] for group in optimizer.param_groups]
         if ours != theirs and any(decays):
-            words = type(optimizer).__name__, max(decays), DECAYS[ours], self._kind, theirs
-            raise UsageError(OTHER_DECAY.format(*words, DECAYS[theirs], ours))
+            facts = type(optimizer).__name__, max(decays), DECAYS[ours], self._kind, theirs
+            raise UsageError(OTHER_DECAY.format(*facts, DECAYS[theirs], ours))
 
     def _is_adamw(self, ours: bool) -> bool:
         kind = self._kind.lower()
@@ -316,7 +316,7 @@ class Choice:
 def refuse_compressed(kind: str) -> None:
     """Raise UsageError for 1-bit optimizers."""
     if kind.lower() in COMPRESSED:
-        raise UsageError(GONE.format(kind))
+        raise UsageError(REMOVED.format(kind))
 
 
 def _family(kind: str) -> str:
@@ -359,8 +359,8 @@ def refuse_unlike(kernel: Kernel, optimizer: Optimizer, kind: str, device: torch
             if value and name in optimizer.defaults and name not in (*FREE, *kernel.takes)
         ]
         if asked or not _step_alike(kernel, optimizer, group, device):
-            mine, words = type(optimizer).__name__, f" with {', '.join(asked)}" if asked else ""
-            raise UsageError(OTHERWISE.format(kind, kernel.name, mine, words, kernel.name))
+            mine, facts = type(optimizer).__name__, f" with {', '.join(asked)}" if asked else ""
+            raise UsageError(OTHERWISE.format(kind, kernel.name, mine, facts, kernel.name))
 
 
 def _step_alike(

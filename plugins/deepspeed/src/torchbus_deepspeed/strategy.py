@@ -90,8 +90,8 @@ class DeepSpeed(Strategy):
 
     def start_alone(self, session: Context) -> None:
         """There is nothing to divide."""
-        if self.config.words():
-            raise UsageError(ONE_RANK.format(self.name, self.config.words().lstrip("; ")))
+        if self.config.describe():
+            raise UsageError(ONE_RANK.format(self.name, self.config.describe().lstrip("; ")))
 
     def average(self, tensors: list[Tensor]) -> None:
         """At stage 0."""
@@ -151,7 +151,7 @@ class DeepSpeed(Strategy):
     def how(self) -> str:
         """What ``explain()`` says, after the strategy's name and backend."""
         stage = self.config.stage
-        return f"ZeRO stage {stage}: {DIVIDED[stage]}{self.config.words()}"
+        return f"ZeRO stage {stage}: {DIVIDED[stage]}{self.config.describe()}"
 
 
 class Stage1(DeepSpeed):

@@ -48,10 +48,10 @@ class Event(Protocol):
 class ThroughTorch:
     """A module of ``OF_TORCH_ALONE``. So does torch_tpu 0.2.0; never run with a device."""
 
-    own: Any
+    inner: Any
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self.inner, name)
 
     def device_count(self) -> int:
         return int(torch.accelerator.device_count())
@@ -66,10 +66,10 @@ class ThroughTorch:
         return torch.accelerator.current_stream(device)
 
     def get_rng_state(self) -> Tensor:
-        return cast(Tensor, self.own.default_generators[self.current_device()].get_state())
+        return cast(Tensor, self.inner.default_generators[self.current_device()].get_state())
 
     def set_rng_state(self, state: Tensor) -> None:
-        self.own.default_generators[self.current_device()].set_state(state)
+        self.inner.default_generators[self.current_device()].set_state(state)
 
 
 def module(kind: str) -> Any:

@@ -109,17 +109,17 @@ def _unknown(accelerator: str) -> str:
     """Say which package brings a device type, or which types there are."""
     if accelerator in ("tpu", "xla"):
         return NO_TPU.format(accelerator, torch.__version__)
-    words = ["auto", "cpu", "gpu", *accelerators.known()]
+    names = ["auto", "cpu", "gpu", *accelerators.known()]
     if accelerator in BROUGHT_BY:
         package = BROUGHT_BY[accelerator]
         return (
             f"accelerator={accelerator!r}: torch knows this device type only once {package} is"
             f" imported: install it, and write `import {package}` before the session"
         )
-    near = difflib.get_close_matches(accelerator, [*words, *BROUGHT_BY, "tpu"], n=2)
+    near = difflib.get_close_matches(accelerator, [*names, *BROUGHT_BY, "tpu"], n=2)
     nearest = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
     return (
-        f"accelerator={accelerator!r} is unknown{nearest}: use one of {', '.join(words)}, or import"
+        f"accelerator={accelerator!r} is unknown{nearest}: use one of {', '.join(names)}, or import"
         " the package that registers this device type before the session"
     )
 

@@ -217,7 +217,7 @@ class SlowRank:
         self._slow_before = [*self._slow_before, slow][-ROUNDS:] if slow is not None else []
         if slow is not None and slow not in self._warned and self._slow_before == [slow] * ROUNDS:
             self._warned.add(slow)
-            self._notices.warn(_words(slow, reports))
+            self._notices.warn(_message(slow, reports))
 
 
 def slow_rank(reports: list[Report]) -> int | None:
@@ -236,7 +236,7 @@ def slow_rank(reports: list[Report]) -> int | None:
     )
 
 
-def _words(slow: int, reports: list[Report]) -> str:
+def _message(slow: int, reports: list[Report]) -> str:
     report, others = reports[slow], [one for rank, one in enumerate(reports) if rank != slow]
     facts = [
         f"{report.in_loader_pct:.0f} % of its time is in the loader"

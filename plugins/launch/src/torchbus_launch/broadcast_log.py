@@ -163,7 +163,7 @@ LEAVES_WITHIN_S = 1.0
 UNSIGNED_AGAIN_S = 0.2
 
 
-class News:
+class BroadcastLog:
     """Numbered items in the store, which every rank hears in the same order.
 
     A thread waits for the next item, and the store answers once it is there. So a rank that hears
@@ -181,7 +181,7 @@ class News:
         for descriptor in self._sockets:
             _keep_alive(descriptor)
         self._answer = answer
-        self._heard: list[str] = []
+        self._items: list[str] = []
         self.lost = False
         self._thread = threading.Thread(target=self._run, name="torchbus-news", daemon=True)
 
@@ -196,40 +196,40 @@ class News:
             shut(self._sockets)
             self._thread.join(LEAVES_WITHIN_S)
 
-    def tell(self, store: SharedStore, item: str) -> None:
+    def append(self, store: SharedStore, item: str) -> None:
         """Let all ranks hear an item, once, also if several ranks tell it.
 
         ``store``: the caller's connection. Raises RuntimeError if the store has gone.
         """
-        if item in self._heard:
+        if item in self._items:
             return
-        number = len(self._heard) + 1
+        number = len(self._items) + 1
         while store.compare_set(_name(number), "", item) != item.encode():
             number += 1
 
     def has(self, item: str) -> bool:
-        return item in self._heard
+        return item in self._items
 
     def all(self, kind: str) -> list[str]:
         """Return what followed the kind, in the order of the items."""
-        return [item.removeprefix(kind) for item in self._heard if item.startswith(kind)]
+        return [item.removeprefix(kind) for item in self._items if item.startswith(kind)]
 
     def _run(self) -> None:
-        while not self.lost and not {FAILED, ALL_ENDED} & {*self._heard[-1:]}:
+        while not self.lost and not {FAILED, ALL_ENDED} & {*self._items[-1:]}:
             with contextlib.suppress(RuntimeError):  # also after the longest wait
-                self._store.wait(_name(len(self._heard) + 1))
+                self._store.wait(_name(len(self._items) + 1))
             try:
-                item = self._store.read(_name(len(self._heard) + 1))
+                item = self._store.read(_name(len(self._items) + 1))
             except RuntimeError:
                 self.lost = True
                 return
             if item is None:
                 time.sleep(UNSIGNED_AGAIN_S)
             else:
-                self._heard.append(item.decode())
-                if self._answer is not None and self._heard[-1].startswith((WHERE, NOTE)):
+                self._items.append(item.decode())
+                if self._answer is not None and self._items[-1].startswith((WHERE, NOTE)):
                     with contextlib.suppress(RuntimeError):
-                        self._store.set(self._heard[-1], self._answer(self._heard[-1]))
+                        self._store.set(self._items[-1], self._answer(self._items[-1]))
 
 
 def _name(number: int) -> str:

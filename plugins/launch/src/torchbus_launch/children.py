@@ -55,7 +55,7 @@ class Child:
         if self._errors is not None:
             self._errors.close()
 
-    def words(self) -> str:
+    def describe_exit(self) -> str:
         """Say how it ended."""
         status = self.poll()
         if status is None:
@@ -137,7 +137,7 @@ def end_children(children: list[Child], in_peace: bool) -> None:
     for child in end(late, 0.0):
         print(
             f"torchbus: rank {child.rank} did not end by itself after the block and"
-            f" {child.words()}",
+            f" {child.describe_exit()}",
             file=sys.__stderr__,
         )
     for child in children:

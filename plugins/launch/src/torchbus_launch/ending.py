@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchbus.world import SharedStore, World
 
-from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, LOOPS_ENDED, News
+from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, LOOPS_ENDED, BroadcastLog
 from torchbus_launch.place import Place
 from torchbus_launch.store import StoreBarrier
 
@@ -56,10 +56,10 @@ class Ending:
     The number of a rank's requests does not depend on the number of ranks.
     """
 
-    def __init__(self, world: World, store: SharedStore, log_entries: News) -> None:
+    def __init__(self, world: World, store: SharedStore, log: BroadcastLog) -> None:
         self._rank = world.rank
         self._store = store
-        self._news = log_entries
+        self._log = log
         self._loop_ended = StoreBarrier(store, "loop ended", world.rank, world.world_size)
         self._ended = StoreBarrier(store, "ended", world.rank, world.world_size)
         self._left = StoreBarrier(store, "left", world.rank, world.world_size)
@@ -69,26 +69,26 @@ class Ending:
 
         All ranks hear of it, unless they have heard of one that had done no more.
         """
-        reported = map(Ended.read, self._news.all(ENDED))
+        reported = map(Ended.read, self._log.all(ENDED))
         if not any(other.is_no_more_than(mine) for other in reported):
-            self._news.tell(self._store, ENDED + mine.written())
+            self._log.append(self._store, ENDED + mine.written())
         if self._loop_ended.say():
-            self._news.tell(self._store, LOOPS_ENDED)
+            self._log.append(self._store, LOOPS_ENDED)
 
     def say(self) -> None:
         """Say that this rank has reached its end."""
         if self._ended.say():
-            self._news.tell(self._store, ALL_ENDED)
+            self._log.append(self._store, ALL_ENDED)
 
     @property
     def have_loops_ended(self) -> bool:
         """Whether this rank has heard that all loops have ended."""
-        return self._news.has(LOOPS_ENDED)
+        return self._log.has(LOOPS_ENDED)
 
     @property
     def is_complete(self) -> bool:
         """Whether this rank has heard that all have said it."""
-        return self._news.has(ALL_ENDED)
+        return self._log.has(ALL_ENDED)
 
     def leave(self) -> None:
         """Say that this rank needs the store no longer."""

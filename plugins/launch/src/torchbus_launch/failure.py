@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from torchbus.errors import PluginError, RankFailed, RanksDiverged
 from torchbus.world import SharedStore
 
-from torchbus_launch.broadcast_log import FAILED, News
+from torchbus_launch.broadcast_log import FAILED, BroadcastLog
 from torchbus_redaction.redactor import redacted, redacted_traceback
 
 KEY = "failure"
@@ -57,10 +57,10 @@ def of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
 
 
-def publish(store: SharedStore, log_entries: News, failure: Failure) -> Failure:
+def publish(store: SharedStore, log: BroadcastLog, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
     recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
-    log_entries.tell(store, FAILED)  # whoever recorded it may have died before it could tell
+    log.append(store, FAILED)  # whoever recorded it may have died before it could tell
     return recorded
 
 

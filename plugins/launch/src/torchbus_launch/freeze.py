@@ -20,7 +20,7 @@ from torchbus_launch.stall import ENDED, STOPPED, Process, StallDetector
 FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0
 
 
-class Neighbours:
+class LocalProcesses:
     """The other ranks of this host, found through the store, where each host has a list.
 
     ``at_most``: how many ranks may be on this host, including this one.
@@ -30,7 +30,7 @@ class Neighbours:
         self._store = store
         self._mine = stall.this()
         self._at_most = at_most if self._mine.host else 0
-        self._meets_next_s, self._pause_s = 0.0, FIRST_PAUSE_S
+        self._discovers_next_s, self._pause_s = 0.0, FIRST_PAUSE_S
         self._listed = 0
         self.found: dict[int, Process] = {}
         if self._mine.host:
@@ -42,11 +42,11 @@ class Neighbours:
             self._take(there)
         self._listed += 1
 
-    def meet(self) -> None:
+    def discover(self) -> None:
         """Find ranks that have joined since the last call; call it often."""
-        if self._listed >= self._at_most or time.monotonic() < self._meets_next_s:
+        if self._listed >= self._at_most or time.monotonic() < self._discovers_next_s:
             return
-        self._meets_next_s = time.monotonic() + self._pause_s
+        self._discovers_next_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 1.5, PROCESSES_LONGEST_PAUSE_S)
         while self._listed < self._at_most and (there := self._store.read(self._entry())):
             self._take(there)
@@ -59,7 +59,7 @@ class Neighbours:
     def _entry(self) -> str:
         return f"processes/{self._mine.host}/{self._listed}"
 
-    def gone(self) -> list[int]:
+    def ended(self) -> list[int]:
         """Return the ranks whose processes have ended."""
         return [rank for rank, other in self.found.items() if other.state() in ENDED]
 
@@ -69,7 +69,7 @@ class Neighbours:
     def is_stopped(self, rank: int) -> bool:
         return rank in self.found and self.found[rank].state() == STOPPED
 
-    def words(self, rank: int) -> str:
+    def describe(self, rank: int) -> str:
         """Say why a rank may be silent."""
         if rank not in self.found:
             return (
@@ -88,7 +88,7 @@ class Neighbours:
         other = self.found.pop(rank, None)
         if other is not None:
             if text:
-                other.tell(text)
+                other.write_stderr(text)
             other.end({neighbour.pid for neighbour in self.found.values()})
 
 
@@ -99,8 +99,8 @@ HEARS_ALL_AFTER = 0.4
 class Pulse:
     """Raises this rank's count, and reads that of the next rank, which reads that of its next one.
 
-    Once a rank is silent for a part of ``freeze_timeout``, it reads those of all ``heard`` ranks.
-    So the number of requests does not depend on the number of ranks.
+    Once a rank is silent for a part of ``freeze_timeout``, it reads those of all ranks in
+    ``received``. So the number of requests does not depend on the number of ranks.
 
     In a stopped process, or one whose native code holds Python's lock, no Python thread runs. In a
     slow process they still run.
@@ -162,7 +162,7 @@ LOST = (
     "its process has gone without a message: SIGKILL killed it (the kernel sends one if memory is"
     " short), or native code ended it"
 )
-OWN = ("session", "fork", "spawn")
+LAUNCHED_HERE = ("session", "fork", "spawn")
 
 
 class Freeze:
@@ -192,7 +192,7 @@ class Freeze:
         )
         self._waited = waited
         self._parent_pid = parent_pid
-        self._told = False
+        self._has_warned = False
         first = world.rank - world.local_rank
         local = range(first, min(first + world.local_world_size, world.world_size))
         clock = FairClock()
@@ -200,7 +200,7 @@ class Freeze:
         received = sorted({*local, following} - {world.rank})
         self._pulse = Pulse(store, world.rank, following, received, clock, request.freeze_timeout_s)
         self._stall = StallDetector(clock, request.freeze_timeout_s)
-        self.neighbours = Neighbours(store, world.rank, len(local))
+        self.local_processes = LocalProcesses(store, world.rank, len(local))
         self.end_workers = self._stall.end_workers
 
     def beat(self) -> None:
@@ -210,7 +210,7 @@ class Freeze:
         """
         # if the store has gone, those who need it report that
         with contextlib.suppress(RuntimeError):
-            self.neighbours.meet()
+            self.local_processes.discover()
             if self._pulse.beat():
                 self._stall.look(*self._waited())
 
@@ -221,12 +221,13 @@ class Freeze:
         this rank ends by itself.
         """
         for rank in self._pulse.silent():
-            if self.has_left(rank) or self.neighbours.is_debugged(rank):
+            if self.has_left(rank) or self.local_processes.is_debugged(rank):
                 self._pulse.hear_again(rank)
             else:
                 return Failure(
                     rank,
-                    f"no sign of life for {self._limit()}: {self.neighbours.words(rank)}. {REMEDY}",
+                    f"no sign of life for {self._limit()}: {self.local_processes.describe(rank)}."
+                    f" {REMEDY}",
                     frozen=True,
                 )
         return (
@@ -237,7 +238,7 @@ class Freeze:
 
     def lost(self) -> Failure | None:
         """Return the failure of a rank of this host whose process ended before it left, if any."""
-        for rank in self.neighbours.gone():
+        for rank in self.local_processes.ended():
             with contextlib.suppress(RuntimeError):  # the store has gone with it
                 if self.has_left(rank):
                     continue
@@ -262,14 +263,14 @@ class Freeze:
 
         It does not ask the store itself, so any thread can call it.
         """
-        if self.neighbours.is_debugged(0):
+        if self.local_processes.is_debugged(0):
             return None
         summary = (
             f"rank 0 (or torchrun), which serves the store, has not answered for {seconds:.0f} s:"
-            f" {self.neighbours.words(0)}"
+            f" {self.local_processes.describe(0)}"
         )
-        if seconds > min(self._hang_timeout_s, self._freeze_timeout_s) and not self._told:
-            self._told = True
+        if seconds > min(self._hang_timeout_s, self._freeze_timeout_s) and not self._has_warned:
+            self._has_warned = True
             self._say_once(f"torchbus: {summary}")
         if seconds <= self._freeze_timeout_s:
             return None
@@ -285,34 +286,43 @@ class Freeze:
         If one of them is this rank's parent, the text goes to the parent's stderr. Under a
         launcher, one rank prints it first, because the launcher may end this rank, too.
         """
-        stopped = {rank for rank in self.neighbours.found if self.neighbours.is_stopped(rank)}
-        ends = {*ranks, *stopped} & {*self.neighbours.found} - {self._rank}
-        first = min({self._rank, *self.neighbours.found} - ends)
+        stopped = {
+            rank for rank in self.local_processes.found if self.local_processes.is_stopped(rank)
+        }
+        ends = {*ranks, *stopped} & {*self.local_processes.found} - {self._rank}
+        first = min({self._rank, *self.local_processes.found} - ends)
         for rank in sorted(ends):
             text = f"torchbus: rank {rank} is ended by rank {self._rank}: {summary}"
-            if self._world.launched_by not in OWN and self._rank == first:
+            if self._world.launched_by not in LAUNCHED_HERE and self._rank == first:
                 say(text)
-            self.neighbours.end(rank, text if self._is_parent(rank) else "")
+            self.local_processes.end(rank, text if self._is_parent(rank) else "")
 
     def say(self, text: str) -> None:
         """Print a text that the user sees; a started rank writes it to its parent's stderr."""
         parent = next(
-            (process for rank, process in self.neighbours.found.items() if self._is_parent(rank)),
+            (
+                process
+                for rank, process in self.local_processes.found.items()
+                if self._is_parent(rank)
+            ),
             None,
         )
         if parent is None:
             say(text)
         else:
-            parent.tell(text)
+            parent.write_stderr(text)
 
     def _say_once(self, text: str) -> None:
         """Print a text that all ranks of this host would print; only one of them does."""
-        others = [rank for rank in self.neighbours.found if not self._is_parent(rank)]
+        others = [rank for rank in self.local_processes.found if not self._is_parent(rank)]
         if self._parent_pid is None or self._rank < min(others, default=self._rank + 1):
             self.say(text)
 
     def _is_parent(self, rank: int) -> bool:
-        return rank in self.neighbours.found and self.neighbours.found[rank].pid == self._parent_pid
+        return (
+            rank in self.local_processes.found
+            and self.local_processes.found[rank].pid == self._parent_pid
+        )
 
     def _limit(self) -> str:
         return f"{self._freeze_timeout_s:g} s (freeze_timeout)"

@@ -77,7 +77,7 @@ DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
 INSIST_AFTER_S = 2.0  # of the time until it is killed
 LOCAL_AFTER_S = 3.0  # a loop that has caught its own error has left by then, or goes on
-HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+HANDLED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 INTERRUPT = signal.SIGURG  # a script has no handler for it, and whoever has none ignores it
 FORCED = "does not leave native code and is ended by force"
 
@@ -303,7 +303,7 @@ class Guard:
             received = self._wakeup.recv(64)
         except TimeoutError:
             return None
-        numbers = [n for n in received if n in HEARD and not self._is_others(n)]
+        numbers = [n for n in received if n in HANDLED_SIGNALS and not self._is_others(n)]
         return numbers[-1] if numbers and self.reason is None else None
 
     def _is_others(self, number: int) -> bool:
@@ -319,7 +319,7 @@ class Guard:
             number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())
         }
         old_handlers[INTERRUPT] = signal.signal(INTERRUPT, self._on_interrupt)
-        self._handlers = {number: signal.getsignal(number) for number in HEARD}
+        self._handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
         wakeup = self._wakeup
 
         def undo() -> None:

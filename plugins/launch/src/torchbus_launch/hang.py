@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from torchbus.errors import RanksDiverged
 from torchbus.world import SharedStore
 
-from torchbus_launch.broadcast_log import ASKED, REPORTED, News
+from torchbus_launch.broadcast_log import ASKED, REPORTED, BroadcastLog
 from torchbus_launch.guard import say
 from torchbus_launch.place import BLIND, END, LOOKS, Place
 
@@ -31,14 +31,14 @@ class Questions:
     def __init__(
         self,
         store: SharedStore,
-        log_entries: News,
+        log: BroadcastLog,
         rank: int,
         world_size: int,
         place: Callable[[], Place],
         beat: Callable[[], None],
     ) -> None:
         self._store = store
-        self._news = log_entries
+        self._log = log
         self._rank = rank
         self._world_size = world_size
         self._place = place
@@ -54,7 +54,7 @@ class Questions:
         return self._world_size <= ALL_ANSWER
 
     def answer(self) -> None:
-        for number in map(int, self._news.all(ASKED)[self._answered :]):
+        for number in map(int, self._log.all(ASKED)[self._answered :]):
             self._answered, self.asked_s = self._answered + 1, time.monotonic()
             self.asked_last = self._store.read(f"asker/{number}") == str(self._rank).encode()
             place = self._place()
@@ -71,7 +71,7 @@ class Questions:
             return None
         ours = self._place()
         self._store.set(f"asked from/{number}", json.dumps(_call(ours)))
-        self._news.tell(self._store, f"{ASKED}{number}")
+        self._log.append(self._store, f"{ASKED}{number}")
         return self._all_places(number) if self.all_answer else [ours, *self._other_places(number)]
 
     def _all_places(self, number: int) -> list[Place]:
@@ -136,7 +136,7 @@ def report(
     silent = sorted(set(range(world_size)) - {place.rank for place in places})
     missing = [place for place in places if not place.waits_in]
     lines = [f"torchbus: ranks have waited {waited_s:.0f} s for others:"]
-    lines += [f"  {place.words()}" for place in places]
+    lines += [f"  {place.describe()}" for place in places]
     lines += [
         f"  rank {rank} does not answer: it is stopped, in native code that holds Python's lock, or"
         " its machine is cut off"
@@ -153,8 +153,8 @@ def report(
 
 def _of_some(places: list[Place], world_size: int, waited_s: float) -> str:
     asked, *elsewhere = places
-    lines = [f"torchbus: ranks have waited {waited_s:.0f} s for others:", f"  {asked.words()}"]
-    lines += [f"  {place.words()}" for place in elsewhere]
+    lines = [f"torchbus: ranks have waited {waited_s:.0f} s for others:", f"  {asked.describe()}"]
+    lines += [f"  {place.describe()}" for place in elsewhere]
     lines.append(
         f"  of {world_size} ranks, {len(elsewhere)} say that they are elsewhere than rank"
         f" {asked.rank}. The others are there, too, or do not answer; of more than {SLOTS} that are"
@@ -195,7 +195,7 @@ class HangWatch:
     answers. ``look()`` returns an error if no rank can go on: each waits in a synchronisation, and
     not all in the same one.
 
-    ``rest()``: returns a mark of module rest.
+    ``idle_mark()``: returns that of this rank.
     ``beat()``: called while this rank waits for answers.
     ``say()``: writes where the user sees it.
     ``timeout_s``: how long a rank waits for one that is elsewhere. Torch ends its collectives then;
@@ -205,32 +205,30 @@ class HangWatch:
     def __init__(
         self,
         store: SharedStore,
-        log_entries: News,
+        log: BroadcastLog,
         rank: int,
         world_size: int,
         hang_timeout_s: float,
         place: Callable[[], Place],
-        rest: Callable[[], str] = lambda: "",
+        idle_mark: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = say,
         timeout_s: float = math.inf,
     ) -> None:
         self._store = store
-        self._news = log_entries
+        self._log = log
         self._rank = rank
         self._world_size = world_size
         self._hang_timeout_s = hang_timeout_s
         self._place = place
-        self._rest = rest
+        self._idle_mark = idle_mark
         self._say = say
         self._timeout_s = timeout_s
-        self._questions = Questions(
-            store, log_entries, rank, world_size, self._place_at_pause, beat
-        )
+        self._questions = Questions(store, log, rank, world_size, self._place_at_pause, beat)
         self._waits: tuple[str, str] | None = None
         self._since_s = self._tried_s = time.monotonic()
         self._printed = 0
-        self._told = False
+        self._has_reported = False
         self._before: list[tuple[str, str, int, str, str]] = []
 
     def waited_s(self) -> float:
@@ -241,7 +239,7 @@ class HangWatch:
         place = self._place()
         now = (place.waits_in, place.line) if place.waits_in else None
         if now != self._waits:
-            self._waits, self._since_s, self._tried_s, self._told = (
+            self._waits, self._since_s, self._tried_s, self._has_reported = (
                 now,
                 time.monotonic(),
                 time.monotonic(),
@@ -253,7 +251,7 @@ class HangWatch:
         waited_s = self.waited_s()
         self._questions.answer()
         self._print_reports()
-        due = waited_s > self._hang_timeout_s and not self._told
+        due = waited_s > self._hang_timeout_s and not self._has_reported
         overdue = waited_s > self._timeout_s
         if (
             not (due or overdue or self._may_ask(waited_s))
@@ -265,8 +263,8 @@ class HangWatch:
         if places is None:
             return None
         if due:
-            self._told = True
-            self._tell(places, waited_s)
+            self._has_reported = True
+            self._report(places, waited_s)
         return (self._missing(places) if overdue else None) or self._deadlock(places)
 
     def _may_ask(self, waited_s: float) -> bool:
@@ -287,12 +285,12 @@ class HangWatch:
         A rank at the end has declared that it only waits. Any other rank needs the mark of rest.
         """
         place = self._place()
-        remaining = END if place.waits_in == END else self._rest()
+        remaining = END if place.waits_in == END else self._idle_mark()
         return replace(
-            place, rest=remaining, call="" if remaining in (END, LOOKS, BLIND) else place.call
+            place, idle_mark=remaining, call="" if remaining in (END, LOOKS, BLIND) else place.call
         )
 
-    def _tell(self, places: list[Place], waited_s: float) -> None:
+    def _report(self, places: list[Place], waited_s: float) -> None:
         """Print the report once for all ranks that wait.
 
         If rank 0 answers, or may, rank 0 prints it, because only rank 0's output is visible under
@@ -308,12 +306,12 @@ class HangWatch:
             self._say(text)
         else:
             self._store.set(f"report/{number}", text)
-        self._news.tell(self._store, f"{REPORTED}{number}")
+        self._log.append(self._store, f"{REPORTED}{number}")
 
     def _print_reports(self) -> None:
-        for number in self._news.all(REPORTED)[self._printed :]:
+        for number in self._log.all(REPORTED)[self._printed :]:
             self._printed += 1
-            self._told = self._waits is not None
+            self._has_reported = self._waits is not None
             text = self._store.read(f"report/{number}") if self._rank == 0 else None
             if text is not None:
                 self._say(text.decode())
@@ -323,10 +321,10 @@ class HangWatch:
         missing = [place for place in places if not place.waits_in]
         if not missing:
             return None
-        words = "; ".join(place.words() for place in missing)
+        listed = "; ".join(place.describe() for place in missing)
         return RanksDiverged(
             f"rank {self._rank} has waited {self._timeout_s:g} s (timeout_s) in"
-            f" {self._place().waits_in}: {words}. A rank that may be away for so long needs a"
+            f" {self._place().waits_in}: {listed}. A rank that may be away for so long needs a"
             " longer timeout_s"
         )
 
@@ -337,21 +335,21 @@ class HangWatch:
         that a busy machine has not yet started counts as work.
         """
         found = [
-            (place.waits_in, place.line, place.backwards, place.rest, place.call)
+            (place.waits_in, place.line, place.backwards, place.idle_mark, place.call)
             for place in places
         ]
         before, self._before = self._before, found
         if (
             found != before
             or len(places) < self._world_size
-            or not all(place.waits_in and place.rest for place in places)
+            or not all(place.waits_in and place.idle_mark for place in places)
         ):
             return None
         calls = {place.call for place in places}
         if len({place.waits_in for place in places}) == 1 and (len(calls) == 1 or "" in calls):
             return None
         lines = "; ".join(
-            place.words() + (f" (in {place.call})" if place.call else "") for place in places
+            place.describe() + (f" (in {place.call})" if place.call else "") for place in places
         )
         return RanksDiverged(
             f"the ranks wait for each other in different places, for good: {lines}. {RANK_CODE}"

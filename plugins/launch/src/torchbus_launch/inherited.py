@@ -92,12 +92,16 @@ def refuse_unlike(theirs: Mapping[str, list[int]], drawn_before: list[str]) -> N
         for name in mine.keys() & theirs.keys()
         if mine[name][0] != theirs[name][0] and not (mine[name][1] and theirs[name][1])
     }
-    names = [WORDS[name] for name in WORDS if name in unlike or name in drawn_before]
+    names = [GENERATORS[name] for name in GENERATORS if name in unlike or name in drawn_before]
     if names:
         raise RanksDiverged(UNLIKE.format(names=" and ".join(names)))
 
 
-WORDS = {"torch": "torch's generator", "random": "Python's `random`", "numpy": "`numpy.random`"}
+GENERATORS = {
+    "torch": "torch's generator",
+    "random": "Python's `random`",
+    "numpy": "`numpy.random`",
+}
 
 
 def _torch_state(text: str) -> torch.Tensor:
@@ -126,7 +130,7 @@ def guarded() -> None:
 
 
 _given: dict[str, Any] | None = None
-_taken = False
+_is_used = False
 _drawn_before: list[str] = []
 
 
@@ -152,7 +156,7 @@ def _call(entry: EntryPoint) -> None:
 
 def place() -> dict[str, Any] | None:
     """Return this rank's place; None once it is taken, or in a process that the user started."""
-    return None if _given is None or _taken else dict(_given["place"])
+    return None if _given is None or _is_used else dict(_given["place"])
 
 
 def key() -> bytes:
@@ -166,8 +170,8 @@ def take() -> None:
 
     Raises RanksDiverged if the script has drawn different numbers than on rank 0.
     """
-    global _taken
-    _taken = True
+    global _is_used
+    _is_used = True
     assert _given is not None
     if _given["at_entry"] is not None:
         refuse_unlike(_given["at_entry"], _drawn_before)

@@ -18,13 +18,13 @@ from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.world import SharedStore, World
 
 from torchbus_launch import compat, failure, inherited, stall, store, worker
-from torchbus_launch.broadcast_log import NOTE, WHERE, FairClock, News, connected_to, shut
+from torchbus_launch.broadcast_log import NOTE, WHERE, BroadcastLog, FairClock, connected_to, shut
 from torchbus_launch.children import Child, end_children
 from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
 from torchbus_launch.guard import Guard, Leave, say
-from torchbus_launch.lookout import GONE, HealthChecks, received
+from torchbus_launch.lookout import STORE_LOST, HealthChecks, received
 from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
 from torchbus_launch.store import StoreBarrier
@@ -72,14 +72,14 @@ class Job:
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
         store = self.world.shared.connection(request.timeout).within("job")
-        self._news = News(self._store, self._answer if self.world.is_main else None)
-        self._news.start()
-        self._ending = Ending(self.world, self._store, self._news)
+        self._log = BroadcastLog(self._store, self._answer if self.world.is_main else None)
+        self._log.start()
+        self._ending = Ending(self.world, self._store, self._log)
         workers = partial(waited_workers, self._thread)
         self._freeze = Freeze(store, self.world, request, workers, parent_pid)
         self._health_checks = HealthChecks(
             store,
-            self._news,
+            self._log,
             self.world.rank,
             self.world.world_size,
             request.hang_timeout_s,
@@ -87,7 +87,7 @@ class Job:
             self._children,
             parent_pid,
             self._freeze,
-            self._rest,
+            self._idle_mark,
             lambda: self.guard.beat(),
             request.timeout.total_seconds(),
         )
@@ -111,13 +111,13 @@ class Job:
         """Number of ranks that this process started."""
         return len(self._children)
 
-    def wait_in(self, *words: object) -> None:
+    def wait_in(self, *label: object) -> None:
         """Record that the main thread is about to wait for the other ranks.
 
-        ``words``: the name of the synchronisation, with its numbers. If ranks wait for ever in
+        ``label``: the name of the synchronisation, with its numbers. If ranks wait for ever in
         synchronisations of different names, the guards end them.
         """
-        self.waiting = words
+        self.waiting = label
 
     def go_on(self) -> None:
         """Record that the main thread no longer waits."""
@@ -193,7 +193,7 @@ class Job:
         while True:
             self._questions += 1
             question = f"{WHERE}{self.world.rank} {self._questions}"
-            self._news.tell(self._store, question)
+            self._log.append(self._store, question)
             deadline = time.monotonic() + pause_s
             while (answer := self._store.read(question)) is None or time.monotonic() < deadline:
                 yield _how_past(json.loads(answer), here) if answer is not None else ""
@@ -201,7 +201,7 @@ class Job:
 
     def note(self, text: str) -> None:
         """Let rank 0 write a line to the terminal, which it alone is sure to have."""
-        self._news.tell(self._store, NOTE + redacted(text))
+        self._log.append(self._store, NOTE + redacted(text))
 
     def _answer(self, question: str) -> str:
         if question.startswith(NOTE):
@@ -209,8 +209,8 @@ class Job:
         ended = self._place().waits_in == END or self.guard.leaving
         return json.dumps([ended, self.backwards, compat.begun() or 0])
 
-    def meet(self, error: BaseException | None) -> BaseException | None:
-        """Meet the other ranks at the end, and return the error that this rank must raise, if any.
+    def finish(self, error: BaseException | None) -> BaseException | None:
+        """Wait for the other ranks at the end, and return the error to raise, if any.
 
         Without an error, this rank waits until every rank has reached its end. With an error, it
         publishes the error and ends the collectives in which others wait.
@@ -223,7 +223,7 @@ class Job:
         self.guard.leaving = True
         if error is None or _is_success(error):
             return error
-        return FailureResolver(self.world, self._store, self.guard, self._health_checks).settle(
+        return FailureResolver(self.world, self._store, self.guard, self._health_checks).resolve(
             error
         )
 
@@ -232,14 +232,14 @@ class Job:
         self.guard.leaving = True
         end_children(self._children, in_peace=error is None)
         self.guard.stop_looking()  # at the store: it closes once all ranks have left
-        self._news.stop()
+        self._log.stop()
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
         self.guard.stop()
         self.world.shared.close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
         # with their connections
-        del self._store, self._news, self._ending, self._health_checks, self._freeze
+        del self._store, self._log, self._ending, self._health_checks, self._freeze
         if error is None and not self.ends_with_block:
             self.guard.deliver_late()
 
@@ -272,7 +272,7 @@ class Job:
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
-            return self.guard.reason or RankFailed(f"{GONE}: {lost}")
+            return self.guard.reason or RankFailed(f"{STORE_LOST}: {lost}")
         return None
 
     def _let_all_leave(self, error: BaseException | None) -> None:
@@ -295,8 +295,8 @@ class Job:
             shut(connected_to(self.world.store.port))
         return error
 
-    def _rest(self) -> str:
-        """Return the mark of module rest.
+    def _idle_mark(self) -> str:
+        """Return this rank's mark; see ``Place``.
 
         On an accelerator it is a constant, because threads that wait may spin. While
         ``wait_until`` looks again and again, it is one as well.
@@ -328,14 +328,14 @@ class FailureResolver:
     """Settles what a rank that ends with an error raises and prints."""
 
     def __init__(
-        self, world: World, store: SharedStore, guard: Guard, lookout: HealthChecks
+        self, world: World, store: SharedStore, guard: Guard, health_checks: HealthChecks
     ) -> None:
         self._world = world
         self._store = store
         self._guard = guard
-        self._health_checks = lookout
+        self._health_checks = health_checks
 
-    def settle(self, error: BaseException) -> BaseException:
+    def resolve(self, error: BaseException) -> BaseException:
         """Find the first failure, publish it, end the collectives, and return what to raise.
 
         Rank 0 prints the traceback of the rank that failed first.
@@ -364,7 +364,7 @@ class FailureResolver:
                 return _signalled(signal_seen, error)
             return _of_another(first, error)
         self._guard.release()
-        return RankFailed(GONE) if failure.is_consequence(error) else error
+        return RankFailed(STORE_LOST) if failure.is_consequence(error) else error
 
     def _signal(self, error: BaseException) -> int | None:
         """Return the signal that this rank has received, if any."""

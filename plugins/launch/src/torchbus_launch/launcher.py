@@ -27,12 +27,12 @@ class Launcher:
     """
 
     def __init__(self, session: Context) -> None:
-        words = session.options
+        options = session.options
         self._session = session
         self._devices = inherited.device_plan() or plan_devices(
-            words["devices"], words["accelerator"]
+            options["devices"], options["accelerator"]
         )
-        self._request = _request(words, self._devices)
+        self._request = _request(options, self._devices)
         self._call: Call | None = None
 
     @property
@@ -71,15 +71,15 @@ class Launcher:
         return job
 
 
-def _request(words: Mapping[str, Any], devices: DevicePlan) -> Request:
+def _request(options: Mapping[str, Any], devices: DevicePlan) -> Request:
     """Return what the session asks of the launcher."""
     return Request(
         devices,
-        words["num_nodes"],
-        words["launch"],
-        words["devices"] != "auto",
-        words["print_all_ranks"],
-        timedelta(seconds=words["timeout_s"]),
-        words["hang_timeout"],
-        words["freeze_timeout"],
+        options["num_nodes"],
+        options["launch"],
+        options["devices"] != "auto",
+        options["print_all_ranks"],
+        timedelta(seconds=options["timeout_s"]),
+        options["hang_timeout"],
+        options["freeze_timeout"],
     )

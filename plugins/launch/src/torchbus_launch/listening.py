@@ -32,7 +32,7 @@ def serve(
     A launcher's ranks find it with ``reach``, by the number of the session. Raises torch's error if
     the port is in use.
     """
-    listener = _listener(LOOPBACK if one_host else _own(address), port)
+    listener = _listener(LOOPBACK if one_host else _local_address(address), port)
     descriptor = None if listener is None else listener.detach()
     number = port if descriptor is None else _port(descriptor)
     store = dist.TCPStore(
@@ -97,7 +97,7 @@ def gloo_on_loopback(one_host: bool) -> Iterator[None]:
         del os.environ[INTERFACE]
 
 
-def _own(address: str) -> str | None:
+def _local_address(address: str) -> str | None:
     """Return the numeric address of this host that the others use; None if it is unknown here."""
     if address == "localhost":
         return LOOPBACK

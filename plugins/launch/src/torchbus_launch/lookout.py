@@ -12,7 +12,7 @@ from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.world import SharedStore
 
 from torchbus_launch import compat, failure
-from torchbus_launch.broadcast_log import ENDED, FAILED, LOOPS_ENDED, News
+from torchbus_launch.broadcast_log import ENDED, FAILED, LOOPS_ENDED, BroadcastLog
 from torchbus_launch.children import Child
 from torchbus_launch.ending import Ended
 from torchbus_launch.failure import Failure
@@ -21,7 +21,7 @@ from torchbus_launch.guard import say
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import END, Place
 
-GONE = "rank 0, which serves the store, has gone"
+STORE_LOST = "rank 0, which serves the store, has gone"
 
 
 class HealthChecks:
@@ -33,7 +33,7 @@ class HealthChecks:
     def __init__(
         self,
         store: SharedStore,
-        log_entries: News,
+        log: BroadcastLog,
         rank: int,
         world_size: int,
         hang_timeout_s: float,
@@ -41,12 +41,12 @@ class HealthChecks:
         children: Sequence[Child],
         parent_pid: int | None,
         freeze: Freeze | None = None,
-        rest: Callable[[], str] = lambda: "",
+        idle_mark: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,
         timeout_s: float = math.inf,
     ) -> None:
         self._store = store
-        self._news = log_entries
+        self._log = log
         self._rank = rank
         self._place = place
         self._children = children
@@ -58,12 +58,12 @@ class HealthChecks:
         self._is_ours = bool(children) or parent_pid is not None
         self._hang = HangWatch(
             store,
-            log_entries,
+            log,
             rank,
             world_size,
             hang_timeout_s,
             place,
-            rest,
+            idle_mark,
             beat,
             say if freeze is None else freeze.say,
             timeout_s,
@@ -72,14 +72,14 @@ class HealthChecks:
     def look(self) -> BaseException | None:
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             return RankFailed("rank 0 has gone")
-        if self._news.lost:
-            return RankFailed(GONE)
+        if self._log.lost:
+            return RankFailed(STORE_LOST)
         try:
-            self.found = found = self._told() or self.dead_rank() or self._frozen()
+            self.found = found = self._recorded() or self.dead_rank() or self._frozen()
             if found is not None and found.frozen and self._freeze is not None:
                 self._freeze.end(found.rank, found.summary)
         except RuntimeError:
-            return RankFailed(GONE)
+            return RankFailed(STORE_LOST)
         if found is not None and (
             found.rank != self._rank
             or found.frozen
@@ -90,10 +90,10 @@ class HealthChecks:
 
     def publish(self, store: SharedStore, found: Failure) -> Failure:
         """Record a failure over the caller's connection; return the one that came first."""
-        return failure.publish(store, self._news, found)
+        return failure.publish(store, self._log, found)
 
-    def _told(self) -> Failure | None:
-        return failure.read(self._store) if self._news.has(FAILED) else None
+    def _recorded(self) -> Failure | None:
+        return failure.read(self._store) if self._log.has(FAILED) else None
 
     def report(self, error: BaseException) -> None:
         """Record an error of this rank, unless a failure is recorded already."""
@@ -129,7 +129,7 @@ class HealthChecks:
             if status:
                 text = child.last_errors()
                 return self.publish(
-                    self._store, Failure(child.rank, f"the process {child.words()}", text)
+                    self._store, Failure(child.rank, f"the process {child.describe_exit()}", text)
                 )
         return self.lost_rank()
 
@@ -149,16 +149,16 @@ class HealthChecks:
         try:
             error = self._hang.look()
         except RuntimeError:
-            return RankFailed(GONE)
+            return RankFailed(STORE_LOST)
         if error is not None:
             self.publish(self._store, failure.of(self._rank, error))
         return error
 
     def _ended_peer(self) -> BaseException | None:
         """Return an error if a rank ended its loop and will never reach what this one waits in."""
-        if self._news.has(LOOPS_ENDED):
+        if self._log.has(LOOPS_ENDED):
             return None  # what they wait in now, all begin
-        ends = [Ended.read(text) for text in self._news.all(ENDED)]
+        ends = [Ended.read(text) for text in self._log.all(ENDED)]
         place, begun = self._place() if ends else None, compat.begun()
         if place is None or place.waits_in in ("", END):
             return None

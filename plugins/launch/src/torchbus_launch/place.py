@@ -31,7 +31,7 @@ class Place:
     ``source``: the text of that line.
     ``note``: what else is known.
     ``call``: the innermost call, and its line.
-    ``rest``: a mark that stays the same while the rank can't go on by itself; "" if it may.
+    ``idle_mark``: a mark that stays the same while the rank can't go on by itself; "" if it may.
     """
 
     rank: int
@@ -40,10 +40,10 @@ class Place:
     source: str
     backwards: int
     note: str = ""
-    rest: str = ""
+    idle_mark: str = ""
     call: str = ""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         what = (
             f"waits in {self.waits_in}"
             if self.waits_in

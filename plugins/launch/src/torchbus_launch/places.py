@@ -70,10 +70,10 @@ def world_size_seen() -> int:
 
 
 def _place(env: Mapping[str, str]) -> Place | None:
-    return _own() or _torchrun(env) or _horovodrun(env) or _slurm(env) or _mpi(env)
+    return _inherited() or _torchrun(env) or _horovodrun(env) or _slurm(env) or _mpi(env)
 
 
-def _own() -> Place | None:
+def _inherited() -> Place | None:
     given = inherited.place()
     return None if given is None else Place("session", **given)
 

@@ -56,7 +56,7 @@ def start(request: Request) -> Job:
     This process is local rank 0 of its node.
     """
     global _started
-    words = command()
+    argv = command()
     if _started and hydra.job() is None:
         raise UsageError(
             "a second session that runs the script again: its ranks would reach the first"
@@ -65,7 +65,7 @@ def start(request: Request) -> Job:
     nodes = find_nodes(request)
     store = nodes.open_store(request)
     children = [
-        start_child(words, nodes, store, local_rank, request)
+        start_child(argv, nodes, store, local_rank, request)
         for local_rank in range(1, nodes.local_world_size)
     ]
     _started = bool(children)
@@ -80,7 +80,7 @@ def command() -> list[str]:
     Raises UsageError if there is no script to run again.
     """
     main = sys.modules["__main__"]
-    words = sys.orig_argv[1:]
+    argv = sys.orig_argv[1:]
     remedy = (
         'use launch="fork", which divides only the block, or put the code in a file and use'
         " `torchbus run FILE`"
@@ -90,20 +90,20 @@ def command() -> list[str]:
         raise UsageError(
             f"this code runs under {module}, which can't be run again for each rank: {remedy}"
         )
-    if not (module or "-c" in words or os.path.exists(getattr(main, "__file__", ""))):
+    if not (module or "-c" in argv or os.path.exists(getattr(main, "__file__", ""))):
         raise UsageError(
             "this code was typed at a prompt or read from stdin, so there is no script to run"
             f" again: {remedy}"
         )
     config, given = hydra.job(), sys.argv[1:]
     if config is not None:
-        if words[len(words) - len(given) :] != given:
+        if argv[len(argv) - len(given) :] != given:
             raise UsageError(
                 "this job runs in a process that a launcher of Hydra's has started, whose command"
                 f" can't be run again for each rank: {remedy}"
             )
-        words = [*words[: len(words) - len(given)], *hydra.arguments_of(config, given)]
-    return [sys.executable, *words]
+        argv = [*argv[: len(argv) - len(given)], *hydra.arguments_of(config, given)]
+    return [sys.executable, *argv]
 
 
 def refuse_start_at_a_prompt() -> None:
@@ -143,7 +143,7 @@ def wait_until_joined(
             raise LaunchError(late)
         for child in children:
             if child.poll() is not None:
-                message = f"rank {child.rank} {child.words()} before it reached the session"
+                message = f"rank {child.rank} {child.describe_exit()} before it reached the session"
                 end(children, 0)
                 raise LaunchError(f"{message}; it wrote:\n{child.last_errors() or '(nothing)'}")
         time.sleep(launch_store.pause_s(0.005, world.num_nodes))
@@ -159,7 +159,7 @@ def _compare_keys(store: SharedStore, world: World, children: list[Child]) -> No
 
 
 def start_child(
-    words: list[str],
+    argv: list[str],
     nodes: Nodes,
     store: SharedStore,
     local_rank: int,
@@ -173,7 +173,7 @@ def start_child(
     place = _place(nodes, local_rank, store.port)
     errors, stdin = error_file(), standard_input()
     process = subprocess.Popen(
-        words,
+        argv,
         env=_environment(place, store, request, runs_again=reported is None),
         cwd=bootstrap.START_DIRECTORY,
         stdin=stdin if reported is None else subprocess.PIPE,

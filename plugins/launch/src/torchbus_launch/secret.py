@@ -106,9 +106,9 @@ def drawn(store: SealedStore, rank: int, world_size: int) -> bytes:
     return key
 
 
-def _pause(seconds: float, deadline: float, words: str) -> None:
+def _pause(seconds: float, deadline: float, problem: str) -> None:
     if time.monotonic() > deadline:
-        raise LaunchError(f"{words} within the session's timeout: one of them may have ended")
+        raise LaunchError(f"{problem} within the session's timeout: one of them may have ended")
     time.sleep(seconds)
 
 

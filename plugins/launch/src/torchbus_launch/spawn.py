@@ -162,9 +162,9 @@ def start(request: Request, call: Call | None) -> Job:
     payload = _payload(call)
     nodes = find_nodes(request)
     store = nodes.open_store(request)
-    words = [sys.executable, "-c", BOOT]
+    argv = [sys.executable, "-c", BOOT]
     children = [
-        start_child(words, nodes, store, local_rank, request, payload)
+        start_child(argv, nodes, store, local_rank, request, payload)
         for local_rank in range(1, nodes.local_world_size)
     ]
     world = nodes.world(0, request, store, "spawn")

@@ -40,7 +40,7 @@ class Process(NamedTuple):
     def is_debugged(self) -> bool:
         return status(self.pid).get("TracerPid", "0") != "0"
 
-    def tell(self, text: str) -> None:
+    def write_stderr(self, text: str) -> None:
         """Write to its stderr on its behalf."""
         with contextlib.suppress(OSError):
             file = os.open(
@@ -154,9 +154,9 @@ class StallDetector:
         """
         now_s = self._clock.seconds()
         stands = {
-            f"it {words}": f"{words} {switches(os.getpid())}"
-            for words in [waits_for(os.getpid())]
-            if words
+            f"it {state}": f"{state} {switches(os.getpid())}"
+            for state in [waits_for(os.getpid())]
+            if state
         }
         self._workers = [pid for pid in workers if is_stopped(pid) or waits_for(pid)]
         for pid in self._workers:
@@ -167,8 +167,8 @@ class StallDetector:
         self._since = {mark: self._since.get(mark, now_s) for mark in stands.values()}
         self.found = next(
             (
-                words
-                for words, mark in stands.items()
+                state
+                for state, mark in stands.items()
                 if now_s - self._since[mark] > self._freeze_timeout_s
             ),
             "",

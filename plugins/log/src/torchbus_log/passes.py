@@ -65,7 +65,7 @@ class Passes:
         """The open pass that gave the latest batch."""
         return self._open[-1] if self._open else self.outside
 
-    def took(self, batch: object, iterator: LoaderIterator) -> None:
+    def record(self, batch: object, iterator: LoaderIterator) -> None:
         """The loop has taken a batch."""
         if (
             not self._open
@@ -92,14 +92,14 @@ class Passes:
 
     def trained(self) -> None:
         """A backward has run."""
-        for consumed in self._session.batches.feeding:
+        for batch in self._session.batches.current:
             known = (
-                next((one for one in self._open if one.origin is consumed.origin), None)
-                if consumed.origin.ahead
+                next((one for one in self._open if one.origin is batch.origin), None)
+                if batch.origin.ahead
                 else None
             )
             if known is not None:  # the loop has taken another batch since
-                self._weigh(known, consumed.rows, consumed.share)
+                self._weigh(known, batch.rows, batch.share)
         if not self._fresh:
             return
         if not self._fresh[0].trains:

@@ -16,7 +16,7 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.gatherer import PLAINLY, Gatherer, LogOptions, how
-from torchbus_log.metrics.totals import Metric, Value, check_name, kept
+from torchbus_log.metrics.totals import Metric, Value, check_name, to_value
 from torchbus_log.passes import Passes
 from torchbus_log.trackers.values import Image, Values
 from torchbus_strategy import sharding
@@ -136,7 +136,7 @@ class Log:
         self._listeners = session.bus.listeners("log_metrics")
         if session.is_inside:
             return  # the first s.log of a session without a logger has created this plugin
-        listens = any(session.all_gather_object(session.bus.heard("metrics_ready")))
+        listens = any(session.all_gather_object(session.bus.has_listeners("metrics_ready")))
         refuse_unused(session.options, listens)
         monitored = {name for name in session.bus.hook.monitored_name() if name}
         if listens or monitored:
@@ -160,7 +160,7 @@ class Log:
             if type(value) is float:
                 number: Value = value
             elif isinstance(value, (Tensor, Real)) or not isinstance(value, Metric):
-                number = kept(name, value)
+                number = to_value(name, value)
             else:
                 self._log_metric(name, value, manner.on_step)
                 continue

@@ -39,14 +39,16 @@ Order = list[tuple[str, int, int]]
 
 
 def interleaved_order(
-    own: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
+    local_stages: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
 ) -> Order:
-    """What torch's interleaved schedule lets this rank compute, which has the stages ``own``.
+    """What torch's interleaved schedule lets this rank compute, which has ``local_stages``.
 
     Without ``pipeline_order``: AttributeError at the second forward.
     """
     device = torch.device("cpu")
-    made: Any = [PipelineStage(_NoLayers(), one, stages, device, group=group) for one in own]
+    made: Any = [
+        PipelineStage(_NoLayers(), one, stages, device, group=group) for one in local_stages
+    ]
     found: Any = ScheduleInterleaved1F1B(made, microbatches)
     return [
         ("F" if action.computation_type.name == "FORWARD" else "B", action.stage_index, index)

@@ -16,7 +16,7 @@ from torchbus_pipeline.calls import Calls
 from torchbus_pipeline.lazily.backward import LaterBackward
 from torchbus_pipeline.lazily.deferred import batch_of
 from torchbus_pipeline.lazily.later import Later
-from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.model.cut import mark_of
 from torchbus_pipeline.model.models import Models
 from torchbus_strategy.backward import engine as strategy_engine
@@ -45,14 +45,14 @@ class PipelineBackward:
         session: Context,
         models: Models,
         calls: Calls,
-        rendezvous: Meeting,
+        barrier: CheckedBarrier,
         replicas: Replicas,
         counts: loss_counts.LossCounts,
         later: LaterBackward,
     ) -> None:
         assert session.job is not None
         self._later = later
-        self._session, self._job, self._meeting = session, session.job, rendezvous
+        self._session, self._job, self._barrier = session, session.job, barrier
         self._models, self._calls, self._replicas, self._counts = models, calls, replicas, counts
         self._constants = Constants(session, models.optimizer_settings)
         self._parts = session.world.data.parts
@@ -69,28 +69,28 @@ class PipelineBackward:
         number = self._job.backwards + 1
         self._job.wait_in("backward", number)
         try:
-            self._meet(f"backward {number}", call.loss)
+            self._sync(f"backward {number}", call.loss)
             if isinstance(call.loss, Later) and call.weight is None and call.count is None:
                 call.weight = self._session.share.weight  # it is a mean, or a sum, over samples
-            count = self._counts.meet(self._counts.of(call, lambda: self._replicas.remain))
+            count = self._counts.weigh_terms(self._counts.of(call, lambda: self._replicas.remain))
             trained = self._models.trained()
-            with isolated_gradients(trained) if count.anew else nullcontext():
+            with isolated_gradients(trained) if count.isolated else nullcontext():
                 error = self._run(call, engine, count, trained)
-                header = self._tell(call, count, error)
+                header = self._exchange_header(call, count, error)
                 if call.sync and self._parts > 1:
                     self._replicas.average(trained)
-            scale = self._counts.settle(header, count, trained) if call.sync else 1.0
+            scale = self._counts.scale_gradients(header, count, trained) if call.sync else 1.0
             self._give_loss(header, call, float(scale))
             self._end(call)
         finally:
             self._job.go_on()
 
-    def _meet(self, what: str, loss: Tensor | None) -> None:
-        """Meet all ranks. Those of one pipeline must have the same batch."""
+    def _sync(self, what: str, loss: Tensor | None) -> None:
+        """Wait for all ranks. Those of one pipeline must have the same batch."""
         batch = f" of {batch_of(loss)}" if isinstance(loss, Later) else ""
         if batch and self._parts > 1:
-            self._meeting.sync_in_pipeline(what + batch)
-        self._meeting.meet(what if self._parts > 1 else what + batch)
+            self._barrier.sync_in_pipeline(what + batch)
+        self._barrier.sync(what if self._parts > 1 else what + batch)
 
     def _run(
         self,
@@ -101,7 +101,7 @@ class PipelineBackward:
     ) -> Exception | None:
         """Run the graph, and the stages inside it. Returns the error of this rank."""
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
-        retained = [one.grad for one in trained] if count.is_zero else []
+        saved = [one.grad for one in trained] if count.is_zero else []
         error: Exception | None = None
         with self._calls.driven(bool(call.retain_graph)) as runs:
             try:
@@ -115,14 +115,14 @@ class PipelineBackward:
                     self._job.stop_for(raised)
                     raise
                 error = raised
-        for one, before in zip(trained, retained, strict=False):
-            one.grad = before
+        for one, gradient in zip(trained, saved, strict=False):
+            one.grad = gradient
         found = [error, *(run.error for run in runs)]
         return next((one for one in found if one is not None), None)
 
     # What the ranks tell each other --------------------------------------------------------------
 
-    def _tell(
+    def _exchange_header(
         self, call: BackwardCall, count: Count, error: Exception | None
     ) -> strategy_header.Header:
         """Compare where the ranks are. Raises, on all ranks, the error of one of them."""
@@ -134,7 +134,7 @@ class PipelineBackward:
         constants = self._constants.number(loss, share.weight, progress)
         slots = numbers(count, progress, share.position, float(error is not None), constants)
         header.begin(slots)
-        reported = header.tell(_known(call) if error is None else None, place, [])
+        reported = header.complete(_known(call) if error is None else None, place, [])
         dist.all_reduce(reported)
         reported /= self._session.world_size
         self._compare(header.mean(), [float(slot or 0.0) for slot in header.slots], error)
@@ -142,7 +142,7 @@ class PipelineBackward:
 
     def _compare(self, mean: list[float], sent: list[float], error: Exception | None) -> None:
         if mean[FAILED]:
-            self._meeting.raise_common(error, everywhere=True)
+            self._barrier.raise_common(error, everywhere=True)
         if not agrees(mean, sent):
             raise RanksDiverged(ORDER.format(self._job.backwards + 1, divergence.SEED))
         if not constants_agree(mean, sent):
@@ -182,11 +182,11 @@ class PipelineBackward:
 
 def refuse(call: BackwardCall) -> None:
     """Raise Unsupported for a backward that the stages can't run."""
-    words = "create_graph=True" if call.create_graph else "inputs="
+    argument = "create_graph=True" if call.create_graph else "inputs="
     if call.create_graph or call.inputs is not None:
         raise Unsupported(
-            f"backward({words}) under strategy='pipeline': the layers of other ranks know only of"
-            " backward(); use strategy='ddp' or 'dp'"
+            f"backward({argument}) under strategy='pipeline': the layers of other ranks know"
+            " only of backward(); use strategy='ddp' or 'dp'"
         )
 
 

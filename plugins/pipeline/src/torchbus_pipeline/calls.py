@@ -14,7 +14,7 @@ from torchbus.plugin import Context, Surround, Unsupported
 
 from torchbus_pipeline.lazily.deferred import Deferred
 from torchbus_pipeline.lazily.later import Later, number, output
-from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.model.cut import Between, Cut, after
 from torchbus_pipeline.options import GPIPE, PipelineOptions
 from torchbus_pipeline.schedule import stream
@@ -40,9 +40,9 @@ class Calls:
     """Surrounds the layers of cut models, and the nn.Sequential that holds them."""
 
     def __init__(
-        self, session: Context, team: Team, rendezvous: Meeting, options: PipelineOptions
+        self, session: Context, team: Team, barrier: CheckedBarrier, options: PipelineOptions
     ) -> None:
-        self._session, self._team, self._meeting = session, team, rendezvous
+        self._session, self._team, self._barrier = session, team, barrier
         self._options = options
         self._forms: dict[tuple[object, ...], tuple[torch.Size, torch.dtype]] = {}
         self._stream = LocalStream(session)
@@ -125,10 +125,10 @@ class Calls:
         cut.forwards += 1
         trains = torch.is_grad_enabled() and self._is_trained(cut, x)
         kind = "training" if trains else "without gradients"
-        self._meeting.sync_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
+        self._barrier.sync_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
         by_rows = self._rows_of(cut, x, row.extras)
         inputs = given_by_loop(x, row.extras, by_rows)
-        for one in {id(one): one for some in inputs.own for one in some}.values():
+        for one in {id(one): one for some in inputs.originals for one in some}.values():
             if type(one) in cut.written:
                 refuse_reading(one, cut.name)
         if trains and self._may_wait(cut):
@@ -143,7 +143,7 @@ class Calls:
         finally:
             self._computes = before
         if whole is None:
-            self._meeting.raise_common(one.run.error)
+            self._barrier.raise_common(one.run.error)
             raise AssertionError("some rank has had an error")
         if not one.run.trains:
             return whole
@@ -165,7 +165,7 @@ class Calls:
         """
         x = inputs.x
         source = Deferred(
-            lambda: self._pass(cut, inputs, True), self._compute, self._meeting.sync_in_pipeline
+            lambda: self._pass(cut, inputs, True), self._compute, self._barrier.sync_in_pipeline
         )
         form = (id(cut), x.shape[1:], x.dtype)
         if form not in self._forms or cut.loss_kind is None:

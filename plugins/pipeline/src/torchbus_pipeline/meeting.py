@@ -21,7 +21,7 @@ REMEDY = (
 )
 
 
-class Meeting:
+class CheckedBarrier:
     """Compares what the ranks are about to do, over connections of its own.
 
     There, a collective of one rank never meets another collective of another rank.
@@ -45,18 +45,18 @@ class Meeting:
     def after_optimizer_step(self) -> None:
         self._steps += 1
 
-    def meet(self, what: str, fails: bool = False) -> bool:
-        """Meet all other ranks. Returns whether this one ``fails``, or another one.
+    def sync(self, what: str, fails: bool = False) -> bool:
+        """Wait for all other ranks. Returns whether this one ``fails``, or another one.
 
         Raises RanksDiverged, on all ranks, if one of them is here for something else.
         """
-        return self._meet(what, fails, *self._groups[0])
+        return self._sync(what, fails, *self._groups[0])
 
     def sync_in_pipeline(self, what: str) -> None:
-        """Meet the other ranks of this pipeline."""
-        self._meet(what, False, *self._groups[-1])
+        """Wait for the other ranks of this pipeline."""
+        self._sync(what, False, *self._groups[-1])
 
-    def _meet(self, what: str, fails: bool, group: dist.ProcessGroup, ranks: list[int]) -> bool:
+    def _sync(self, what: str, fails: bool, group: dist.ProcessGroup, ranks: list[int]) -> bool:
         what = f"{what}, after {self._steps} optimizer steps"
         waits_already = self._job.waiting is not None
         if not waits_already:
@@ -71,12 +71,12 @@ class Meeting:
             self._raise(what, group, ranks)
         return any(failures)
 
-    def reported_in_pipeline(self, what: object) -> list[Any]:
+    def gather_in_pipeline(self, what: object) -> list[Any]:
         """What every rank of this pipeline tells, by place. All of them call it."""
         group, ranks = self._groups[-1]
         return list(all_gather_object(what, len(ranks), group))
 
-    def reported_by_first(self, what: Any) -> Any:
+    def broadcast(self, what: Any) -> Any:
         """What rank 0 tells all ranks. All of them call it."""
         group, ranks = self._groups[0]
         return all_gather_object(what, len(ranks), group)[0]

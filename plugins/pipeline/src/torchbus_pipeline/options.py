@@ -31,9 +31,9 @@ class PipelineOptions:
         expect("stages", self.stages, (int, type(None)), "a number of stages")
         expect("blocks", self.blocks, str, "'auto', or the path of a list of blocks")
         if self.schedule not in SCHEDULES:
-            words = ", ".join(map(repr, SCHEDULES[:-1]))
+            names = ", ".join(map(repr, SCHEDULES[:-1]))
             raise UsageError(
-                f"schedule={self.schedule!r} is unknown: use {words} or {SCHEDULES[-1]!r}"
+                f"schedule={self.schedule!r} is unknown: use {names} or {SCHEDULES[-1]!r}"
             )
         for name in ("microbatches", "stages"):
             value = getattr(self, name)

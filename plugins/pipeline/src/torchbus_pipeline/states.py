@@ -17,7 +17,7 @@ from torchbus.plugin import Context, Unsupported, hookimpl
 
 from torchbus_launch.place import END
 from torchbus_pipeline._compat import buffers, parameters
-from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.model import elsewhere
 from torchbus_pipeline.model.cut import Cut, first_mark, mark_of
 from torchbus_pipeline.model.elsewhere import Elsewhere
@@ -30,19 +30,19 @@ class End:
     def __init__(
         self,
         session: Context,
-        rendezvous: Meeting,
+        barrier: CheckedBarrier,
         models: Models,
         modules: WholeModules,
         optimizers: WholeOptimizers,
     ) -> None:
-        self._session, self._meeting, self._models = session, rendezvous, models
+        self._session, self._barrier, self._models = session, barrier, models
         self._modules, self._optimizers = modules, optimizers
 
     @hookimpl(trylast=True)
     def session_end(self, error: BaseException | None) -> None:
         if error is not None:
             return refuse_gradient(error, self._models)
-        self._meeting.meet("the end of the block")
+        self._barrier.sync("the end of the block")
         assert self._session.job is not None
         self._session.job.wait_in(END)
         self._optimizers.make_whole()
@@ -88,17 +88,17 @@ class Gather:
         elsewhere.refuse_pickling("each rank has only some layers")
 
 
-class Meet:
+class SyncHook:
     """A hook that compares where the ranks are, before they gather a model."""
 
-    def __init__(self, session: Context, rendezvous: Meeting) -> None:
-        self._session, self._meeting = session, rendezvous
+    def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
+        self._session, self._barrier = session, barrier
 
     def __call__(self, module: Module, prefix: str, keep_vars: bool) -> None:
         if not prefix and self._session.is_inside:
-            self._meeting.sync_in_pipeline(f"the state_dict of {type(module).__name__}")
+            self._barrier.sync_in_pipeline(f"the state_dict of {type(module).__name__}")
 
-    def __deepcopy__(self, memo: object) -> Meet:
+    def __deepcopy__(self, memo: object) -> SyncHook:
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -111,15 +111,15 @@ class WholeModules:
     Checkpoints get whole states: a part of a pipeline's model is nothing that others can load.
     """
 
-    def __init__(self, session: Context, team: Team, rendezvous: Meeting) -> None:
+    def __init__(self, session: Context, team: Team, barrier: CheckedBarrier) -> None:
         self._session, self._team = session, team
-        self._gather, self._meet = Gather(session, team), Meet(session, rendezvous)
+        self._gather, self._sync = Gather(session, team), SyncHook(session, barrier)
 
     def add(self, cut: Cut) -> None:
         """Let a model's ``state_dict()`` be whole."""
         model, stack = cut.model(), self._session.on_close
         for module in model.modules() if model is not None else ():
-            stack.callback(module.register_state_dict_pre_hook(self._meet).remove)
+            stack.callback(module.register_state_dict_pre_hook(self._sync).remove)
             stack.callback(module.register_state_dict_post_hook(self._gather).remove)
 
     def make_whole(self) -> None:
@@ -214,8 +214,8 @@ CPU = torch.device("cpu")
 class WholeOptimizers:
     """Gathers the states of all places. All ranks call it."""
 
-    def __init__(self, session: Context, rendezvous: Meeting) -> None:
-        self._session, self._meeting = session, rendezvous
+    def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
+        self._session, self._barrier = session, barrier
         self._known: list[weakref.ref[Optimizer]] = []
 
     @hookimpl(trylast=True)
@@ -237,12 +237,12 @@ class WholeOptimizers:
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         if not self._session.is_inside:
             return state_dict
-        self._meeting.sync_in_pipeline(f"the state_dict of {type(optimizer).__name__}")
+        self._barrier.sync_in_pipeline(f"the state_dict of {type(optimizer).__name__}")
         return {**state_dict, "state": self._whole(state_dict["state"])}
 
     def _whole(self, state: dict[Any, Any]) -> dict[Any, Any]:
         whole = dict(state)
-        for part in self._meeting.reported_in_pipeline(_to(state, CPU)):
+        for part in self._barrier.gather_in_pipeline(_to(state, CPU)):
             whole = {**part, **whole}
         return dict(sorted(whole.items()))
 

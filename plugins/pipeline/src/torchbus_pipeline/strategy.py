@@ -11,7 +11,7 @@ from torchbus.plugin import Context, Unsupported, UsageError, World, hookimpl
 from torchbus_pipeline.backward import PipelineBackward, Replicas
 from torchbus_pipeline.calls import Calls
 from torchbus_pipeline.lazily.backward import LaterBackward, Orders
-from torchbus_pipeline.meeting import Meeting, make_team
+from torchbus_pipeline.meeting import CheckedBarrier, make_team
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.options import PipelineOptions, read_balance
 from torchbus_pipeline.states import End, WholeModules, WholeNorm, WholeOptimizers
@@ -88,12 +88,12 @@ class Pipeline(Strategy):
         refuse_options(session)
         session.replace(GradScaler, "scale", refuse_scaling)
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
-        rendezvous = Meeting(session, team.pipelines)
-        models = Models(session, self.pipeline, team, rendezvous)
-        calls = Calls(session, team, rendezvous, self.pipeline)
+        barrier = CheckedBarrier(session, team.pipelines)
+        models = Models(session, self.pipeline, team, barrier)
+        calls = Calls(session, team, barrier, self.pipeline)
         later = LaterBackward(self.pipeline.schedule, Orders(team), session.is_main)
-        modules = WholeModules(session, team, rendezvous)
-        optimizers = WholeOptimizers(session, rendezvous)
+        modules = WholeModules(session, team, barrier)
+        optimizers = WholeOptimizers(session, barrier)
         models.on_cut += [modules.add, calls.add, optimizers.keep_local]
         replicas = Replicas(session, models, team)
         counts = loss_counts.LossCounts(
@@ -104,10 +104,8 @@ class Pipeline(Strategy):
             "optimizers": optimizers,
             "norm": WholeNorm(session, models, team),
             "replicas": replicas,
-            "backward": PipelineBackward(
-                session, models, calls, rendezvous, replicas, counts, later
-            ),
-            "end": End(session, rendezvous, models, modules, optimizers),
+            "backward": PipelineBackward(session, models, calls, barrier, replicas, counts, later),
+            "end": End(session, barrier, models, modules, optimizers),
         }
         for name, part in parts.items():
             session.bus.register(part, f"{self.name}.{name}")

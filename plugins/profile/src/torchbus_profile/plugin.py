@@ -18,7 +18,7 @@ from torchbus_log.trackers.values import Table
 from torchbus_profile import _compat, result
 from torchbus_profile.plan import Recording, plan
 from torchbus_profile.reading import read
-from torchbus_profile.result import Profiled, Told
+from torchbus_profile.result import Exchange, Profiled
 
 MOST_RANGES = 1000  # a loop may make a name for each step
 
@@ -80,7 +80,7 @@ class Profile:
                 " Leave it out"
             )
         self._folder = self._root / chosen_by_rank0(session, "profile/folder", new_run_name)
-        self._told = Told(session)
+        self._exchange = Exchange(session)
         session.on_close.callback(self._close)
         if self._snapshots:
             _compat.remember_allocations()
@@ -162,7 +162,7 @@ class Profile:
             with self._guarded():
                 self._write_snapshot(str(found.last_step))
         self._found = found
-        self._told.tell(found)
+        self._exchange.publish(found)
         self._send("profile: operators", result.of_operators("operator", found.operators))
         if found.ranges:
             self._send("profile: ranges", result.of_operators("range", found.ranges))
@@ -172,7 +172,7 @@ class Profile:
         _compat.write_snapshot(self._folder / f"rank{self._session.rank}.{word}.memory.pickle")
 
     def _send(self, name: str, rows: list[tuple[str, ...]]) -> None:
-        if rows[1:] and self._session.is_main and self._session.bus.heard("table_ready"):
+        if rows[1:] and self._session.is_main and self._session.bus.has_listeners("table_ready"):
             step = self._found.last_step if self._found is not None else 0
             self._session.bus.hook.table_ready(
                 name=name, table=Table(rows[0], tuple(rows[1:])), step=step
@@ -201,6 +201,6 @@ class Profile:
             )
         if self._found is None:
             return
-        parts = self._told.known(self._found)
+        parts = self._exchange.known(self._found)
         self._send("profile: ranks", result.of_ranks(parts))
         print(result.text(self._found, parts))

@@ -51,7 +51,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-class Told:
+class Exchange:
     """Each rank writes how long its steps took, and their shares. Rank 0 reads them all."""
 
     def __init__(self, session: Context) -> None:
@@ -60,22 +60,22 @@ class Told:
             session.world.shared.within("profile") if session.world_size > 1 else None
         )
 
-    def tell(self, found: Profiled) -> None:
+    def publish(self, found: Profiled) -> None:
         """Write this rank's part. Does not wait."""
         if self._store is not None:
             reported = json.dumps([found.last_step, found.seconds, *found.shares])
             self._store.set(str(self._rank), reported)
 
-    def known(self, own: Profiled) -> dict[int, tuple[float, Shares]]:
+    def known(self, local: Profiled) -> dict[int, tuple[float, Shares]]:
         """Return seconds and shares of the same steps, by rank, once all ranks have told.
 
         Until then, it returns this rank's. Rank 0 asks for all others at once.
         """
         keys = [str(rank) for rank in range(self._count)]
         reported = None if self._store is None else self._store.read_all(keys)
-        found = {self._rank: (own.seconds, own.shares)}
+        found = {self._rank: (local.seconds, local.shares)}
         for rank, (step, seconds, *parts) in enumerate(map(json.loads, reported or ())):
-            if step == own.last_step:
+            if step == local.last_step:
                 found[rank] = seconds, Shares(*parts)
         return dict(sorted(found.items()))
 

@@ -98,7 +98,7 @@ def guarded(listen: F) -> F:
     return cast(F, call)
 
 
-def _nothing() -> None:
+def _no_loss() -> None:
     return None
 
 
@@ -113,7 +113,7 @@ class Listener:
         self._loss = Loss()
         self._unscaled: torch.Tensor | None = None
         self._epochs_loss = MeanLoss()
-        self._last: Callable[[], torch.Tensor | None] = _nothing
+        self._last: Callable[[], torch.Tensor | None] = _no_loss
         self._named: dict[str, float] = {}
         self._steps = steps
         self._step_rate = Rate()
@@ -131,7 +131,7 @@ class Listener:
     @hookimpl
     @guarded
     def batch_ready(self, iterator: LoaderIterator) -> None:
-        current = self._passes.took(iterator)
+        current = self._passes.record(iterator)
         if current is not None and not current.trained and time.monotonic() >= self._next_s:
             self._draw()
 
@@ -150,7 +150,7 @@ class Listener:
                 self._epochs_loss = MeanLoss()
             current.trained = True
             self._epochs_loss.add(loss)
-        self._last = _nothing if loss is None else weakref.ref(loss)
+        self._last = _no_loss if loss is None else weakref.ref(loss)
         if time.monotonic() >= self._next_s:
             self._loss.show(loss)
             self._draw()
@@ -223,7 +223,7 @@ class Listener:
         self._next_s = ended_s + max(self._output.pause_s, pause_s_)
 
 
-RETAINED_AT_MOST = 64
+MAX_PENDING = 64
 
 
 class MeanLoss:
@@ -232,7 +232,7 @@ class MeanLoss:
     def __init__(self) -> None:
         self._count = 0
         self._sum = 0.0
-        self._kept: list[torch.Tensor] = []
+        self._pending: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
 
     def add(self, loss: torch.Tensor | None) -> None:
@@ -244,22 +244,22 @@ class MeanLoss:
         elif accelerators.is_capturing(loss.device):
             return
         else:
-            self._kept.append(loss.detach().reshape(()).float())
-            if len(self._kept) == RETAINED_AT_MOST:
-                self._sum_retained()
+            self._pending.append(loss.detach().reshape(()).float())
+            if len(self._pending) == MAX_PENDING:
+                self._sum_pending()
         self._count += 1
 
     @property
     def value(self) -> float | None:
-        self._sum_retained()
+        self._sum_pending()
         self._sum += sum(float(one) for one in self._sums)
         self._sums.clear()
         return self._sum / self._count if self._count else None
 
-    def _sum_retained(self) -> None:
-        if self._kept:
-            self._sums.append(torch.stack(self._kept).sum())
-            self._kept.clear()
+    def _sum_pending(self) -> None:
+        if self._pending:
+            self._sums.append(torch.stack(self._pending).sum())
+            self._pending.clear()
 
 
 class Loss:

@@ -71,15 +71,17 @@ class Terminal:
         self._pid = os.getpid()
         self._visible = False
         self._at_line_start = True
-        self._heard = [
-            _Heard(self, name) for name in ("stdout", "stderr") if getattr(sys, name).isatty()
+        self._streams = [
+            _WatchedStream(self, name)
+            for name in ("stdout", "stderr")
+            if getattr(sys, name).isatty()
         ]
 
     def draw(self, snapshot: Snapshot) -> None:
         with self._lock:
             if self._at_line_start:
-                for received in self._heard:
-                    received.flush()
+                for stream in self._streams:
+                    stream.flush()
                 self._stream.write(f"{CLEAR_BELOW}\n{self._render(snapshot)}{UP}")
                 self._stream.flush()
                 self._visible = True
@@ -97,8 +99,8 @@ class Terminal:
 
     def close(self) -> None:
         self.hide()
-        for received in self._heard:
-            received.stop()
+        for stream in self._streams:
+            stream.stop()
 
     def hide(self) -> None:
         if self._visible and os.getpid() == self._pid:
@@ -131,7 +133,7 @@ class Terminal:
             return 79
 
 
-class _Heard:
+class _WatchedStream:
     """Replaces a stream of ``sys``. Everything but writing is the stream's own."""
 
     def __init__(self, terminal: Terminal, name: str) -> None:
@@ -173,10 +175,8 @@ def line(snapshot: Snapshot, columns: int, unicode: bool = True) -> Text:
     text = Text(no_wrap=True, overflow="crop")
     text.append(label, "bold")
     if bar and snapshot.part is not None:
-        consumed = _width([label, count, *facts, *metrics]) + len(GAP)
-        text.append(GAP).append_text(
-            _bar(snapshot.part, min(WIDEST_BAR, columns - consumed), unicode)
-        )
+        width = _width([label, count, *facts, *metrics]) + len(GAP)
+        text.append(GAP).append_text(_bar(snapshot.part, min(WIDEST_BAR, columns - width), unicode))
     text.append(GAP + count)
     for fact in facts:
         text.append(GAP).append(fact, "bright_black")

@@ -79,12 +79,12 @@ class Passes:
         self.current = Pass(loader, iterator, self.epochs + 1, bool(self._open))
         self._open.append(self.current)
 
-    def took(self, iterator: LoaderIterator) -> Pass | None:
+    def record(self, iterator: LoaderIterator) -> Pass | None:
         """The loop has taken a batch. Return its pass, if its beginning is known."""
         if self.current is None or self.current.iterator() is not iterator:
             self.current = next((one for one in self._open if one.iterator() is iterator), None)
         if self.current is not None:
-            self.current.done = iterator.taken
+            self.current.done = iterator.num_yielded
         return self.current
 
     def ended(self, loader: DataLoader[object]) -> Pass | None:

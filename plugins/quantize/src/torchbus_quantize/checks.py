@@ -46,8 +46,8 @@ class FirstBackward:
 def _why(model: Module, done: Done) -> str:
     names = trained(model)
     left = {path: why for path, why in done.left.items() if why != "trained"}
-    words = [f"{few(names)} trained"] if names else []
-    return "; ".join([*words, *([reasons(left)] if left else [])]) or "no nn.Linear"
+    parts = [f"{few(names)} trained"] if names else []
+    return "; ".join([*parts, *([reasons(left)] if left else [])]) or "no nn.Linear"
 
 
 def refuse_companions(session: Context, name: str) -> None:
@@ -107,13 +107,13 @@ class Done:
         self.before += before
         self.after += after
 
-    def words(self, name: str, library: str) -> str:
+    def describe(self, name: str, library: str) -> str:
         """For ``explain()``."""
         if not self.layers:
             return "nothing quantised: no frozen linear layer"
         sizes = f"{_bytes(self.before)} are now {_bytes(self.after)}"
-        retained = reasons({path: why for path, why in self.left.items() if why != "trained"})
-        remaining = f"; left as they are: {retained}" if retained else ""
+        left = reasons({path: why for path, why in self.left.items() if why != "trained"})
+        remaining = f"; left as they are: {left}" if left else ""
         many = f"{len(self.layers)} frozen layer{'s' if len(self.layers) > 1 else ''}"
         return f"weights of {many} in {name} by {library}: {sizes}{remaining}"
 

@@ -100,7 +100,7 @@ class Quantize:
             return {}
         return {
             "quantised": [
-                f"{type(model).__name__}: {done.words(name, self._library_name)}"
+                f"{type(model).__name__}: {done.describe(name, self._library_name)}"
                 for model, done in self._done.items()
             ]
             or ["no model yet"]

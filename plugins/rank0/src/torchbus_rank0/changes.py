@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WAIT_FOR_RANK0_S = 20.0
 ASKS_AFTER_S = 0.1
-KEPT = 32  # of the last changes to a path
+HISTORY = 32  # of the last changes to a path
 ELSEWHERE = "elsewhere"
 
 
@@ -72,7 +72,7 @@ class Changes:
         line, backwards = f"{kind} {_line()}", self._job.backwards
         with self._lock:
             number, changes = self._made.get(path, (0, []))
-            changes = [*changes, Change(kind, backwards, failure, is_open)][-KEPT:]
+            changes = [*changes, Change(kind, backwards, failure, is_open)][-HISTORY:]
             self._made[path] = number + 1, changes
             self._at_line[line, backwards] += 1
             self._session.world.shared.set_all(

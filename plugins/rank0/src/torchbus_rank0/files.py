@@ -44,7 +44,11 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
     },
 }
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
-OWN = ("torchbus", "torch.distributed", "torch._")  # they agree between ranks by themselves
+SYNCHRONISED_MODULES = (
+    "torchbus",
+    "torch.distributed",
+    "torch._",
+)  # they agree between ranks by themselves
 SEAMS = ("torchbus_rank0", "torchbus.patches", "torchbus.patching", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
@@ -59,7 +63,7 @@ class SharedFiles:
         self._pid = os.getpid()
         self._launched = session.world.launched_by in ("session", "fork")
         self._saved: set[str] = set()
-        self._own: set[str] = set()
+        self._local_paths: set[str] = set()
         self._inside = threading.local()
 
     @hookimpl
@@ -102,7 +106,7 @@ class SharedFiles:
             return self._make_for_all(kind, paths, make)
         found = self._changes.find(kind, paths[0])
         if found.change is None and found.is_local:
-            self._own.update(paths)
+            self._local_paths.update(paths)
         if found.is_local or _raise(found, paths):
             return self._make(make)
         return paths[-1] if kind in ("copy", "move", "copytree") else None
@@ -142,7 +146,7 @@ class SharedFiles:
                 return self._open_for_all(path, lambda: original(file, mode, *args, **kwargs))
             found = self._changes.find("open", path)
             if found.change is None and found.is_local:
-                self._own.add(path)
+                self._local_paths.add(path)
             if found.is_local or _raise(found, [path]):
                 return original(file, mode, *args, **kwargs)
             unnamed = _unnamed(path if "r" in mode else None)
@@ -174,12 +178,13 @@ class SharedFiles:
         return path in self._saved or (self._launched and not is_private(path))
 
     def _is_local(self, path: str) -> bool:
-        return bool(self._own) and any(
-            parent in self._own for parent in (path, *map(str, pathlib.PurePath(path).parents))
+        return bool(self._local_paths) and any(
+            parent in self._local_paths
+            for parent in (path, *map(str, pathlib.PurePath(path).parents))
         )
 
     def _is_inside(self) -> bool:
-        return getattr(self._inside, "depth", 0) > 0 or _caller().startswith(OWN)
+        return getattr(self._inside, "depth", 0) > 0 or _caller().startswith(SYNCHRONISED_MODULES)
 
     @contextmanager
     def _within(self) -> Iterator[None]:

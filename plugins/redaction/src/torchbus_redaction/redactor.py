@@ -222,9 +222,11 @@ class Redactor:
         text = self._finds.sub(HIDDEN, text) if self._finds is not None else text
         return texts.without_given_away(text)
 
-    def words(self, words: Sequence[str]) -> list[str]:
+    def command_line(self, arguments: Sequence[str]) -> list[str]:
         """Return a command line; hide what follows a flag such as ``--api-key``."""
-        return [self._word(word, flag) for word, flag in zip(words, ["", *words], strict=False)]
+        return [
+            self._word(word, flag) for word, flag in zip(arguments, ["", *arguments], strict=False)
+        ]
 
     def plain(self, value: object) -> Any:
         """Return a value in the types of JSON, without secrets.
@@ -275,10 +277,10 @@ class Redactor:
         if items is None:
             self._learn_object(value, around)
             return self.text(text_of(value))
-        words = [item for item in items if isinstance(item, str)]
-        if words and len(words) == len(items) and not hides(name, "x"):
-            self._learn_phrases(words)
-            return self.words(words)
+        arguments = [item for item in items if isinstance(item, str)]
+        if arguments and len(arguments) == len(items) and not hides(name, "x"):
+            self._learn_phrases(arguments)
+            return self.command_line(arguments)
         return [self._built(item, around, name) for item in items]
 
     def _learn_object(self, value: object, around: tuple[int, ...]) -> None:
@@ -300,13 +302,13 @@ class Redactor:
             for item in items_of(value) or (fields.values() if fields is not None else ()):
                 self._learn_all(item, sure, (*around, id(value)))
 
-    def _learn_phrases(self, words: Sequence[str]) -> None:
+    def _learn_phrases(self, arguments: Sequence[str]) -> None:
         """Learn the secrets of words such as those of a command line.
 
         It knows ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, ``https://user:x@host``, and
         texts.
         """
-        for word, flag in zip(words, ["", *words], strict=False):
+        for word, flag in zip(arguments, ["", *arguments], strict=False):
             self.learn((value for _, value in texts.assigned(word)), sure=False)
             self.learn(texts.passwords(word))
             name, value = texts.named(word, flag)

@@ -57,7 +57,7 @@ GIVEN_AWAY = re.compile(
 SIGNED = re.compile(
     r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE
 )
-NOTHING = ("", "|", "|-", "|+", "None", "True", "False", "null", "true", "false", "...")
+EMPTY_VALUES = ("", "|", "|-", "|+", "None", "True", "False", "null", "true", "false", "...")
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 LONG_USER, LONGEST_BRACKET = 16, 10_000
 
@@ -212,7 +212,7 @@ def is_hidden(name: str, value: str, prose: bool) -> bool:
 
     ``prose``: the text is like "the key: a word". Then an ordinary word stays.
     """
-    if value in NOTHING or value.startswith(HIDDEN):
+    if value in EMPTY_VALUES or value.startswith(HIDDEN):
         return False
     if (
         prose
@@ -275,16 +275,16 @@ STEMS = re.compile(
 )
 
 
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-ALWAYS = _words("pwd creds bearer authorization jwt cookie cookies otp sas")
-OFTEN = _words("key token auth oauth pat pass pw")
+ALWAYS = _word_set("pwd creds bearer authorization jwt cookie cookies otp sas")
+OFTEN = _word_set("key token auth oauth pat pass pw")
 """Words with other meanings, too: they hide a text or a long number, unless the name is one of a
 model or table.
 """
-MANY = _words("keys tokens")
+MANY = _word_set("keys tokens")
 """Hidden if the name also says whose or what for."""
 HOLDERS = (
     "api access auth private secret ssh gpg wandb hf huggingface hub neptune comet mlflow clearml"
@@ -293,29 +293,29 @@ HOLDERS = (
     " signing signature encryption deploy subscription bearer oauth jwt personal admin root"
     " registry pypi npm docker"
 )
-HOLDING = _words(HOLDERS)
+HOLDING = _word_set(HOLDERS)
 GLUED = re.compile(rf"(?:{HOLDERS.replace(' ', '|')})(?:key|token|pass|pwd)s?")
-PLAIN = _words(
+PLAIN = _word_set(
     "pad eos bos unk sep cls mask padding embedding embed query qkv value values head heads dropout"
     " prefix special stop start end begin separator sort order index primary foreign group column"
     " image label text target metric monitor input output batch dict state map cache word next"
     " forward backward single first second kernel"
 )
-COUNTS = _words(
+COUNTS = _word_set(
     "num n nb max min per count counts size dim dims len length limit rate ratio steps id ids"
     " seconds timeout bits rounds"
 )
-PLACES = _words(
+PLACES = _word_set(
     "file files filename path paths dir folder sock socket mode method type types provider name"
     " field env parallelism prompt"
 )
-SENTENCE = _words(
+SENTENCE = _word_set(
     "the a an it its this that these there they must may can is are was were no not none and or but"
     " if of to in on at for from by with without use set give pass choose see each every all any"
     " only one either neither both what which who whoever you your run call make let"
 )
 """Words with which a sentence goes on after a colon, as in "the file is not secret: it must be"."""
-PROBLEMS = _words("error exception warning")
+PROBLEMS = _word_set("error exception warning")
 """``KeyError: 'momentum'``."""
 
 
@@ -335,14 +335,14 @@ def is_place(value: str) -> bool:
 @functools.lru_cache(4096)
 def speaks(name: str) -> Speaks:
     """Return how surely a value of this name is a secret."""
-    words = [word for word in PHRASES_BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
-    if not words or words[-1] in PLACES | PROBLEMS:
+    parts = [word for word in PHRASES_BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
+    if not parts or parts[-1] in PLACES | PROBLEMS:
         return Speaks.NOT
     if any(
-        word in ALWAYS or STEMS.search(word) or GLUED.fullmatch(word) for word in words
-    ) or STEMS.search("_".join(words)):
+        word in ALWAYS or STEMS.search(word) or GLUED.fullmatch(word) for word in parts
+    ) or STEMS.search("_".join(parts)):
         return Speaks.SURELY
-    there = set(words)
+    there = set(parts)
     if there & HOLDING and there & (OFTEN | MANY) - HOLDING:
         return Speaks.SURELY
     return Speaks.PERHAPS if there & OFTEN and not there & PLAIN else Speaks.NOT

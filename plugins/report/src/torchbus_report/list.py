@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     if given.json:
         print(json.dumps([one.plain() for one in found], indent=2))
     elif found:
-        rows = [[one.words()[column] for column in COLUMNS] for one in found]
+        rows = [[one.cells()[column] for column in COLUMNS] for one in found]
         _print(table([[column.upper() for column in COLUMNS], *rows]))
     else:
         print(f'no run in {given.folder}: session(logger="local") writes one')

@@ -17,7 +17,7 @@ from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, Origin, UsageError, hookimpl, warn
 from torchbus.tree import as_list
 
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 
 BYPASSED = (
     "{} has an __iter__ of its own that makes batches without DataLoader's: they can't be divided,"
@@ -98,7 +98,7 @@ IN_EVAL_MODE = (
 WITHOUT_GRADIENTS = "to train, take its batches outside torch.no_grad() and inference_mode"
 
 
-class Feeding:
+class TrainingLoaders:
     """The loaders that train: a divided pass over them has fed a backward.
 
     It rejects an optimizer step on the batches of a pass that counts as evaluation.
@@ -127,11 +127,11 @@ class Feeding:
     def backward(self, call: BackwardCall) -> None:
         """The loop calls ``backward``."""
         self._backwards += 1
-        current = self._session.batches.feeding
+        current = self._session.batches.current
         if current and (len(current) > 1 or current[0].origin is not self._origin):
             self._look(call, current)
 
-    def _look(self, call: BackwardCall, current: Sequence[Taken]) -> None:
+    def _look(self, call: BackwardCall, current: Sequence[TrackedBatch]) -> None:
         self._origin, self._whole = current[0].origin, None
         for one in current:
             loader = one.origin.loader() if one.origin.loader is not None else None
@@ -140,7 +140,7 @@ class Feeding:
             elif loader is not None and not one.origin.evaluates:
                 self._trains.add(loader)
         if self._whole is not None and only_parameters(as_list(call.tensors)):
-            self._warn(_words(self._whole))
+            self._warn(_message(self._whole))
 
     def step(self, optimizer: Optimizer) -> None:
         """The loop calls ``optimizer.step``.
@@ -152,7 +152,7 @@ class Feeding:
         if whole is not None and objects.models_of(
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ):
-            raise UsageError(_words(whole))
+            raise UsageError(_message(whole))
 
     def wait_for(self, kind: type, origin: Origin) -> None:
         """A pass over a data set of this class is over, but something still holds its batches.
@@ -164,7 +164,7 @@ class Feeding:
     def say_waited_for(self) -> None:
         """At the end, warn if batches of such a pass have fed no backward."""
         for kind, origin in self._waited_for:
-            if not origin.fed:
+            if not origin.used:
                 self.say_unfed(kind)
 
     def say_unfed(self, kind: type) -> None:
@@ -186,7 +186,7 @@ class Feeding:
             warn(text)
 
 
-def _words(origin: Origin) -> str:
+def _message(origin: Origin) -> str:
     why = (
         origin.evaluates.removeprefix("not divided, ")
         .removeprefix("divided without padding, ")

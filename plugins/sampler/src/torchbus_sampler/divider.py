@@ -21,14 +21,14 @@ from torchbus.plugin import (
 )
 
 from torchbus_sampler._compat import auto_collation, index_sampler
-from torchbus_sampler.content.comparison import OWN, Contents
+from torchbus_sampler.content.comparison import LOCAL_DATA, Contents
 from torchbus_sampler.content.first_item import begin, left_whole
-from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, Feeding, decide
+from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, TrainingLoaders, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
 from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream
 from torchbus_sampler.orders.shared import memory_of
-from torchbus_sampler.stateful import kind_of_order, settle
+from torchbus_sampler.stateful import drop_skipped, kind_of_order
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
 from torchbus_strategy import random_streams
 
@@ -50,7 +50,7 @@ class Divider:
         self._decisions: weakref.WeakKeyDictionary[DataLoader[object], Decision] = (
             weakref.WeakKeyDictionary()
         )
-        self._feeding = Feeding(session)
+        self._training = TrainingLoaders(session)
         self._contents = Contents(session)
         self._between = BetweenPasses(session)
         self._memory = memory_of(session.world)
@@ -112,7 +112,7 @@ class Divider:
 
     def _may_be_a_look(self, loader: DataLoader[object]) -> bool:
         """Whether the script may just look at a first batch: others train, or it was evaluated."""
-        return loader not in self._feeding and (bool(self._feeding) or loader in self._evaluated)
+        return loader not in self._training and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
         """Divide it if the ranks' first items agree. If not, the dataset divides itself."""
@@ -143,7 +143,7 @@ class Divider:
             return
         self._passes[loader] = origin
         divided = divided_order(iterator.order)
-        settle(divided, iterator)
+        drop_skipped(divided, iterator)
         origin.ragged = divided is not None and divided.is_ragged
         if decision.evaluation:
             self._evaluated.add(loader)
@@ -164,7 +164,7 @@ class Divider:
         if known is None:
             return self._decide(loader)
         if (
-            loader in self._feeding
+            loader in self._training
             and (known.divide or known.evaluation)
             and (latest is None or latest.is_over)
         ):
@@ -184,12 +184,12 @@ class Divider:
         divided = divided_order(order)
         share, instead = unpack(batch, divided)
         if self._ledger is not None:
-            self._ledger.take(loader, iterator.taken - 1, share)
+            self._ledger.take(loader, iterator.num_yielded - 1, share)
         if not iterator.origin.evaluates:
             self._between.takes(iterator.origin)
             self._session.random.use("own")
             iterator.origin.share = share
-            if iterator.taken == 1 + (divided is not None and divided.began_whole):
+            if iterator.num_yielded == 1 + (divided is not None and divided.began_whole):
                 self._parts.add(loader)
         return instead
 
@@ -197,7 +197,7 @@ class Divider:
     def batches_skipped(self, loader: DataLoader[object], order: Pass | None, count: int) -> None:
         decision, divided = self._decisions.get(loader), divided_order(order)
         if decision is not None and decision.divide and not decision.evaluation:
-            self._feeding.add(loader)  # it fed one in an earlier run
+            self._training.add(loader)  # it fed one in an earlier run
             self._between.takes(self._passes[loader])
         if divided is not None:
             divided.forget(count)
@@ -205,11 +205,11 @@ class Divider:
     @hookimpl
     def before_backward(self, call: BackwardCall) -> None:
         self._between.backward()
-        self._feeding.backward(call)
+        self._training.backward(call)
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._feeding.step(optimizer)
+        self._training.step(optimizer)
 
     @hookimpl
     def loader_end(self, loader: DataLoader[object], order: Pass | None) -> None:
@@ -221,31 +221,31 @@ class Divider:
             or decision is None
             or not decision.divide
             or latest.evaluates
-            or latest.fed
+            or latest.used
             or latest.share is None  # the pass had no batches
         ):
             return
         if self._session.batches.waiting(latest):
-            self._feeding.wait_for(type(loader.dataset), latest)
+            self._training.wait_for(type(loader.dataset), latest)
         elif not self._session.batches.may_have_been_used(loader):
-            self._feeding.say_unfed(type(loader.dataset))
+            self._training.say_unfed(type(loader.dataset))
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
         if error is None:
             for loader in self._parts:
-                if loader not in self._feeding and not self._session.batches.may_have_been_used(
+                if loader not in self._training and not self._session.batches.may_have_been_used(
                     loader
                 ):
-                    self._feeding.say_unfed(type(loader.dataset))
-            self._feeding.say_waited_for()
+                    self._training.say_unfed(type(loader.dataset))
+            self._training.say_waited_for()
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
         if not isinstance(thing, DataLoader):
             return None
         decision = (
-            Decision(True, "divided") if thing in self._feeding else self._decisions.get(thing)
+            Decision(True, "divided") if thing in self._training else self._decisions.get(thing)
         )
         if decision is None:
             return (
@@ -257,8 +257,8 @@ class Divider:
 
     def _decide(self, loader: DataLoader[object]) -> Decision:
         if self._contents.are_local(loader):
-            return Decision(False, OWN)
-        return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)
+            return Decision(False, LOCAL_DATA)
+        return decide(loader, self._models.now(), loader in self._training, self._shard_eval)
 
 
 FURTHER = 2  # backwards after the end of a pass: one may belong to a batch that was read ahead
@@ -276,7 +276,7 @@ class BetweenPasses:
         self._events = count(1)
         # when each pass that is not over was opened, and gave its latest batch
         self._opened: dict[Origin, int] = {}
-        self._taken: dict[Origin, int] = {}
+        self._latest: dict[Origin, int] = {}
         self._iterators: dict[Origin, weakref.ref[object]] = {}
         self._further = 0
 
@@ -298,18 +298,18 @@ class BetweenPasses:
         """
         iterator = None if origin.iterator is None else origin.iterator()
         if origin in self._opened and iterator is not None:
-            if origin not in self._taken:
+            if origin not in self._latest:
                 self._iterators[origin] = weakref.ref(iterator, lambda _: self.ends(origin))
-            self._taken[origin] = next(self._events)
+            self._latest[origin] = next(self._events)
             self._session.random.goes_on()
 
     def ends(self, origin: Origin) -> None:
         """The pass is over, or the loop has dropped its iterator."""
-        began, elapsed = self._opened.pop(origin, None), self._taken.pop(origin, None)
+        began, elapsed = self._opened.pop(origin, None), self._latest.pop(origin, None)
         self._iterators.pop(origin, None)
         if began is None or elapsed is None or not self._session.is_inside:
             return
-        if not any(one.fed and consumed < began for one, consumed in self._taken.items()):
+        if not any(one.used and latest < began for one, latest in self._latest.items()):
             self._session.random.pass_ends()
             self._further = 0
 

@@ -12,7 +12,7 @@ from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, hookimp
 
 from torchbus_sampler._compat import UPDATE_COUNT
 
-FED = "_torchbus_fed"
+INPUTS_SEEN = "_torchbus_fed"
 MIXED = (
     "this {} was updated with batches that are divided over ranks, and with whole ones, and no"
     " reduction fits both. Reset it in between, or make one metric for each"
@@ -25,10 +25,10 @@ class Metrics:
     @hookimpl
     def session_start(self, session: Context) -> None:
         if session.world_size > 1:
-            session.bus.register(FedMetrics(session), "torchmetrics.fed")
+            session.bus.register(WatchedMetrics(session), "torchmetrics.fed")
 
 
-class FedMetrics:
+class WatchedMetrics:
     """Knows for each metric whether it was fed shares of batches, or whole batches.
 
     A metric carries this itself, so copies of it do, too. If the strategy divides no data, all
@@ -66,18 +66,18 @@ class FedMetrics:
             # each metric has an update() of its own, made with it; all of them count
             if name == UPDATE_COUNT and value == vars(metric).get(name, 0) + 1:
                 now = frozenset([self._is_divided(metric)])
-                vars(metric)[FED] = now if value == 1 else now | _fed(metric)
+                vars(metric)[INPUTS_SEEN] = now if value == 1 else now | _inputs_seen(metric)
             original(metric, name, value)
 
         return __setattr__
 
     def _received_forward(self, original: Callable[..., object]) -> Callable[..., object]:
         def forward(metric: Any, *args: object, **kwargs: object) -> object:
-            before = _fed(metric) if metric.update_called else frozenset()
+            before = _inputs_seen(metric) if metric.update_called else frozenset()
             try:
                 return original(metric, *args, **kwargs)
             finally:  # torchmetrics resets the metric in between
-                vars(metric)[FED] = before | _fed(metric)
+                vars(metric)[INPUTS_SEEN] = before | _inputs_seen(metric)
 
         return forward
 
@@ -89,7 +89,7 @@ class FedMetrics:
             should_sync: bool = True,
             distributed_available: Callable[[], bool] | None = None,
         ) -> None:
-            used = _fed(metric) or {self._is_divided(metric)}
+            used = _inputs_seen(metric) or {self._is_divided(metric)}
             if should_sync and len(used) > 1:
                 raise UsageError(MIXED.format(type(metric).__name__))
             should_sync = should_sync and True in used
@@ -116,14 +116,14 @@ class FedMetrics:
         if not last.is_over:
             return not last.alike
         around = next((one for one in reversed(self._passes) if not one.is_over), None)
-        if around is not None and (torch.is_grad_enabled() or _fed(metric) == {True}):
+        if around is not None and (torch.is_grad_enabled() or _inputs_seen(metric) == {True}):
             return not around.alike
         if last.evaluates:
             return not last.alike
         return torch.is_grad_enabled()
 
 
-def _fed(metric: Any) -> frozenset[bool]:
+def _inputs_seen(metric: Any) -> frozenset[bool]:
     """Return whether a metric was fed shares (True), whole batches (False), or both."""
-    fed: frozenset[bool] = vars(metric).get(FED, frozenset())
-    return fed
+    seen: frozenset[bool] = vars(metric).get(INPUTS_SEEN, frozenset())
+    return seen

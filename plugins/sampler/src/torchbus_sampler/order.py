@@ -33,9 +33,9 @@ class DividedOrder:
 
     It draws lazily, one global batch (``batches_per_step`` of the user's batches) at a time.
 
-    ``pending``: the shares of drawn batches that the loop has not taken yet. ``first_own``: in the
-    first step each rank gets one of the script's own batches. If there is only one for all ranks,
-    rank 0 gets it. ``began_whole``: rank 0 got the script's own first batch.
+    ``pending``: the shares of drawn batches that the loop has not taken yet. ``first_local``: in
+    the first step each rank gets one of the script's own batches. If there is only one for all
+    ranks, rank 0 gets it. ``began_whole``: rank 0 got the script's own first batch.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DividedOrder:
         random: RandomService,
         pad: bool = True,
         dataset: object = None,
-        first_own: bool = False,
+        first_local: bool = False,
     ) -> None:
         self._inner = inner
         self._rank = rank
@@ -58,7 +58,7 @@ class DividedOrder:
         self._random = random
         self._pad = pad
         self._dataset = dataset
-        self._first_local = first_own
+        self._first_local = first_local
         self.began_whole = True
         # whether the user's sampler draws one index at a time, not batches of them
         self._single = False

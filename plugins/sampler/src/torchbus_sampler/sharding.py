@@ -12,14 +12,14 @@ from torchbus.plugin import Context, Origin, Share, UsageError
 from torchbus.tree import is_dataclass, leaves, map_tensors
 
 from torchbus_sampler.orders.sliced import even
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 
-Take = Callable[[Taken], None]
+Take = Callable[[TrackedBatch], None]
 
 
 def shard(session: Context, value: Any, repeat: bool) -> Any:
     """Return this rank's part of a batch or of an iterable."""
-    take = session.batches.took
+    take = session.batches.record
     if is_batch(value):
         return shard_batch(value, *session.world.data, take, repeat)
     if not isinstance(value, Iterable):
@@ -56,7 +56,11 @@ def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool 
         else slice(0, even(0, num_rows, num_ranks, 2 if trains else 1).length)
     )
     mine = map_tensors(batch, lambda tensor: tensor[rows])
-    take(Taken(Origin(), 1, Share(weight, num_rows, range(start, start + size), num_rows), mine))
+    take(
+        TrackedBatch(
+            Origin(), 1, Share(weight, num_rows, range(start, start + size), num_rows), mine
+        )
+    )
     return mine
 
 
@@ -103,9 +107,9 @@ class ShardedItems:
             share = Share(
                 self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items)
             )
-            self._take(Taken(origin, step, share, last))
+            self._take(TrackedBatch(origin, step, share, last))
             yield last
-        self._take(Taken(Origin(), 1, Share(), None))  # what follows belongs to no item
+        self._take(TrackedBatch(Origin(), 1, Share(), None))  # what follows belongs to no item
 
     def _ragged(self, left: int) -> UsageError:
         return UsageError(

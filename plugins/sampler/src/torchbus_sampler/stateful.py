@@ -87,7 +87,7 @@ def kind_of_order(loader: DataLoader[object], memory: Memory) -> Callable[..., D
     )
 
 
-def settle(order: DividedOrder | None, iterator: object) -> None:
+def drop_skipped(order: DividedOrder | None, iterator: object) -> None:
     """Drop the shares of batches that a loader has skipped to get to its state.
 
     Those that its workers are loading stay.

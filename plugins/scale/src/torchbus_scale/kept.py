@@ -19,7 +19,7 @@ PutBack = Callable[[], object]
 
 
 @contextmanager
-def kept(loader: DataLoader[object]) -> Iterator[None]:
+def restored(loader: DataLoader[object]) -> Iterator[None]:
     """Put back all models, optimizers and scalers at the end, and the generators of a loader."""
     with ExitStack() as stack, torch.no_grad():
         modules = objects.alive(Module)

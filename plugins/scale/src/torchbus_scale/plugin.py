@@ -63,7 +63,7 @@ class Scale:
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._loaded_steps: list[int] = []
         self._searching = False
-        self._kept: list[float | torch.Tensor] = []
+        self._rates: list[float | torch.Tensor] = []
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -103,16 +103,16 @@ class Scale:
         step = self._steps.get(optimizer, self._warmup_steps)
         if step < self._warmup_steps:
             part = (1.0 + (self._factor - 1.0) * step / self._warmup_steps) / self._factor
-            self._kept = [group["lr"] for group in optimizer.param_groups]
+            self._rates = [group["lr"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * part
 
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        if self._kept:
-            for group, rate in zip(optimizer.param_groups, self._kept, strict=True):
+        if self._rates:
+            for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
-            self._kept = []
+            self._rates = []
         if optimizer in self._steps:
             self._steps[optimizer] += 1
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_log.trackers.values import Table
-from torchbus_scale.kept import kept
+from torchbus_scale.kept import restored
 from torchbus_scale.rates import LearningRates, has_diverged, spread
 
 Function = Callable[[object], object]
@@ -64,14 +64,14 @@ def run(
     rates: tuple[float, float, int],
 ) -> LearningRates:
     """Return what ``s.find_lr`` returns. All ranks call it."""
-    with session.trial(), kept(loader):
+    with session.trial(), restored(loader):
         trial = Trial(optimizer)
         session.bus.register(trial, "scale.trial")
         try:
             found = _run(session, function, optimizer, loader, rates, trial)
         finally:
             session.bus.unregister(trial)
-    if session.is_main and session.bus.heard("table_ready"):
+    if session.is_main and session.bus.has_listeners("table_ready"):
         rows = tuple(zip(found.lrs, found.smoothed, strict=True))
         # the loss at which the test stopped would flatten the rest, or is no number
         curve = Table(CURVE, rows[:-1] if found.diverged else rows, CURVE)

@@ -41,8 +41,8 @@ def copied(tensor: DTensor, memo: dict[int, object]) -> object:
 
 def get_item(tensor: DTensor, index: Any) -> Tensor:
     found: Any = GET_ITEM(tensor, index)
-    words = index if isinstance(index, tuple) else (index,)
-    if may_be_written(tensor) and all(isinstance(word, OF_A_VIEW) for word in words):
+    parts = index if isinstance(index, tuple) else (index,)
+    if may_be_written(tensor) and all(isinstance(word, OF_A_VIEW) for word in parts):
         found.__class__ = Row
         found.origin, found.index = tensor, index
     row: Tensor = found

@@ -39,16 +39,16 @@ def added_methods(optimizer: Optimizer) -> list[str]:
 
 def surround(optimizer: Optimizer, before: Callable[[str], None]) -> Callable[[], None]:
     """Call ``before(name)`` before each of them. Returns a function that puts them back."""
-    own = vars(optimizer)
+    attributes = vars(optimizer)
     made = {
         name: _after(before, name, getattr(optimizer, name)) for name in added_methods(optimizer)
     }
-    own.update(made)
+    attributes.update(made)
 
     def undo() -> None:
         for name, method in made.items():
-            if own.get(name) is method:
-                del own[name]
+            if attributes.get(name) is method:
+                del attributes[name]
 
     return undo
 
@@ -114,5 +114,5 @@ class Optimizers:
         """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
         if not self._session.gathers_states:
             return state_dict
-        self._agreement.meet(f"the state_dict of {type(optimizer).__name__}")
+        self._agreement.sync(f"the state_dict of {type(optimizer).__name__}")
         return sharding.whole_optimizer(state_dict)

@@ -100,7 +100,7 @@ class ShardedSteps:
     def __init__(self, session: Context) -> None:
         self._session = session
         self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
-        self._own: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
+        self._per_rank: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         self._hidden = HiddenParameters()
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._complete: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -124,10 +124,10 @@ class ShardedSteps:
             stack.callback(surround(optimizer, functools.partial(self._make_whole, optimizer)))
             vars(optimizer)["__getstate__"] = lambda: _no_copy(type(optimizer).__name__)
             stack.callback(vars(optimizer).pop, "__getstate__")
-        owners, own = self._owners[optimizer], self._own.get(optimizer, set())
+        owners, local = self._owners[optimizer], self._per_rank.get(optimizer, set())
         owners.add(
             [
-                None if id(parameter) in own else parameter.numel()
+                None if id(parameter) in local else parameter.numel()
                 for parameter in _parameters(optimizer)[len(owners.of) :]
             ]
         )
@@ -135,7 +135,7 @@ class ShardedSteps:
 
     @hookimpl
     def own_tensors(self, optimizer: Optimizer, tensors: list[Tensor]) -> None:
-        self._own.setdefault(optimizer, set()).update(map(id, tensors))
+        self._per_rank.setdefault(optimizer, set()).update(map(id, tensors))
 
     @hookimpl(trylast=True)
     def gradients_ready(self, optimizer: Optimizer) -> None:

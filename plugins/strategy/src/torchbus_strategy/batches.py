@@ -14,7 +14,7 @@ from torchbus.plugin import Context, Origin, Share, UsageError, hookimpl
 from torchbus.tree import collect
 
 
-class Taken:
+class TrackedBatch:
     """A batch that the loop was handed.
 
     It is the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: its number
@@ -76,7 +76,7 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
 
 
-def share_of(in_use: Sequence[Taken]) -> Share | None:
+def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
     """Return the share of the batch that was taken last. A batch of evaluation is whole."""
     shared = [one for one in in_use if one.share is not None]
     if shared:
@@ -84,16 +84,16 @@ def share_of(in_use: Sequence[Taken]) -> Share | None:
     return Share() if only_evaluate(in_use) else None
 
 
-def only_evaluate(in_use: Sequence[Taken]) -> bool:
+def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
     return bool(in_use) and all(one.origin.evaluates for one in in_use)
 
 
-def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
+def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Return the first batch of each pass.
 
     A wrapper may hold views of what it has fetched ahead; they look like a graph's.
     """
-    first: dict[int, Taken] = {}
+    first: dict[int, TrackedBatch] = {}
     for one in found:
         known = first.get(id(one.origin))
         if known is None or one.number < known.number:
@@ -101,23 +101,23 @@ def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
     return list(first.values())
 
 
-def drop_collected(fresh: Sequence[Taken]) -> list[Taken]:
+def drop_collected(fresh: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Drop batches that are gone, but for two of each pass: they show that there were several."""
-    retained: list[Taken] = []
+    remaining: list[TrackedBatch] = []
     lost: dict[int, int] = {}
     for one in reversed(fresh):
         if not one.lives:
             lost[id(one.origin)] = lost.get(id(one.origin), 0) + 1
         if one.lives or lost[id(one.origin)] <= 2:
-            retained.append(one)
-    return retained[::-1]
+            remaining.append(one)
+    return remaining[::-1]
 
 
 # at so many entries, look for those whose tensors are gone; then at twice as many as are left
-KEPT = 8
+PRUNE_AT = 8
 
 
-class Kept:
+class BatchHistory:
     """The batches that were taken and that live.
 
     ``fresh``: taken and not used yet, the newest last. ``used``: by their keys. ``count``: how many
@@ -126,37 +126,37 @@ class Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._room = {"fresh": KEPT, "used": KEPT}
-        self.fresh: list[Taken] = []
-        self.used: dict[int, Taken] = {}
+        self._room = {"fresh": PRUNE_AT, "used": PRUNE_AT}
+        self.fresh: list[TrackedBatch] = []
+        self.used: dict[int, TrackedBatch] = {}
         self.count = 0
 
     def clear(self) -> None:
         self.fresh, self.used = [], {}
 
-    def add(self, consumed: Taken) -> None:
+    def add(self, batch: TrackedBatch) -> None:
         """Add a batch. Other threads than the loop's may call it."""
         with self._lock:
             if len(self.fresh) >= self._room["fresh"]:
                 self.fresh = drop_collected(self.fresh)
-                self._room["fresh"] = max(KEPT, 2 * len(self.fresh))
+                self._room["fresh"] = max(PRUNE_AT, 2 * len(self.fresh))
             self.count += 1
-            consumed.serial = self.count
-            self.fresh.append(consumed)
+            batch.serial = self.count
+            self.fresh.append(batch)
 
-    def snapshot(self) -> list[Taken]:
+    def snapshot(self) -> list[TrackedBatch]:
         """Copy the fresh ones, which other threads may add to."""
         with self._lock:
             return list(self.fresh)
 
-    def use_only(self, one: Taken) -> None:
+    def use_only(self, one: TrackedBatch) -> None:
         """Use the only one that was taken since the last backward."""
         with self._lock:
             self.fresh.remove(one)
         self.used[one.key] = one
         self._forget_lost_if_many()
 
-    def use(self, chosen: tuple[Taken, ...]) -> None:
+    def use(self, chosen: tuple[TrackedBatch, ...]) -> None:
         """Take these out of the fresh ones, and what is gone with them."""
         with self._lock:
             if len(self.fresh) == 1 and self.fresh[0] is chosen[0]:
@@ -167,7 +167,7 @@ class Kept:
 
     def forget_lost(self) -> None:
         self.used = {key: one for key, one in self.used.items() if one.lives}
-        self._room["used"] = max(KEPT, 2 * len(self.used))
+        self._room["used"] = max(PRUNE_AT, 2 * len(self.used))
 
     def _forget_lost_if_many(self) -> None:
         if len(self.used) >= self._room["used"]:
@@ -189,16 +189,16 @@ class Kept:
             tensor for one in list(self.fresh) if self.waiting(one.origin) for tensor in one.tensors
         ]
 
-    def held(self, origin: Origin, in_use: Iterable[Taken]) -> int:
+    def held(self, origin: Origin, in_use: Iterable[TrackedBatch]) -> int:
         """Return how many batches of a pass are alive, apart from those that feed now."""
-        retained, in_use = [*self.snapshot(), *self.used.values()], list(in_use)
+        remaining, in_use = [*self.snapshot(), *self.used.values()], list(in_use)
         living = [
-            one for one in retained if one.origin is origin and one.lives and one not in in_use
+            one for one in remaining if one.origin is origin and one.lives and one not in in_use
         ]
         return _ahead(origin, living)
 
 
-def _ahead(origin: Origin, living: list[Taken]) -> int:
+def _ahead(origin: Origin, living: list[TrackedBatch]) -> int:
     """A single batch is the one that the loop works on, unless batches are taken ahead."""
     return len(living) if origin.ahead or len(living) > 1 else 0
 
@@ -212,16 +212,16 @@ UNKNOWN = (
 )
 
 
-def refuse(consumed: Sequence[Taken], dependents: Sequence[str]) -> None:
+def refuse(batches: Sequence[TrackedBatch], dependents: Sequence[str]) -> None:
     """Raise UsageError if the batches' shares differ, or if there are ``dependents``, in words."""
-    origin = consumed[-1].origin
+    origin = batches[-1].origin
     unlike = (
-        origin.ragged or len({one.share.weight for one in consumed if one.share is not None}) > 1
+        origin.ragged or len({one.share.weight for one in batches if one.share is not None}) > 1
     )
     needs = [*(["the weight of the ragged end"] if unlike else []), *dependents]
     if needs:
         last = ", or use drop_last=True" if needs == needs[:unlike] else ""
-        raise UsageError(UNKNOWN.format(len(consumed), origin.name, " and ".join(needs), last))
+        raise UsageError(UNKNOWN.format(len(batches), origin.name, " and ".join(needs), last))
 
 
 class Copies:
@@ -236,8 +236,11 @@ class Copies:
         self._times: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     def among(
-        self, fresh: list[Taken], found: list[Taken], source: Callable[[Origin], object]
-    ) -> list[Taken]:
+        self,
+        fresh: list[TrackedBatch],
+        found: list[TrackedBatch],
+        source: Callable[[Origin], object],
+    ) -> list[TrackedBatch]:
         """Return the batches of passes not in ``found`` that the loop computes with."""
         passes = {id(one.origin) for one in found}
         last = {
@@ -257,20 +260,20 @@ class Copies:
 class Batches:
     """The batches that were taken and that live.
 
-    Plugins that need them call ``follow()``. Then, from before each backward on, ``feeding`` holds
+    Plugins that need them call ``follow()``. Then, from before each backward on, ``current`` holds
     the batches that feed it, and ``session.share`` is theirs. A loop without loaders has none.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._kept = Kept()
+        self._history = BatchHistory()
         self._thread = threading.get_ident()
         self._dependents: list[str] = []
         self._follows = False
         self._origin: Origin | None = None
         self._copies = Copies()
         self._looked = 0
-        self.feeding: tuple[Taken, ...] = ()
+        self.current: tuple[TrackedBatch, ...] = ()
 
     def follow(self, dependent: str = "") -> None:
         """Begin to keep track.
@@ -285,18 +288,18 @@ class Batches:
             self._session.bus.register(self, "strategy.batches")
 
     def clear(self) -> None:
-        self._kept.clear()
-        self.feeding = ()
+        self._history.clear()
+        self.current = ()
 
     @property
     def only_evaluate(self) -> bool:
         """Whether only batches of evaluation feed this backward. No rank has a share of them."""
-        return only_evaluate(self.feeding)
+        return only_evaluate(self.current)
 
     @property
     def count(self) -> int:
         """How many batches were taken."""
-        return self._kept.count
+        return self._history.count
 
     # Events --------------------------------------------------------------------------------------
 
@@ -304,61 +307,61 @@ class Batches:
     def batch_ready(self, batch: object, iterator: Counting) -> None:
         origin = iterator.origin
         if torch.is_grad_enabled() or (origin.trains and not origin.evaluates):
-            self.took(Taken(origin, iterator.taken, origin.share, batch))
+            self.record(TrackedBatch(origin, iterator.num_yielded, origin.share, batch))
 
-    def took(self, consumed: Taken) -> None:
+    def record(self, tracked: TrackedBatch) -> None:
         """Note a batch that the loop, or a wrapper of its loader, was handed."""
         if not self._follows:
-            self._session.share = share_of([consumed]) or self._session.share
+            self._session.share = share_of([tracked]) or self._session.share
             return
-        self._kept.add(consumed)
+        self._history.add(tracked)
         if threading.get_ident() != self._thread:
-            consumed.origin.threaded = True
-        elif consumed.share is not None:
-            self._session.share = consumed.share
+            tracked.origin.threaded = True
+        elif tracked.share is not None:
+            self._session.share = tracked.share
 
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:
-        fresh = self._kept.fresh
+        fresh = self._history.fresh
         if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
             self._use_only(fresh[0])
-        elif fresh or len(self._kept.used) > 1:
+        elif fresh or len(self._history.used) > 1:
             self._look()
 
     # Which ---------------------------------------------------------------------------------------
 
     def waiting(self, origin: Origin) -> int:
         """Return how many batches of a pass wait in a wrapper: taken, alive, and not used."""
-        return self._kept.waiting(origin)
+        return self._history.waiting(origin)
 
     @property
     def fetched(self) -> list[Tensor]:
         """The tensors of all batches that wait in wrappers."""
-        return self._kept.fetched
+        return self._history.fetched
 
     def held(self, origin: Origin) -> int:
         """Return how many other batches of a pass are alive, used or not."""
-        return self._kept.held(origin, self.feeding)
+        return self._history.held(origin, self.current)
 
     @property
-    def together(self) -> list[Taken]:
+    def together(self) -> list[TrackedBatch]:
         """The batches that feed this backward, and those of other loaders taken with them."""
-        passes = [one.origin for one in self.feeding]
+        passes = [one.origin for one in self.current]
         return [
-            *self.feeding,
+            *self.current,
             *[
                 one
-                for one in self._kept.fresh
+                for one in self._history.fresh
                 if one.origin not in passes and not (one.origin.ahead or one.origin.is_over)
             ],
         ]
 
     @property
-    def at_hand(self) -> tuple[Taken, ...]:
+    def at_hand(self) -> tuple[TrackedBatch, ...]:
         """The batches that the loop works on now, before and after their backward."""
-        fresh = self._kept.fresh
+        fresh = self._history.fresh
         if not fresh:
-            return self.feeding
+            return self.current
         newest = [one for one in fresh if one.origin is fresh[-1].origin]
         ahead = fresh[-1].origin.ahead or len([one for one in newest if one.lives]) > 1
         if not ahead:
@@ -369,16 +372,16 @@ class Batches:
                     if one.origin is fresh[-1].origin or not one.origin.is_over
                 }.values()
             )
-        if any(one.lives and one.origin is fresh[-1].origin for one in self.feeding):
-            return self.feeding
+        if any(one.lives and one.origin is fresh[-1].origin for one in self.current):
+            return self.current
         return (next((one for one in newest if one.lives), newest[-1]),)
 
     def _look(self) -> None:
         """Choose among several batches."""
-        fresh = self._kept.snapshot()
-        self._kept.forget_lost()
+        fresh = self._history.snapshot()
+        self._history.forget_lost()
         # a data set may give the same tensors again
-        candidates = {**self._kept.used, **{one.key: one for one in fresh}}
+        candidates = {**self._history.used, **{one.key: one for one in fresh}}
         found = first_of_each_pass(
             [one for one in reversed(candidates.values()) if one.is_in_graph]
         )
@@ -393,21 +396,21 @@ class Batches:
             Origin.itself if any_saved else Origin.source,
         )
         self._looked = self.count
-        if found and tuple(found) != self.feeding:
+        if found and tuple(found) != self.current:
             self._use(tuple(found))
 
-    def _guess(self, fresh: list[Taken]) -> list[Taken]:
+    def _guess(self, fresh: list[TrackedBatch]) -> list[TrackedBatch]:
         """Choose if no graph has saved any of the batches.
 
         The one that feeds already, while the loop holds it, may feed another backward. Otherwise it
         is the only new one, or the oldest if all are still alive. One that was evaluated feeds none
         while there is another.
         """
-        current = self.feeding[-1] if self.feeding else None
+        current = self.current[-1] if self.current else None
         trains = [one for one in fresh if not one.origin.evaluates]
         evaluated = bool(fresh) and not trains
         if evaluated and current is not None and current.lives and not current.origin.evaluates:
-            return list(self.feeding)
+            return list(self.current)
         fresh = trains or fresh
         newest = [one for one in fresh if one.origin is fresh[-1].origin]
         origin = newest[-1].origin if newest else None if current is None else current.origin
@@ -417,12 +420,14 @@ class Batches:
             and (len(newest) > 1 or (not newest and self.held(origin)))
             and self._gives_again(origin)
         ):
-            consumed = [one for one in [*newest, *self._kept.used.values()] if one.origin is origin]
-            refuse(consumed, self._dependents)
+            batches = [
+                one for one in [*newest, *self._history.used.values()] if one.origin is origin
+            ]
+            refuse(batches, self._dependents)
         elif not newest or (
             current is not None and current.origin is origin and origin.ahead and current.lives
         ):
-            return list(self.feeding)
+            return list(self.current)
         if len(newest) > 1:
             newest[-1].origin.ahead = True
             if all(one.lives for one in newest):
@@ -435,9 +440,11 @@ class Batches:
         nothing.
         """
         return (
-            origin.kept
-            or not origin.fed
-            or len([one for one in self._kept.used.values() if one.origin is origin and one.lives])
+            origin.reused
+            or not origin.used
+            or len(
+                [one for one in self._history.used.values() if one.origin is origin and one.lives]
+            )
             > 1
         )
 
@@ -445,7 +452,7 @@ class Batches:
         """Whether a batch of the loader came before a backward, without enough evidence."""
         return self._copies.has(loader)
 
-    def _mark_ahead(self, fresh: list[Taken], found: list[Taken]) -> None:
+    def _mark_ahead(self, fresh: list[TrackedBatch], found: list[TrackedBatch]) -> None:
         for one in found:
             if any(
                 other.origin is one.origin and other.number > one.number and other.lives
@@ -453,25 +460,27 @@ class Batches:
             ):
                 one.origin.ahead = True
 
-    def _use_only(self, one: Taken) -> None:
+    def _use_only(self, one: TrackedBatch) -> None:
         """Use the only batch taken since the last backward, of the same pass. This is the usual
         case.
         """
-        self._kept.use_only(one)
-        self.feeding, self._looked = (one,), self.count
+        self._history.use_only(one)
+        self.current, self._looked = (one,), self.count
         self._session.share = share_of([one]) or self._session.share
 
-    def _use(self, chosen: tuple[Taken, ...]) -> None:
-        before, self.feeding = self.feeding, chosen
-        self._origin, used = chosen[0].origin, self._kept.used
-        self._kept.use(chosen)
+    def _use(self, chosen: tuple[TrackedBatch, ...]) -> None:
+        before, self.current = self.current, chosen
+        self._origin, used = chosen[0].origin, self._history.used
+        self._history.use(chosen)
         for one in chosen:
             if used.get(one.key) is not one:
                 used[one.key] = one
-                one.origin.kept |= (
-                    one.origin.ended and not one.origin.fed and one.number == 1 != one.origin.length
+                one.origin.reused |= (
+                    one.origin.ended
+                    and not one.origin.used
+                    and one.number == 1 != one.origin.length
                 )
             elif one not in before:
-                one.origin.kept = True
-            one.origin.fed = True
+                one.origin.reused = True
+            one.origin.used = True
         self._session.share = share_of(chosen) or self._session.share

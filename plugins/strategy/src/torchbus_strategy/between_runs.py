@@ -66,7 +66,7 @@ class SharedRngBetweenRuns:
             if self._session.is_main:
                 warn(EVALUATED)
         self._drew = False
-        random.rest()
+        random.pause()
 
     def _ended(self, reference: weakref.ref[Module]) -> None:
         if self._collecting or not self._session.is_inside:
@@ -76,7 +76,7 @@ class SharedRngBetweenRuns:
         }
         if not self._trained:
             self._drew = self._session.random.draws_in_evaluation
-            self._session.random.rest()
+            self._session.random.pause()
 
     def _optimizer_ended(self, reference: weakref.ref[Optimizer]) -> None:
         """In evaluation, the model is still to be seen: its own end counts."""
@@ -86,7 +86,7 @@ class SharedRngBetweenRuns:
             key: one for key, one in self._optimizers.items() if one is not reference
         }
         if not self._optimizers and self._session.random.current == "own":
-            self._session.random.rest()
+            self._session.random.pause()
 
     def _collector_runs(self, phase: str, info: dict[str, Any]) -> None:
         self._collecting = phase == "start"

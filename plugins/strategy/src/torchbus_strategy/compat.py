@@ -90,7 +90,7 @@ NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_s
 FACTORS = (OTHER, SELF)
 """The two sides of a product."""
 reduction: Get = attrgetter(REDUCTION)
-own: Get = attrgetter(SELF)
+operand: Get = attrgetter(SELF)
 other: Get = attrgetter(OTHER)
 target: Get = attrgetter(TARGET)
 sizes: Get = attrgetter(SIZES)

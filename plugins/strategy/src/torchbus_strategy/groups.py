@@ -97,7 +97,7 @@ class Rendezvous:
         self._group: dist.ProcessGroup | None = None
         session.on_close.callback(self._forget)
 
-    def meet(self, *what: object) -> None:
+    def wait(self, *what: object) -> None:
         """Wait until all ranks call it. ``what``: for the message, if one of them does not."""
         self._job.wait_in(*what)
         if self._group is None:

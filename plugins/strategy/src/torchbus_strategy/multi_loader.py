@@ -12,15 +12,15 @@ from torch.autograd.graph import Node
 from torchbus.plugin import Context, Share
 
 from torchbus_strategy import compat
-from torchbus_strategy.batches import Taken, is_plain
+from torchbus_strategy.batches import TrackedBatch, is_plain
 from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.term_weights import of_batches, unique
-from torchbus_strategy.loss.terms import Apart, Term
+from torchbus_strategy.loss.terms import Term, WeightedTerms
 
 NODES_AT_MOST = 20_000
 
 
-class Behind:
+class LossSources:
     """The batches behind a loss.
 
     ``unlike``: the weights of those of several loaders, in words; "" if all weigh the same.
@@ -34,12 +34,12 @@ class Behind:
 
     def find(
         self, loss: Tensor | None, needs_counts: bool, in_window: bool
-    ) -> tuple[Share, Apart | None]:
+    ) -> tuple[Share, WeightedTerms | None]:
         """Return the share of the batch that a loss is a mean over, or its terms.
 
         It returns terms if they read batches of several loaders whose shares differ.
         """
-        share, used = self._session.share, apart(self._session.batches.feeding)
+        share, used = self._session.share, last_of_each_loader(self._session.batches.current)
         self.unlike, self.is_reported = "", True
         if not used or loss is None:
             return share, None
@@ -56,7 +56,7 @@ class Behind:
         return share, of_batches(loss, terms, found, shares)
 
 
-def apart(current: Sequence[Taken]) -> list[Taken]:
+def last_of_each_loader(current: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Return the last batch of each loader that feeds a backward.
 
     Return nothing if all weigh the same.
@@ -68,7 +68,9 @@ def apart(current: Sequence[Taken]) -> list[Taken]:
     return last if len({one.share.weight for one in last if one.share is not None}) > 1 else []
 
 
-def sources(terms: Sequence[Term], used: list[Taken], parts: int) -> list[Taken] | None:
+def sources(
+    terms: Sequence[Term], used: list[TrackedBatch], parts: int
+) -> list[TrackedBatch] | None:
     """Return the batch behind each term, or one for all if they read it together.
 
     None if a term's batch is unknown. A graph shows the tensors that it has saved. If a term has
@@ -85,14 +87,18 @@ def sources(terms: Sequence[Term], used: list[Taken], parts: int) -> list[Taken]
     return known if len(known) == len(found) else None
 
 
-def _by_elimination(terms: Sequence[Term], found: list[Taken | None], used: list[Taken]) -> None:
+def _by_elimination(
+    terms: Sequence[Term], found: list[TrackedBatch | None], used: list[TrackedBatch]
+) -> None:
     """Give the one remaining batch to the one remaining term, if it has as many rows."""
     place, left = found.index(None), [one for one in used if one not in found]
     if len(left) == 1 and left[0].rows == rows_of(terms[place]):
         found[place] = left[0]
 
 
-def _source(term: Term, used: list[Taken], others: set[Node], parts: int) -> Taken | None:
+def _source(
+    term: Term, used: list[TrackedBatch], others: set[Node], parts: int
+) -> TrackedBatch | None:
     storages = _saved(term.reduced_by, others)
     if storages is None:
         return None
@@ -118,13 +124,13 @@ def rows_of(term: Term) -> int:
     return sizes[0] if sizes else 0
 
 
-def _together(both: list[Taken], parts: int) -> Taken:
+def _together(both: list[TrackedBatch], parts: int) -> TrackedBatch:
     """Whether the loop has joined these batches."""
     rows, count = (
         sum(one.rows for one in both),
         sum(one.share.count for one in both if one.share is not None),
     )
-    whole = Taken(
+    whole = TrackedBatch(
         both[0].origin,
         both[0].number,
         Share(rows * parts / count if count else 1.0, count=count),

@@ -29,7 +29,7 @@ class RandomStreams:
     leaves as they are. So all ranks evaluate alike, and an evaluation that only some ranks run
     can't upset the order of data.
 
-    While no trained model is alive (``rest``), and between two passes over divided data
+    While no trained model is alive (``pause``), and between two passes over divided data
     (``pass_ends``), "order" is drawn from instead of "own". So splits, models of the next run, and
     what a data set shuffles between epochs are common. ``clock`` is a number that is equal on all
     ranks at the same place of the loop. A run that resumes from a ``state`` counts on from there.
@@ -83,7 +83,7 @@ class RandomStreams:
 
     def split(self, rank: int) -> None:
         """Give this rank a stream of its own, derived from the common one, or go back to it after
-        ``rest``. All ranks call it.
+        ``pause``. All ranks call it.
 
         The common stream is rank 0's: a forward before may have drawn more there, as dropout does
         on a longer batch.
@@ -100,7 +100,7 @@ class RandomStreams:
         seed(int(torch.randint(2**62, (1,))) + rank)
         self._current = "own"
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Draw from "order" until ``split`` is called again: nothing is trained any more.
 
         Does nothing before the first ``split``.
@@ -110,7 +110,7 @@ class RandomStreams:
             self.use("order")
 
     def resume(self) -> None:
-        """Draw from "own" again: what was trained before ``rest`` is trained on."""
+        """Draw from "own" again: what was trained before ``pause`` is trained on."""
         if self._rests:
             self._rests = False
             if self._current == "order":
@@ -198,7 +198,7 @@ class RandomStreams:
         if len(state["streams"]) > 1 and world_size > 1:
             self._derive(rank)
             if state.get("rests", False):
-                self.rest()
+                self.pause()
             if state.get("between", False):
                 self.pass_ends()
 

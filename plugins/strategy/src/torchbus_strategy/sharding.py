@@ -175,7 +175,7 @@ def whole_states(session: Context) -> Callable[..., None]:
     """
 
     def gather(module: Module, state: Entry, prefix: str, _: object) -> None:
-        for name, _parameter in _own(module) if session.gathers_states else ():
+        for name, _parameter in _direct_parameters(module) if session.gathers_states else ():
             if prefix + name in state:
                 state[prefix + name] = whole(state[prefix + name])
 
@@ -185,7 +185,7 @@ def whole_states(session: Context) -> Callable[..., None]:
 @torch.no_grad()
 def divided_states(module: Module, state: Entry, prefix: str, *_: object) -> None:
     """Let ``model.load_state_dict`` take whole tensors, the same on all ranks."""
-    for name, mine in _own(module):
+    for name, mine in _direct_parameters(module):
         value = state.get(prefix + name)
         if isinstance(mine, DTensor) and isinstance(value, Tensor):
             state[prefix + name] = like(value.to(mine.device), mine)
@@ -217,7 +217,7 @@ def swap(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> None:
         optimizer.state[new] = _placed(optimizer.state.pop(old), new)
 
 
-def _own(module: Module) -> list[tuple[str, nn.Parameter]]:
+def _direct_parameters(module: Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 

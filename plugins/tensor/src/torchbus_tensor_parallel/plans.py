@@ -125,8 +125,8 @@ def matches(name: str, pattern: str) -> bool:
     >>> matches("blocks.3.mlp.up", "blocks.*.mlp.up"), matches("blocks.3.mlp", "blocks.*")
     (True, False)
     """
-    words, wanted = name.split("."), pattern.split(".")
-    return len(words) == len(wanted) and all(map(fnmatchcase, words, wanted))
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def refuse(model: Module, name: str, style: str, size: int) -> None:

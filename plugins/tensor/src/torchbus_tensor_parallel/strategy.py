@@ -116,7 +116,7 @@ class TensorParallel(Strategy):
         return self._size
 
 
-WORDS = "the ranks of a tensor group", "the same batch"
+COMPARED = "the ranks of a tensor group", "the same batch"
 
 
 def divide(session: Context) -> options.Division:
@@ -127,7 +127,7 @@ def divide(session: Context) -> options.Division:
     data = session.world.data
     has_parts = data.parts > 1
     return options.Division(
-        replicas.watch_replicas(session) if has_parts else first_steps.SameLoss("tp", *WORDS),
+        replicas.watch_replicas(session) if has_parts else first_steps.SameLoss("tp", *COMPARED),
         stream=data.part if has_parts else None,
         has_parts=has_parts,
     )

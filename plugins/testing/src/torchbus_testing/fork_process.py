@@ -34,16 +34,16 @@ def run(
     script: str,
     args: list[str],
     folder: str,
-    told: str,
+    output_folder: str,
     timeout_s: float,
     kill_after_s: float | None,
     whom: int,
 ) -> dict[str, Any]:
     """Run a script in a fork; return the fields of its result.
 
-    ``told``: the folder for the files with its stdout and stderr.
+    ``output_folder``: the folder for the files with its stdout and stderr.
     """
-    outputs = [Path(told, name) for name in ("stdout", "stderr")]
+    outputs = [Path(output_folder, name) for name in ("stdout", "stderr")]
     # the files exist even if the script is killed immediately
     files = [os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in outputs]
     begun_s = time.monotonic()

@@ -56,7 +56,7 @@ class ForkServer:
             script = source if isinstance(source, Path) else write_script(mine, source)
             folder = Path(cwd or mine).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            places = {"script": str(script.resolve()), "folder": str(folder), "told": mine}
+            places = {"script": str(script.resolve()), "folder": str(folder), "output_folder": mine}
             found = self._ask(
                 args=[str(arg) for arg in args],
                 timeout_s=timeout_s,

@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
                 "body": body,
             }
         )
-        self.tell(404 if reported is None else 200, json.dumps(reported).encode())
+        self.respond(404 if reported is None else 200, json.dumps(reported).encode())
 
     do_POST = do_PUT = do_GET
 
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.lock, open(self.folder / REQUESTS, "a") as file:
             file.write(json.dumps(request) + "\n")
 
-    def tell(self, status: int, text: bytes) -> None:
+    def respond(self, status: int, text: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))

@@ -13,7 +13,16 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import FlopCounterMode
 
-OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "inductor", "profiler", "fsdp")
+KNOWN_NAMESPACES = (
+    "aten",
+    "prim",
+    "prims",
+    "c10d",
+    "_c10d_functional",
+    "inductor",
+    "profiler",
+    "fsdp",
+)
 """Namespaces of torch's own operations. Those without a formula multiply no matrices. Without one
 of them: its operations are named as unknown.
 """
@@ -70,7 +79,7 @@ class CountedOps(FlopCounterMode):
             if formula is not None:
                 first = next(one for one in args if isinstance(one, Tensor))
                 self.by_dtype[first.dtype] += formula(*args, **kwargs, out_val=out)
-            elif space not in OWN:
+            elif space not in KNOWN_NAMESPACES:
                 self.unknown[f"{space}::{name}"] += 1
         except Exception:  # a shape that the formula does not expect
             self.unknown[str(func_packet).replace(".", "::", 1)] += 1

@@ -12,7 +12,7 @@ from torchbus_throughput.measures.clock import Clock, Power, Span
 from torchbus_throughput.measures.counts import Counts, Tally
 from torchbus_throughput.measures.flops import Flops
 from torchbus_throughput.measures.peaks import Peak
-from torchbus_throughput.windows import END, KEPT, Part, Sending, Told, Window, per, window
+from torchbus_throughput.windows import END, SLOTS, Exchange, Part, Sending, Window, per, window
 
 NO_STEPS = Tally()
 
@@ -49,13 +49,13 @@ class Meter:
         self._flops = flops
         self._peak = peak
         self._sending = sending
-        self._told = Told(session)
+        self._exchange = Exchange(session)
         self._before = NO_STEPS
         self._step = session.steps.count
         self._number = 0
         self._has_warned = False
         self._waiting: list[Ended] = []
-        self._sent: deque[tuple[Ended, Part, Part]] = deque(maxlen=KEPT)
+        self._sent: deque[tuple[Ended, Part, Part]] = deque(maxlen=SLOTS)
         self._last: Window | None = None
         self.clock = Clock(session.device)
         self.power = Power()
@@ -88,14 +88,14 @@ class Meter:
             self._send(one)
         self._waiting.clear()
         self.clock.stop()
-        self._told.tell(END, _counted(self.clock.total_s, self._counts.now, own=True))
+        self._exchange.publish(END, _counted(self.clock.total_s, self._counts.now, local=True))
 
     def last(self) -> Window | None:
         """Return the last window that all ranks have told of, or None."""
         for ended, mine, device in reversed(self._sent):
             if self._last is not None and self._last.step == ended.step:
                 break
-            parts = self._told.parts(ended.number, mine)
+            parts = self._exchange.parts(ended.number, mine)
             if parts is not None:
                 self._last = window(ended.step, ended.tally.steps, parts, device)
                 break
@@ -104,8 +104,8 @@ class Meter:
     def line(self) -> str:
         """Return a line about the whole session. Rank 0 calls it, when all ranks are through."""
         now = self._counts.now
-        here = _counted(self.clock.total_s, now, own=True)
-        whole = window(now.steps, now.steps, self._told.parts(END, here) or [here], here)
+        here = _counted(self.clock.total_s, now, local=True)
+        whole = window(now.steps, now.steps, self._exchange.parts(END, here) or [here], here)
         facts = [f"{now.steps} steps in {whole.seconds:.1f} s"]
         if whole.samples is not None:
             facts.append(f"{whole.samples} samples, {whole.samples_per_sec or 0:.1f} per second")
@@ -116,9 +116,9 @@ class Meter:
     def _send(self, ended: Ended) -> None:
         device, mine = Part(), Part()
         try:
-            device, mine = self._part(ended, own=False), self._part(ended, own=True)
-            if self._told.tells(ended.number):
-                self._told.tell(ended.number, mine)
+            device, mine = self._part(ended, local=False), self._part(ended, local=True)
+            if self._exchange.is_published(ended.number):
+                self._exchange.publish(ended.number, mine)
                 self._sent.append((ended, mine, device))
         except Exception as error:
             # what is sent is NaN then: ranks that send different names would differ
@@ -126,9 +126,9 @@ class Meter:
         if self._sending is not None:
             self._sending.send(ended.step, ended.tally.steps, mine, device)
 
-    def _part(self, ended: Ended, own: bool) -> Part:
+    def _part(self, ended: Ended, local: bool) -> Part:
         seconds = sum(span.seconds for span in ended.spans)
-        part = _counted(seconds, ended.tally, own)._replace(joules=ended.watts * seconds)
+        part = _counted(seconds, ended.tally, local)._replace(joules=ended.watts * seconds)
         if self._flops is None:
             return part
         operations = self._flops.of(ended.tally)
@@ -141,10 +141,10 @@ class Meter:
             warn(f"throughput: a window could not be measured: {error!r}. Training continues")
 
 
-def _counted(seconds: float, tally: Tally, own: bool) -> Part:
-    """``own``: without what another rank counts."""
+def _counted(seconds: float, tally: Tally, local: bool) -> Part:
+    """``local``: without what another rank counts."""
     if not tally.batches:
         return Part(seconds)
-    samples = tally.local_samples if own else tally.samples
-    tokens = tally.local_tokens if own else tally.tokens
+    samples = tally.local_samples if local else tally.samples
+    tokens = tally.local_tokens if local else tally.tokens
     return Part(seconds, samples, math.nan if tally.silent else tokens)

@@ -93,7 +93,7 @@ class Throughput:
     def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
         evaluates = bool(iterator.origin.evaluates) or not torch.is_grad_enabled()
         if not evaluates:
-            self._counts.took(batch, iterator)
+            self._counts.record(batch, iterator)
         if not self._is_here:
             return
         if evaluates:
@@ -103,7 +103,7 @@ class Throughput:
 
     @hookimpl
     def before_backward(self) -> None:
-        self._counts.fed()
+        self._counts.count_batches()
         if not self._meter.clock.runs:
             self._go_on()
 
@@ -163,7 +163,7 @@ class Throughput:
         trace: TracebackType | None,
     ) -> None:
         bus = self._session.bus
-        is_logged = bus.heard("metrics_ready") and bus.heard("log_metrics")
+        is_logged = bus.has_listeners("metrics_ready") and bus.has_listeners("log_metrics")
         if error is None and not is_logged and self._counts.now.steps and self._session.is_main:
             print(self._meter.line())
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from torchbus.plugin import Context, SharedStore
 
-KEPT = 2  # a rank may be one window ahead of another
+SLOTS = 2  # a rank may be one window ahead of another
 RANKS_THAT_REPORT_ALL = 1000
 END = -1
 """The number of the whole session. It takes the place of no window: another rank may still ask."""
 
 
-class Told:
+class Exchange:
     """Each rank writes its part of a window. Whoever wants them all reads them at once.
 
     With one rank, nothing is written. ``every``: ranks tell of one window in so many.
@@ -29,26 +29,26 @@ class Told:
         )
         self.every = 1 + (self._count - 1) // RANKS_THAT_REPORT_ALL
 
-    def tells(self, number: int) -> bool:
+    def is_published(self, number: int) -> bool:
         """Whether ranks tell of this window."""
         return number == END or number % self.every == 0
 
-    def tell(self, number: int, part: Part) -> None:
+    def publish(self, number: int, part: Part) -> None:
         """Write this rank's part of a window. Does not wait."""
         if self._store is not None:
             self._store.set(self._key(self._rank, number), json.dumps([number, *part]))
 
-    def parts(self, number: int, own: Part) -> list[Part] | None:
+    def parts(self, number: int, local: Part) -> list[Part] | None:
         """Return all ranks' parts of a window, or None if a rank has not come so far."""
         if self._store is None:
-            return [own]
+            return [local]
         found = self._store.read_all([self._key(rank, number) for rank in range(self._count)])
         reported = [json.loads(text) for text in found or ()]
         is_whole = found is not None and all(one[0] == number for one in reported)
         return [Part(*one[1:]) for one in reported] if is_whole else None
 
     def _key(self, rank: int, number: int) -> str:
-        return f"{rank}/{'end' if number == END else number // self.every % KEPT}"
+        return f"{rank}/{'end' if number == END else number // self.every % SLOTS}"
 
 
 PREFIX = "throughput/"
@@ -66,17 +66,17 @@ class Sending:
         self._session = session
         self._names = names
 
-    def send(self, step: int, steps: int, own: Part, device: Part) -> None:
+    def send(self, step: int, steps: int, local: Part, device: Part) -> None:
         """Send a window that ends at ``step``.
 
-        ``own``: what this rank adds to the sum. ``device``: what its device has done.
+        ``local``: what this rank adds to the sum. ``device``: what its device has done.
         """
-        if not self._session.bus.heard("log_metrics"):
+        if not self._session.bus.has_listeners("log_metrics"):
             return
         here = {f"device/{name}": value for name, value in self._rates(device).items()}
         here["steps_per_sec"] = per(steps, device.seconds)
         here = {name: value for name, value in here.items() if known(value) is not None}
-        mine = self._rates(own)
+        mine = self._rates(local)
         joules = {name: mine.pop(name) for name in list(mine) if name == "joules_per_sample"}
         # the mean over ranks, of as many times a part as there are ranks, is the sum of the parts
         times = {name: 1 if name == "mfu" else self._session.world_size for name in mine}
@@ -87,7 +87,7 @@ class Sending:
             sync_dist=True,
             batch_size=1.0,
         )
-        self._log(joules, step=step, sync_dist=True, batch_size=own.samples)
+        self._log(joules, step=step, sync_dist=True, batch_size=local.samples)
 
     def _rates(self, part: Part) -> dict[str, float]:
         found = rates([part])

@@ -36,15 +36,15 @@ def verify(
     Raises:
         UsageError: for options that can't be.
     """
-    words = [f"--steps={steps}", *["--float64"] * float64]
-    words += [word for name, value in options.items() for word in ("-o", f"{name}={value!r}")]
+    flags = [f"--steps={steps}", *["--float64"] * float64]
+    flags += [word for name, value in options.items() for word in ("-o", f"{name}={value!r}")]
     command = [
         sys.executable,
         "-m",
         "torchbus",
         "verify",
         "--json",
-        *words,
+        *flags,
         "--",
         str(script),
         *map(str, arguments),

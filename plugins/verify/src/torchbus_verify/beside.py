@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
-from torchbus_verify.causes.search import words
+from torchbus_verify.causes.search import describe
 from torchbus_verify.compare import difference, files, printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.printed import Line
@@ -77,7 +77,7 @@ def _add_files(reported: Beside, lab: Laboratory, plain: Run, ours: Run, allowed
             f"files named by the clock or by chance are not compared: {_some(chance)}"
         )
     for one in files.compare(ours, plain, again, allowed):
-        reported.causes.append(cause.files(f"{one.name} {one.words}"))
+        reported.causes.append(cause.files(f"{one.name} {one.text}"))
 
 
 def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
@@ -124,7 +124,7 @@ def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> N
             " a leaf, or sync_loss=False"
         )
     else:
-        reported.causes.append(cause.unexplained(words(first), first.kind))
+        reported.causes.append(cause.unexplained(describe(first), first.kind))
 
 
 def _add_prints(reported: Beside, lab: Laboratory, plain: Run, ours: Run, near: float) -> None:

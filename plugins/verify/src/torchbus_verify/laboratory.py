@@ -15,7 +15,7 @@ from torchbus_verify.runs import inside
 from torchbus_verify.runs.inside import Change, Request
 from torchbus_verify.runs.run import Run, run
 
-CONSUMED_AWAY: dict[str, Change] = {
+REMOVALS: dict[str, Change] = {
     "draws": draws.take_away,
     "streams": draws.make_common,
     "statistics": augmentation.statistics_take_away,
@@ -26,7 +26,7 @@ CAUSES = frozenset({"draws", "statistics", "augmentation"})
 MILDER = CAUSES - {"draws"} | {"streams"}
 """For a script that fails if its draws are the same for all samples."""
 WHOLE_BATCHES = {"replace_sampler": False}
-NOTHING: frozenset[str] = frozenset()
+NO_CAUSES: frozenset[str] = frozenset()
 Say = Callable[[str, int], None]
 """What runs now, and how many steps it has made."""
 
@@ -61,23 +61,23 @@ class Laboratory:
         return sum(one.seconds for one in list(self._runs.values())[:2])
 
     def plain(
-        self, consumed: frozenset[str] = NOTHING, *, again: int = 0, change: Change | None = None
+        self, removed: frozenset[str] = NO_CAUSES, *, again: int = 0, change: Change | None = None
     ) -> Run:
         """The script by itself. ``again``: the number of a repetition."""
         request, changes = inside.of(self.request)
         changes = (
             *changes,
-            *(CONSUMED_AWAY[name] for name in sorted(consumed)),
+            *(REMOVALS[name] for name in sorted(removed)),
             *([change] if change else []),
         )
-        key = ("plain", self.request.float64, consumed, again, change is not None)
+        key = ("plain", self.request.float64, removed, again, change is not None)
         alone = inside.is_plain(self.request)
         return self._run(key, "plain run", request, alone, changes)
 
-    def session(self, taken: frozenset[str] = NOTHING, **options: object) -> Run:
+    def session(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> Run:
         """The script under the session, with other options where they are given."""
-        key = ("session", self.request.float64, taken, tuple(sorted(options.items())))
-        changes = tuple(CONSUMED_AWAY[name] for name in sorted(taken))
+        key = ("session", self.request.float64, removed, tuple(sorted(options.items())))
+        changes = tuple(REMOVALS[name] for name in sorted(removed))
         return self._run(key, "run under the session", self._with(options), False, changes)
 
     @property
@@ -86,9 +86,9 @@ class Laboratory:
         failed = self.session(CAUSES).status or self.plain(CAUSES).status
         return MILDER if failed else CAUSES
 
-    def compare(self, taken: frozenset[str] = NOTHING, **options: object) -> Comparison | None:
+    def compare(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> Comparison | None:
         """Both, with some causes taken away from both; None if one of them fails."""
-        ours, plain = self.session(taken, **options), self.plain(taken)
+        ours, plain = self.session(removed, **options), self.plain(removed)
         return None if ours.status or plain.status else self.compared(ours, plain)
 
     def compared(self, ours: Run, plain: Run) -> Comparison:

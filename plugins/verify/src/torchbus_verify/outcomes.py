@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchbus_verify.causes.cause import Cause
-from torchbus_verify.causes.search import words
+from torchbus_verify.causes.search import describe
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.report import INHERENT, NOT_COMPARED, SAME, WRONG, Verdict
@@ -61,7 +61,7 @@ def before_failing(found: Comparison, by_parts: bool) -> tuple[str, ...]:
     rank, none fails.
     """
     first = next((one for one in found.beyond() if one.kind != "order"), None)
-    before = () if first is None else (f"before that, {words(first)}",)
+    before = () if first is None else (f"before that, {describe(first)}",)
     return (*before, BY_PARTS) if by_parts else before
 
 
@@ -75,7 +75,7 @@ def _outside(run: Run) -> Verdict:
 
 
 def not_deterministic(drifted: list[Difference], mixed: tuple[str, ...]) -> Verdict:
-    where = words(drifted[0]) if drifted else mixed[0]
+    where = describe(drifted[0]) if drifted else mixed[0]
     return Verdict(
         NOT_COMPARED,
         "not compared: the script is not deterministic by itself. Of two plain runs, both seeded"
@@ -120,9 +120,9 @@ def _headline(
     lab: Laboratory, found: Comparison, first: Difference | None, causes: list[Cause]
 ) -> str:
     if first is not None:
-        versus = inside.words(lab.request)
+        versus = inside.describe_plain(lab.request)
         return (
-            f"different from {versus} from {words(first)} ({found.dtype}; rounding explains"
+            f"different from {versus} from {describe(first)} ({found.dtype}; rounding explains"
             f" {first.allowed:.0e})"
         )
     models = f"{found.models} model{'s' if found.models != 1 else ''}"

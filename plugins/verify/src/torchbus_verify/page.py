@@ -67,20 +67,20 @@ REPORTED_AT_MOST = 3
 def chart(kind: str, name: str, places: list[Difference]) -> str:
     """A figure; one whose difference is more than rounding is marked."""
     more = [one for one in places if one.is_more]
-    words = (
+    text = (
         f"from step {more[0].step + 1} on more than rounding" if more else "no more than rounding"
     )
-    what = f"{kind}, {words}" if name else words
+    what = f"{kind}, {text}" if name else text
     caption = (
         f"<figcaption><b>{html.escape(name or kind)}</b> "
         f'<span class="{"bad" if more else "quiet"}">{what}</span></figcaption>'
     )
     style = f"chart{' more' if more else ''}"
-    spoken = html.escape(f"{kind} {name}: {words}")
-    return f'<figure class="{style}">{caption}{_told(places)}{_plot(places, spoken)}</figure>'
+    spoken = html.escape(f"{kind} {name}: {text}")
+    return f'<figure class="{style}">{caption}{_uncompared(places)}{_plot(places, spoken)}</figure>'
 
 
-def _told(places: list[Difference]) -> str:
+def _uncompared(places: list[Difference]) -> str:
     """What could not be compared, in words: other steps, another shape."""
     reported = [f"step {one.step + 1}: {one.words}" for one in places if one.words]
     return "".join(f"<p>{html.escape(text)}</p>" for text in reported[:REPORTED_AT_MOST])

@@ -104,8 +104,8 @@ def text(
     return "\n".join(lines)
 
 
-def _entry(name: str, words: str) -> list[str]:
+def _entry(name: str, text: str) -> list[str]:
     head = f"  {name}: "
     return textwrap.wrap(
-        words, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False
+        text, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False
     )

@@ -12,7 +12,7 @@ from torchbus_verify.causes.search import Search
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.laboratory import NOTHING, WHOLE_BATCHES, Laboratory, Say
+from torchbus_verify.laboratory import NO_CAUSES, WHOLE_BATCHES, Laboratory, Say
 from torchbus_verify.report import Verdict
 from torchbus_verify.runs.inside import Request
 from torchbus_verify.runs.run import Run
@@ -46,7 +46,7 @@ def _verdict(lab: Laboratory) -> Verdict:
 def _by_parts(lab: Laboratory) -> bool:
     """Whether a script that fails under the session runs if every rank has whole batches."""
     by_dp = lab.request.options.get("strategy") == "dp"
-    return not by_dp and not lab.session(NOTHING, **WHOLE_BATCHES).status
+    return not by_dp and not lab.session(NO_CAUSES, **WHOLE_BATCHES).status
 
 
 @dataclass

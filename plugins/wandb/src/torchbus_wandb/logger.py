@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torchbus.plugin import Context, UsageError, expect, hookimpl
 
-from torchbus_log.trackers.tracker import Nothing, Tracker, chosen_by_rank0
+from torchbus_log.trackers.tracker import NullObject, Tracker, chosen_by_rank0
 from torchbus_log.trackers.values import Histogram, Image
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class WandbLogger(Tracker):
             session.bus.register(self._checkpoints, "wandb.checkpoints")
         super().session_start(session)
         wandb = sys.modules.get("wandb")
-        if wandb is not None and not isinstance(self.experiment, Nothing):
+        if wandb is not None and not isinstance(self.experiment, NullObject):
             session.replace(wandb, "init", self._same_run)
             session.replace(wandb, "log", step_as_metric)
             session.replace(self.experiment, "log", step_as_metric)
@@ -237,7 +237,7 @@ class WandbLogger(Tracker):
     def _local_settings(self, session: Context) -> dict[str, Any]:
         mine: dict[str, Any] = {}
         gpu = physical_gpu(session.device)
-        if session.redactor.words(sys.argv) != sys.argv:
+        if session.redactor.command_line(sys.argv) != sys.argv:
             # wandb would store the command line as it is; the run's configuration has it without
             # secrets
             mine["x_disable_meta"] = True

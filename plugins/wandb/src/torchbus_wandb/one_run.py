@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import wandb
 
 
-TOLD = ("id", "name", "dir")
+SHARED_FIELDS = ("id", "name", "dir")
 RANK0_WITHIN_S = 60.0
 """How long another rank waits for rank 0's run. It may have none: the script may ask for it."""
 
@@ -64,7 +64,7 @@ class OneRun:
         self._runs += 1
         key, store = f"wandb/run/{self._runs}", session.world.shared
         if session.is_main:
-            store.set(key, json.dumps({name: getattr(run, name) for name in TOLD}))
+            store.set(key, json.dumps({name: getattr(run, name) for name in SHARED_FIELDS}))
         elif session.job is not None and session.job.wait_until(
             lambda store: store.check([key]), RANK0_WITHIN_S
         ):

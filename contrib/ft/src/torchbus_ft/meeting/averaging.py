@@ -45,7 +45,7 @@ def over_replicas(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
 def average_held(replicas: Replicas, parameters: Sequence[Tensor], weight: float) -> None:
     """Average gradients that no synchronised backward has made. One that no rank has stays None."""
     reached = torch.tensor([float(one.grad is not None) for one in parameters])
-    gradients = [averaging.settled(one) * weight for one in parameters]
+    gradients = [averaging.dense_gradient(one) * weight for one in parameters]
     mean_over(replicas, [reached, *gradients])
     for one, gradient, share in zip(parameters, gradients, reached.tolist(), strict=True):
         one.grad = gradient if share else None

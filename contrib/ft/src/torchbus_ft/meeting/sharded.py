@@ -79,7 +79,7 @@ class AcrossShards:
         trained = [one for one in parameters if one.requires_grad]
         reached = [float(one.grad is not None) for one in trained]
         reported = torch.tensor([*numbers, *reached], dtype=torch.float64)
-        gradients = [averaging.settled(one) for one in trained]
+        gradients = [averaging.dense_gradient(one) for one in trained]
         over_replicas(self._replicas, [reported, *map(compat.local_part, gradients)])
         shares = reported[len(numbers) :].tolist()
         for one, gradient, share in zip(trained, gradients, shares, strict=True):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Origin, UsageError
 from torchbus.runtime.services import BatchService
 
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 
 
 class Position:
@@ -33,14 +33,14 @@ class Position:
         self.index = 0
         self.last = False
 
-    def next_batch(self, consumed: Taken, is_last: bool) -> None:
+    def next_batch(self, batch: TrackedBatch, is_last: bool) -> None:
         """Count a batch. ``is_last``: none is left in this pass.
 
         If a wrapper gives a batch again (a list, itertools.cycle), a new epoch begins.
         """
-        if self._pass is not consumed.origin or consumed.number <= self._number:
-            self._begin_pass(consumed.origin)
-        self._number = consumed.number
+        if self._pass is not batch.origin or batch.number <= self._number:
+            self._begin_pass(batch.origin)
+        self._number = batch.number
         self.index = 1 if self.last else self.index + 1
         self.last = is_last or self.index >= self.size
 
@@ -93,7 +93,7 @@ class Position:
         self._was_left = not state["in_pass"]
 
 
-WORDS = (
+EXPECTED = (
     "a whole number of batches, at least 1, or a dict from epoch to such a number, as in {0: 8,"
     " 4: 4}"
 )
@@ -106,11 +106,12 @@ def parse(value: int | Mapping[int, int]) -> dict[int, int]:
         if isinstance(size, bool) or not isinstance(size, int):
             raise UsageError(
                 f"accumulate_grad_batches={value!r}: {size!r} is a {type(size).__name__}; it must"
-                f" be {WORDS}"
+                f" be {EXPECTED}"
             )
         if size < 1:
             raise UsageError(
-                f"accumulate_grad_batches={value!r}: a window of {size} batches; it must be {WORDS}"
+                f"accumulate_grad_batches={value!r}: a window of {size} batches; it must"
+                f" be {EXPECTED}"
             )
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise UsageError(
@@ -128,7 +129,7 @@ def at(schedule: Mapping[int, int], epoch: int) -> int:
     return schedule[max(first for first in schedule if first <= epoch)]
 
 
-def words(schedule: Mapping[int, int], size: int) -> str:
+def describe(schedule: Mapping[int, int], size: int) -> str:
     """Describe the schedule for ``explain``. ``size`` is that of this epoch."""
     if len(set(schedule.values())) == 1:
         return str(size)

@@ -115,10 +115,10 @@ class Changes:
         most = VALUES_READ if tensor.device.type == "cpu" else VALUES_WAITED_FOR
         return None if self._backwards > most else digest(tensor)
 
-    def _say(self, words: str) -> None:
-        if self._session.is_main and words not in self._said:
-            self._said.add(words)
-            warn(words)
+    def _say(self, text: str) -> None:
+        if self._session.is_main and text not in self._said:
+            self._said.add(text)
+            warn(text)
 
 
 def _smallest(parameters: Sequence[Tensor]) -> Tensor | None:

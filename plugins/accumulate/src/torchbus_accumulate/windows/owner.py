@@ -41,7 +41,7 @@ class Windows:
         self._position = Position(windows, session.batches)
         self._weights = Weights(session, self._position)
         self._optimizers = Optimizers(session)
-        self.own = LocalSums(session, self._optimizers)
+        self.local_sums = LocalSums(session, self._optimizers)
         self._schedules = Schedules(session, self._optimizers, self._position)
         self._ending = Ending(session, self._optimizers, self._weights)
         self._changes = Changes(session, self._optimizers)
@@ -104,22 +104,20 @@ class Windows:
             self._begin()
         sums = self._optimizers.sums
         before = self._place.counted
-        consumed = self._steps.advance(self._place.taken, self._place.is_last)
+        batch = self._steps.advance(self._place.latest, self._place.is_last)
         is_other_batch = self._place.counted is not before
         for one in sums:
             one.begin(is_other_batch)
-        if consumed is not None:
-            self._weights.batch_samples = float(
-                (consumed.share and consumed.share.count) or consumed.rows
-            )
+        if batch is not None:
+            self._weights.batch_samples = float((batch.share and batch.share.count) or batch.rows)
             first, last = self._position.index == 1, self._position.last
         else:
             first, last = not any(one.calls for one in sums), self._steps.end_by_count(sums)
-        total = self._weights.weigh(call, tokens, consumed, sums, first, last)
+        total = self._weights.weigh(call, tokens, batch, sums, first, last)
         for one in sums:
             one.before_backward(total, is_other_batch)
         self._ending.begin(call, last)
-        is_typical = first and not last and consumed is None and tokens is None and len(sums) == 1
+        is_typical = first and not last and batch is None and tokens is None and len(sums) == 1
         self._steady = (
             Steady(
                 self._session, self._optimizers, self._weights, self._ending, self._position.size
@@ -130,11 +128,11 @@ class Windows:
 
     @hookimpl
     def after_backward(self, call: BackwardCall) -> None:
-        self._ending.settle(call)
+        self._ending.scale_sums(call)
 
     @hookimpl
     def backward_failed(self, call: BackwardCall) -> None:
-        self._ending.settle(call)
+        self._ending.scale_sums(call)
         for one in self._optimizers.sums:
             one.backward_failed()
 
@@ -211,18 +209,18 @@ class Windows:
         known = isinstance(thing, Optimizer) and id(thing) in self._optimizers.of
         return f"one real step for {self._position.size} calls of step()" if known else None
 
-    def words(self) -> list[str]:
+    def lines(self) -> list[str]:
         how = (
             "losses are sums, and are added up"
             if self._weights.is_sum
             else self._weights.note or "gradients are weighted by samples"
         )
-        sizes = position.words(self._schedule, self._position.size)
+        sizes = position.describe(self._schedule, self._position.size)
         line = (
             f"batches per real step: {sizes}; step(), zero_grad(), schedulers and clipping wait for"
             " the end of the window, "
         )
-        return [f"{line}{how}, nothing is communicated in between", *self._schedules.words()]
+        return [f"{line}{how}, nothing is communicated in between", *self._schedules.lines()]
 
 
 class LocalSums:
@@ -267,12 +265,17 @@ def _of(one: WindowSum) -> dict[str, object]:
     return {**numbers, "gradients": gradients}
 
 
-def _restore(one: WindowSum, own: Mapping[str, Any]) -> None:
-    retained = [
+def _restore(one: WindowSum, saved: Mapping[str, Any]) -> None:
+    gradients = [
         theirs if theirs is not None and is_part(theirs) else mine
-        for theirs, mine in zip(one.committed(), own["gradients"], strict=True)
+        for theirs, mine in zip(one.committed(), saved["gradients"], strict=True)
     ]
     one.restore(
-        own["calls"], own["weight"], own["samples"], own["mass"], own.get("whole", 0.0), retained
+        saved["calls"],
+        saved["weight"],
+        saved["samples"],
+        saved["mass"],
+        saved.get("whole", 0.0),
+        gradients,
     )
-    one.counted = own["counted"]
+    one.counted = saved["counted"]

@@ -42,14 +42,14 @@ def state_of(one: WindowSum, session: Context) -> dict[str, object]:
             torch.tensor([weight, samples, mass], dtype=torch.float64)
         ).tolist()
         gradients = mean_over_ranks(session, one.parameters(), gradients)
-    retained = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+    gradients = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
     return {
         "calls": one.calls,
         "weight": weight,
         "samples": samples,
         "mass": mass,
         "whole": part,
-        "gradients": retained,
+        "gradients": gradients,
     }
 
 

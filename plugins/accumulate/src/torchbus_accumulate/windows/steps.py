@@ -19,10 +19,10 @@ from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.moved import Changes
 from torchbus_accumulate.windows.sums import WindowSum, check
 from torchbus_accumulate.windows.weights import Ending, Weights
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 
 Closure = Callable[[], object]
-NOTHING = Answer()
+NO_RESULT = Answer()
 
 
 class Steps:
@@ -48,11 +48,11 @@ class Steps:
         self._of_batch: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._flushing = False
 
-    def advance(self, consumed: Taken | None, is_last: bool) -> Taken | None:
+    def advance(self, batch: TrackedBatch | None, is_last: bool) -> TrackedBatch | None:
         """Return the batch. Move the position to it at its first use."""
-        if consumed is not None and self._place.is_new(consumed):
-            self._position.next_batch(consumed, is_last)
-        return consumed
+        if batch is not None and self._place.is_new(batch):
+            self._position.next_batch(batch, is_last)
+        return batch
 
     def end_by_count(self, sums: Sequence[WindowSum]) -> bool:
         """Whether a window without a loader ends with the next step."""
@@ -128,20 +128,18 @@ class Steps:
 
     def _refuse_second(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Raise Unsupported at a second step on one batch, with gradients of its own."""
-        consumed, position = self._place.taken, self._position
-        if consumed is None or not one.is_new or (position.last and position.index == 1):
+        batch, position = self._place.latest, self._position
+        if batch is None or not one.is_new or (position.last and position.index == 1):
             return
-        if self._of_batch.get(optimizer) == consumed.serial:
+        if self._of_batch.get(optimizer) == batch.serial:
             raise Unsupported(AGAIN.format(type(optimizer).__name__))
-        self._of_batch[optimizer] = consumed.serial
+        self._of_batch[optimizer] = batch.serial
 
     def _is_real(self, one: WindowSum, closure: Closure | None) -> bool:
         place = self._place
         # with a closure, the backward is still to come
-        consumed = (
-            place.taken if closure is None else self.advance(place.at_hand, place.ends_pass())
-        )
-        if consumed is not None:
+        batch = place.latest if closure is None else self.advance(place.at_hand, place.ends_pass())
+        if batch is not None:
             return self._position.last
         return one.calls + 1 >= self._position.size and (closure is not None or one.is_new)
 
@@ -155,6 +153,6 @@ class Steps:
 def skipped(closure: Closure | None) -> Answer:
     """Return the value of the closure, which runs as in a real step."""
     if closure is None:
-        return NOTHING
+        return NO_RESULT
     with torch.enable_grad():
         return Answer(closure())

@@ -72,7 +72,7 @@ class WindowSum:
 
     ``weight`` is the committed part of the window, ``samples`` its number of samples. ``mass`` is
     the same part by what the samples count, which differs if they are ``counted``. ``whole`` is the
-    part by what any rank divides by, 0.0 if that is not known. ``settled``: the gradients of this
+    part by what any rank divides by, 0.0 if that is not known. ``is_scaled``: the gradients of this
     window are multiplied by ``_scale_of`` already.
     """
 
@@ -82,7 +82,7 @@ class WindowSum:
         self.samples = 0.0
         self.mass: Number = 0.0
         self.whole: Number = 0.0
-        self.counted = self.settled = False
+        self.counted = self.is_scaled = False
         self.calls = 0
         self.skipped = False
         self._held = HeldGradients()
@@ -119,7 +119,7 @@ class WindowSum:
         """
         present = self._present
         present.is_new = True
-        if present.are_over and (is_other_batch or not self.settled):
+        if present.are_over and (is_other_batch or not self.is_scaled):
             present.add_to(self.gradients())
         if self._state == ZEROED and self.calls:
             self._put_back(total)
@@ -186,15 +186,15 @@ class WindowSum:
         known = [isinstance(number, Tensor) or number != 0.0 for number in (self.whole, whole)]
         return self.whole + whole if known[1] and (known[0] or not self.calls) else 0.0
 
-    def settle(self, scale: Number) -> None:
+    def apply_scale(self, scale: Number) -> None:
         """After the last backward of a window, multiply its gradients by ``scale``."""
-        self.settled = self._present.are_over = True
+        self.is_scaled = self._present.are_over = True
         self._scale_of = scale
         self._scale(scale)
 
-    def unsettle(self) -> None:
-        """Undo ``settle``, because another backward of the last batch adds to the gradients."""
-        self.settled = self._present.are_over = False
+    def undo_scale(self) -> None:
+        """Undo ``apply_scale``, as another backward of the last batch adds to the gradients."""
+        self.is_scaled = self._present.are_over = False
         self._scale(1.0 / self._scale_of)
 
     def finish(self, total: float | None, counted: bool) -> None:
@@ -207,12 +207,12 @@ class WindowSum:
         if self.calls and self._state != IN_PLACE:
             present.refuse_separate(counted)
             self._held.merge()
-        if total and (self.calls or present.is_new) and not self.settled:
+        if total and (self.calls or present.is_new) and not self.is_scaled:
             self._scale(1.0 / total)
         if self.calls:
             self.drop()
         present.finish(self.gradients(), counted)
-        self.settled = False
+        self.is_scaled = False
         self._state, self._touched = COMMITTED, False
 
     def backward_failed(self) -> None:

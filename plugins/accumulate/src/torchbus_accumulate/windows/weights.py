@@ -14,7 +14,7 @@ from torchbus_accumulate.messages import CUT_OFF, UNLIKE
 from torchbus_accumulate.place.loop import expected_samples
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.windows.sums import WindowSum, reached
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.loss.weights import LossWeights
 
@@ -46,17 +46,17 @@ class Ending:
         adding = [one for one in self._optimizers.sums if one.calls and one.is_being_added_to]
         held = reached(call, adding)
         for one in held:
-            if one.settled:
-                one.unsettle()
+            if one.is_scaled:
+                one.undo_scale()
         return held
 
-    def settle(self, call: BackwardCall) -> None:
+    def scale_sums(self, call: BackwardCall) -> None:
         """After the backward, even if it has failed."""
         if call.count is not None and call.count.left:
             scales = isinstance(call.count.scale, Tensor) or call.count.scale != 1.0
             for one in self._sums:
                 if one.counted or call.count.counted or scales:
-                    one.settle(call.count.scale)
+                    one.apply_scale(call.count.scale)
 
     def finish(self, one: WindowSum, is_flush: bool) -> None:
         """Called before a real step. A flush steps without the backward of a last batch."""
@@ -147,7 +147,7 @@ class Weights:
         self,
         call: BackwardCall,
         tokens: float | None,
-        consumed: Taken | None,
+        batch: TrackedBatch | None,
         sums: Sequence[WindowSum],
         first: bool,
         last: bool,
@@ -157,14 +157,14 @@ class Weights:
         If it is the last one, return the number of samples in the window.
         """
         self.samples = (
-            self.batch_samples if consumed is not None else float(self._session.share.count or 1)
+            self.batch_samples if batch is not None else float(self._session.share.count or 1)
         )
         self.is_sum = self._always_sum or (tokens is None and self._losses.is_sum(call.loss))
         if self.is_sum:
             return None
         if first:
-            self.expected = self._expect(consumed)
-        total = self._total(consumed, sums) if last else None
+            self.expected = self._expect(batch)
+        total = self._total(batch, sums) if last else None
         self.factor = self.samples / (total or self.expected)
         self.count(call, tokens)
         return total
@@ -207,7 +207,7 @@ class Weights:
         count.norm = self.mass + held[0].mass if held else self.mass
         count.total = held[0].with_batch(self.whole) if held else self.whole
         count.counted |= any(one.counted for one in held)
-        count.left, count.anew = bool(held), not held
+        count.left, count.isolated = bool(held), not held
         if count.counted and not self._session.world.is_shared:
             self._divide(call, count, bool(held))
 
@@ -247,18 +247,18 @@ class Weights:
         )
         self._losses.agree_on_unit(count)
 
-    def _expect(self, consumed: Taken | None) -> float:
+    def _expect(self, batch: TrackedBatch | None) -> float:
         samples = self.samples or 1.0
         return (
             samples * self._position.size
-            if consumed is None
+            if batch is None
             or self._session.world.divides_anew  # a newcomer counts its own batches
-            else expected_samples(consumed, samples, self._position.size)
+            else expected_samples(batch, samples, self._position.size)
         )
 
-    def _total(self, consumed: Taken | None, sums: Sequence[WindowSum]) -> float:
+    def _total(self, batch: TrackedBatch | None, sums: Sequence[WindowSum]) -> float:
         """The samples of the window that ends, as the gradients say which this backward adds to."""
         committed = [one.samples for one in sums if one.takes_part]
         if committed:
             return self.samples + max(committed)
-        return self.samples if consumed is not None and self._position.index == 1 else self.expected
+        return self.samples if batch is not None and self._position.index == 1 else self.expected

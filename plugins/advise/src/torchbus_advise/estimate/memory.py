@@ -34,8 +34,8 @@ class Memory:
 
     @property
     def total(self) -> int:
-        retained = self.parameters + self.gradients + self.states
-        return retained + self.activations + self.exchange
+        states_bytes = self.parameters + self.gradients + self.states
+        return states_bytes + self.activations + self.exchange
 
 
 def memory(facts: Facts, plan: Plan, ranks: int, activations: int) -> Memory:

@@ -41,7 +41,7 @@ class Strategy:
     dtype. ``flat``: every tensor is divided evenly, wherever its rows end."""
 
     label: str
-    words: str
+    arguments: str
     package_word: str
     parameters: bool = False
     gradients: bool = False
@@ -143,9 +143,9 @@ class Plan:
         return 0.5 if self.precision == "gathered" else 1.0
 
     @property
-    def words(self) -> str:
+    def arguments(self) -> str:
         """The arguments of ``session(...)``."""
-        return ", ".join([self.strategy.words, *self.options])
+        return ", ".join([self.strategy.arguments, *self.options])
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,17 @@ def run_in_its_local(found: program.Program, explainer: Explainer) -> None:
     """Raises what the script raises."""
 
     class Explained(Session):
-        def __init__(self, *plugins: object, **words: Any) -> None:
-            super().__init__(*plugins, **words)
+        def __init__(self, *plugins: object, **options: Any) -> None:
+            super().__init__(*plugins, **options)
             self.add_plugin(explainer, NAME)
 
-    class Nothing:
+    class NoSession:
         def close(self, error: BaseException | None = None) -> None:
             """The script closes its session itself."""
 
     found.install()
     with sessions_replaced(Explained):
-        found.run(Nothing())  # type: ignore[arg-type]
+        found.run(NoSession())  # type: ignore[arg-type]
 
 
 def _codes(code: CodeType) -> list[CodeType]:

@@ -32,7 +32,7 @@ class SavedTensors:
     def __init__(self) -> None:
         self._bytes: dict[int, int] = {}
         self._holders: dict[int, Counter[int]] = {}
-        self._own: set[int] = set()
+        self._left_out: set[int] = set()
         self._block = OUTSIDE
         self._inputs: list[Tensor] = []
 
@@ -43,7 +43,7 @@ class SavedTensors:
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """These and no others: parameters and buffers, which are there anyway."""
-        self._own = {storage_of(tensor)[0] for tensor in tensors}
+        self._left_out = {storage_of(tensor)[0] for tensor in tensors}
 
     @contextmanager
     def inside(self, block: int, inputs: Iterable[Tensor]) -> Iterator[None]:
@@ -60,7 +60,7 @@ class SavedTensors:
         return {
             key: (self._bytes[key], frozenset(blocks))
             for key, blocks in self._holders.items()
-            if key not in self._own
+            if key not in self._left_out
         }
 
     def total_bytes(self) -> int:
@@ -70,15 +70,15 @@ class SavedTensors:
         """What would be held at most if each block were computed again in backward: what is saved
         outside of blocks, the inputs of all, and the inside of the largest."""
         held = self.held()
-        retained = {key: count for key, (count, blocks) in held.items() if OUTSIDE in blocks}
-        retained |= {
-            key: count for key, count in map(storage_of, self._inputs) if key not in self._own
+        saved = {key: count for key, (count, blocks) in held.items() if OUTSIDE in blocks}
+        saved |= {
+            key: count for key, count in map(storage_of, self._inputs) if key not in self._left_out
         }
         inner: Counter[int] = Counter()
         for key, (count, blocks) in held.items():
-            for block in blocks if key not in retained else ():
+            for block in blocks if key not in saved else ():
                 inner[block] += count
-        return sum(retained.values()) + max(inner.values(), default=0)
+        return sum(saved.values()) + max(inner.values(), default=0)
 
     def forget_inputs(self) -> None:
         self._inputs.clear()

@@ -30,17 +30,17 @@ class Exchange:
         self._session = session
         self._key = key
         self._num_calls = 0
-        self._told: list[str] = []
+        self._sent: list[str] = []
         self.rank, self.world_size, self.is_main = session.rank, session.world_size, session.is_main
 
-    def meet(self) -> None:
+    def wait_for_rank0(self) -> None:
         """Wait until rank 0 is here, which has read by now what it has gathered."""
         self._num_calls += 1
         if self.is_main:
             self._set("", 0, b"")
         else:
             self._wait([self._name("", 0)], [0])
-            self._forget_reported()
+            self._delete_sent()
 
     def gather(self, mine: Value) -> list[Value]:
         """Return the value of each rank on rank 0, and an empty list on the others.
@@ -50,7 +50,7 @@ class Exchange:
         self._num_calls += 1
         if not self.is_main:
             self._set("from", self.rank, written(mine))
-            self._told.append(self._name("from", self.rank))
+            self._sent.append(self._name("from", self.rank))
             return []
         ranks = range(1, self.world_size)
         names = [self._name("from", rank) for rank in ranks]
@@ -81,9 +81,9 @@ class Exchange:
         if self.world_size > 1:
             self._session.world.shared.set(self._name(word, rank), data)
 
-    def _forget_reported(self) -> None:
-        while self._told:
-            self._session.world.shared.delete_key(self._told.pop())
+    def _delete_sent(self) -> None:
+        while self._sent:
+            self._session.world.shared.delete_key(self._sent.pop())
 
     def _wait(self, names: Sequence[str], senders: Sequence[int]) -> list[bytes]:
         found = wait_for(self._session, *names)

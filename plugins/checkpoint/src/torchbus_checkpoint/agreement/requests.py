@@ -29,7 +29,7 @@ from torchbus_checkpoint.errors import CheckpointError
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
-KEPT = 1000  # decisions in the store: no rank is so many boundaries behind rank 0
+MAX_DECISIONS = 1000  # decisions in the store: no rank is so many boundaries behind rank 0
 SIGNALLED = "checkpoint/signal"
 
 
@@ -59,7 +59,7 @@ class Requests:
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self._boundary = 0
         self._next = 2
-        self._told: deque[str] = deque()
+        self._published: deque[str] = deque()
         self._decision: Decision = {"save": False, "leave": 0, "next": self._next}
         self._begun_s = time.monotonic()
         self.save = False
@@ -90,7 +90,7 @@ class Requests:
             return
         self._signal = number
         if not self._session.is_main and self._session.job is not None:
-            threading.Thread(target=self._tell, args=(number,), name="torchbus-signal").start()
+            threading.Thread(target=self._publish, args=(number,), name="torchbus-signal").start()
 
     def _decide(self) -> Decision:
         number = self._signal or self._signal_elsewhere()
@@ -105,9 +105,9 @@ class Requests:
     def _report_all(self, key: str, decision: Decision) -> None:
         store = self._session.world.shared
         store.set(key, json.dumps(decision))
-        self._told.append(key)
-        if len(self._told) > KEPT:
-            store.delete_key(self._told.popleft())
+        self._published.append(key)
+        if len(self._published) > MAX_DECISIONS:
+            store.delete_key(self._published.popleft())
 
     def _take(self, decision: Decision) -> None:
         self.save |= decision["save"]
@@ -171,7 +171,7 @@ class Requests:
         else:
             raise SystemExit(128 + number)
 
-    def _tell(self, number: int) -> None:
+    def _publish(self, number: int) -> None:
         """Tell rank 0. Runs in a thread: the main one may be in a call to the store."""
         with contextlib.suppress(RuntimeError, AssertionError):
             self._session.world.shared.set(SIGNALLED, str(int(number)))
@@ -216,13 +216,13 @@ class When:
     _time_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        for name, types, words in (
+        for name, types, expected in (
             ("every_n_steps", (int, type(None)), "a number of optimizer steps"),
             ("every_n_epochs", (int, type(None)), "a number of epochs"),
             ("every_minutes", (int, float, type(None)), "a number of minutes"),
         ):
             value = getattr(self, name)
-            expect(name, value, types, words)
+            expect(name, value, types, expected)
             if value is not None and not value > 0:
                 raise UsageError(f"{name}={value}: it must be more than 0")
         if (
@@ -246,7 +246,7 @@ class When:
             and time.monotonic() - self._time_s >= 60.0 * self.every_minutes
         )
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe the intervals, as in "every 100 steps, every 10 minutes"."""
         given = (
             (self.every_n_steps, "steps"),

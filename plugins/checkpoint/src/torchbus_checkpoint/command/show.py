@@ -157,15 +157,15 @@ def _facts(checkpoint: Path) -> Facts:
 
 
 def _one(facts: Facts) -> str:
-    words = [
+    rows = [
         ("step", f"{facts['step']}, in epoch {facts['epoch']}"),
         ("ranks", str(facts["ranks"])),
         ("written by", _writer(facts)),
     ]
-    words += [("metric", f"{facts['metric']:g}")] if facts["metric"] is not None else []
-    words += [(kind, _listed(facts[kind])) for kind in KINDS if facts[kind]]
-    words += [("files", f"{', '.join(map(printable, facts['files']))}: {amount(facts['bytes'])}")]
-    return "\n".join([facts["checkpoint"], table([(f"  {name}", text) for name, text in words])])
+    rows += [("metric", f"{facts['metric']:g}")] if facts["metric"] is not None else []
+    rows += [(kind, _listed(facts[kind])) for kind in KINDS if facts[kind]]
+    rows += [("files", f"{', '.join(map(printable, facts['files']))}: {amount(facts['bytes'])}")]
+    return "\n".join([facts["checkpoint"], table([(f"  {name}", text) for name, text in rows])])
 
 
 def _many(whole: list[Facts], broken: list[Broken]) -> str:
@@ -272,10 +272,10 @@ def reading(checkpoint: Path) -> Iterator[None]:
         raise type(error)(printable(str(error))) from None
     # made-up bytes may raise anything in torch's and Python's readers
     except Exception as error:
-        words = printable(str(error).strip().split("\n", 1)[0][:300])
+        message = printable(str(error).strip().split("\n", 1)[0][:300])
         raise CheckpointError(
             f"checkpoint {printable(str(checkpoint))} can't be read: {type(error).__name__}:"
-            f" {words}"
+            f" {message}"
         ) from None
 
 

@@ -79,7 +79,9 @@ def best(parent: str | Path, mode: str = "min") -> Path | None:
     return ranked[0] if ranked else None
 
 
-def kept(there: dict[One, float | None], keep: int | None, monitored: bool, mode: str) -> set[One]:
+def to_keep(
+    there: dict[One, float | None], keep: int | None, monitored: bool, mode: str
+) -> set[One]:
     """Return the last ``keep`` checkpoints, or the ``keep`` best ones and the last.
 
     ``there`` has the metric of each checkpoint, oldest first.
@@ -95,7 +97,7 @@ def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
     if keep is None:
         return
     there = automatic(parent)
-    wanted = kept(
+    wanted = to_keep(
         _with_metrics(there) if monitored else dict.fromkeys(there), keep, monitored, mode
     )
     for candidate in there:

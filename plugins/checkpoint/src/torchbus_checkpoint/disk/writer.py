@@ -28,21 +28,20 @@ from torchbus_checkpoint.state.plain import State, copied
 class Content:
     """What goes into one checkpoint.
 
-    Rank 0 writes ``shared``, files by name without suffix. Each rank writes ``own``, and its parts
-    of ``groups``.
-    ``held``: which tensors this rank's states have.
+    Rank 0 writes ``shared``, files by name without suffix. Each rank writes ``local``, and its
+    parts of ``groups``. ``held``: which tensors this rank's states have.
     """
 
     shared: dict[str, object]
-    own: State
+    local: State
     groups: Groups | None
     held: Held
     facts: Facts
 
     def copied(self) -> Content:
         """Copy all tensors to main memory. A tensor that is in it twice is copied once."""
-        shared, ours, groups = copied((self.shared, self.own, self.groups))
-        return replace(self, shared=shared, own=ours, groups=groups)
+        shared, ours, groups = copied((self.shared, self.local, self.groups))
+        return replace(self, shared=shared, local=ours, groups=groups)
 
 
 class Writer:
@@ -106,12 +105,12 @@ class Writer:
             try:
                 if self._session.is_main:
                     _prepare(partial, final, claim)
-                exchange.meet()
+                exchange.wait_for_rank0()
                 refuse_separate(exchange.gather(content.held) or [content.held], final)
                 sent = exchange.gather(self._write_files(partial, content, exchange))
                 if self._session.is_main:
                     folder.seal(partial, final, content.facts, _files_of_all(partial, sent))
-                exchange.meet()
+                exchange.wait_for_rank0()
             except OSError as error:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise CheckpointError(
@@ -124,13 +123,13 @@ class Writer:
         local_name = f"rank-{exchange.rank}"
         if not self._hosts_share and not partial.is_dir():
             if content.groups is None:
-                return {local_name + folder.SUFFIX: folder.pack(content.own)}
+                return {local_name + folder.SUFFIX: folder.pack(content.local)}
             raise CheckpointError(
                 f"sharded_save=True, and rank {exchange.rank} does not see {partial.parent}: name a"
                 " folder that all hosts share, local_copy=..."
             )
         mine: folder.Sent = {}
-        for stem, one in ({local_name: content.own} | content.shared).items():
+        for stem, one in ({local_name: content.local} | content.shared).items():
             name = stem + folder.SUFFIX
             mine[name] = folder.write_file(partial, name, one)
         if content.groups is not None:

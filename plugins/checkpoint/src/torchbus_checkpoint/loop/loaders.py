@@ -31,13 +31,13 @@ def waiting(session: Context, one: OpenPass) -> int:
 def used(session: Context, one: OpenPass) -> int:
     """Return the number of batches of a pass that the loop has used."""
     iterator, length = one.alive, 0 if one.origin is None else one.origin.length or 0
-    return (length if iterator is None else iterator.taken) - waiting(session, one)
+    return (length if iterator is None else iterator.num_yielded) - waiting(session, one)
 
 
 def refuse_hidden_batches(session: Context) -> None:
     """Raise UsageError if the batches come from something that a replay can't bring back."""
-    for one in session.batches.feeding:
-        if one.origin.threaded or one.origin.kept:
+    for one in session.batches.current:
+        if one.origin.threaded or one.origin.reused:
             fate = "read by another thread" if one.origin.threaded else GIVEN_AGAIN
             raise UsageError(
                 "a checkpoint can't hold where the loop is in its data: the batches of"
@@ -120,8 +120,8 @@ class OpenPass:
         return None if self.iterator is None else self.iterator()
 
     @property
-    def taken(self) -> int:
-        return 0 if self.alive is None else self.alive.taken
+    def num_yielded(self) -> int:
+        return 0 if self.alive is None else self.alive.num_yielded
 
     @property
     def exhausted(self) -> bool:

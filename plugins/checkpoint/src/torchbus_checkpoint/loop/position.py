@@ -75,7 +75,7 @@ class Position:
         for one in self.open:
             if (
                 one.alive is not None
-                and one.taken != one.consumed_before
+                and one.num_yielded != one.consumed_before
                 and one.ordinal != NESTED
                 and one.section in self.history.passes
             ):
@@ -104,7 +104,7 @@ class Position:
             Pass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
         )
         for one in self.open if ordinal != NESTED else ():
-            one.consumed_before = one.taken
+            one.consumed_before = one.num_yielded
         self._opening = OpenPass(
             self.section,
             ordinal,
@@ -154,14 +154,14 @@ class Position:
 
     @hookimpl
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        if self.expected and iterator.taken == self.expected_after:
+        if self.expected and iterator.num_yielded == self.expected_after:
             expected, self.expected = self.expected, {}
             refuse_hidden(
                 expected,
                 frames.at_head(user_frames(self._session.frame)),
                 "after the first batch of this run",
             )
-        if not iterator.taken:
+        if not iterator.num_yielded:
             found = self.of(iterator)
             if found is not None and found.wanted is None:
                 found.wanted = self.random.state(loader)
@@ -219,7 +219,7 @@ class Position:
             "started": one.started,
             "wanted": one.wanted,
             "taken": loaders.used(self._session, one),
-            "last": one.consumed_before != one.taken,
+            "last": one.consumed_before != one.num_yielded,
             "samples": one.samples,
         }
 

@@ -36,10 +36,10 @@ class RemoteJob:
         session.on_close.callback(self._release)
         newest(store, self._claim, options.folder, options.resume == "auto")
 
-        def kept(there: dict[str, float | None]) -> set[str]:
-            return choice.kept(there, options.keep, options.monitor is not None, options.mode)
+        def choose(there: dict[str, float | None]) -> set[str]:
+            return choice.to_keep(there, options.keep, options.monitor is not None, options.mode)
 
-        self.mirror = mirror.Mirror(store, self._claim, options.folder, kept)
+        self.mirror = mirror.Mirror(store, self._claim, options.folder, choose)
         self.mirror.start()
         session.on_close.push(self._close)
 

@@ -28,10 +28,10 @@ Chosen = Callable[[dict[str, float | None]], set[str]]
 
 
 class Mirror:
-    """``kept`` chooses among the names in the store, which it gets with metrics, oldest first."""
+    """``choose`` selects among the names in the store, which it gets with metrics, oldest first."""
 
-    def __init__(self, store: Store, claim: Claim, parent: Path, retained: Chosen) -> None:
-        self._store, self._claim, self._parent, self._kept = store, claim, parent, retained
+    def __init__(self, store: Store, claim: Claim, parent: Path, choose: Chosen) -> None:
+        self._store, self._claim, self._parent, self._choose = store, claim, parent, choose
         self._work, self._end = threading.Event(), threading.Event()
         self._sent: dict[str, str] = {}
         self._metrics: dict[str, float | None] = {}
@@ -146,8 +146,8 @@ class Mirror:
         known = store.there(self._store)
         lost = list(store.superseded(known))
         whole = [one for one in known if one.is_whole and one not in lost]
-        retained = self._kept({one.name: self._metric(one.name) for one in whole})
-        for one in [*lost, *(one for one in whole if one.name not in retained)]:
+        wanted = self._choose({one.name: self._metric(one.name) for one in whole})
+        for one in [*lost, *(one for one in whole if one.name not in wanted)]:
             store.remove(self._store, one)
             self._moved()
 

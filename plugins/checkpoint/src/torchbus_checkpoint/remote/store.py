@@ -241,10 +241,10 @@ def shown(url: str) -> str:
 
 def local_folder(url: str) -> Path:
     """Return ``checkpoints/s3/bucket/run`` for ``s3://bucket/run``, in the working directory."""
-    words = re.split(r"[/\\]+|:+/*", re.sub(r"://[^/@]*@", "://", url).partition("?")[0])
+    parts = re.split(r"[/\\]+|:+/*", re.sub(r"://[^/@]*@", "://", url).partition("?")[0])
     return Path(
         "checkpoints",
-        *(re.sub(r"[^0-9A-Za-z_.-]+", "_", word) for word in words if word.strip(".")),
+        *(re.sub(r"[^0-9A-Za-z_.-]+", "_", word) for word in parts if word.strip(".")),
     )
 
 

@@ -31,7 +31,7 @@ def continue_passes(
         if saved is not None and one.alive is not None:
             count = int(saved["taken"] * scale)
             _skip(position, one, one.alive, saved, count)
-            numbering.taken = count
+            numbering.num_before = count
             position.expected_after = count + 1
             position.expected = {
                 key: last + 1 for key, last in heads.items() if count and last in (count - 1, count)
@@ -47,15 +47,15 @@ def _skip(
     position: Position, one: OpenPass, iterator: LoaderIterator, saved: State, count: int
 ) -> None:
     one.started, one.wanted = saved["started"], saved["wanted"]
-    if saved["wanted"] is not None and not iterator.taken:
+    if saved["wanted"] is not None and not iterator.num_yielded:
         position.random.put(saved["wanted"], iterator.loader)
     try:
-        iterator.skip(max(0, count - iterator.taken))
+        iterator.skip(max(0, count - iterator.num_yielded))
     except StopIteration:
         raise UsageError(
             f"the interrupted pass had given {count} batches, and the loader of"
-            f" {signature(iterator.loader)} has only {iterator.taken} now: the data has changed;"
-            " start again with resume='never'"
+            f" {signature(iterator.loader)} has only {iterator.num_yielded} now: the data has"
+            " changed; start again with resume='never'"
         ) from None
 
 
@@ -67,7 +67,7 @@ class Numbering:
 
     If the replay ends while an item is fetched, this item gets the number after the last one of the
     interrupted run. ``heads`` has these numbers by place. If the frame is the ``reader`` of the
-    loader itself, the number is counted from ``taken``, the number of batches before.
+    loader itself, the number is counted from ``num_before``, the number of batches before.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Numbering:
         self._last: dict[str, list[int]] = {}
         for key, number in heads.items():
             self._last.setdefault(key.rsplit(":", 1)[0], []).append(int(number))
-        self.taken = 0
+        self.num_before = 0
         self._modules = [module for module in _users_modules() if "enumerate" not in module]
         for module in self._modules:
             module["enumerate"] = self._enumerate
@@ -113,7 +113,9 @@ class Numbering:
         frames = user_frames(self._session.frame)
         here = place(frames, len(frames) - 1) if frames else self._reader
         numbers = self._last.get(here, [])
-        return start + self.taken if here == self._reader or len(numbers) != 1 else numbers[0] + 1
+        return (
+            start + self.num_before if here == self._reader or len(numbers) != 1 else numbers[0] + 1
+        )
 
 
 def _users_modules() -> list[dict[str, Any]]:

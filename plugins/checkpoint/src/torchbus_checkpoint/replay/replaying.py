@@ -173,7 +173,9 @@ class Replay:
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         found = self._position.of(iterator) if self.pending else None
         saved = None if found is None else self._target.open.get((found.section, found.ordinal))
-        if saved is not None and (saved.get("last", True) or iterator.taken >= saved["taken"]):
+        if saved is not None and (
+            saved.get("last", True) or iterator.num_yielded >= saved["taken"]
+        ):
             self._position.history.asked(user_frames(self._session.frame))
             self.arrive()
 

@@ -47,9 +47,9 @@ def check(
 def _check_same(kind: str, saved: list[State], things: Named, where: str) -> None:
     theirs, ours = [entry["class"] for entry in saved], [class_name(thing) for _, thing in things]
     if theirs != ours:
-        words = {"trained": "trained models", "other": "other models"}.get(kind, kind)
+        label = {"trained": "trained models", "other": "other models"}.get(kind, kind)
         raise CheckpointError(
-            f"{where} belongs to another loop: it holds the {words} {_listed(saved)}; this loop has"
+            f"{where} belongs to another loop: it holds the {label} {_listed(saved)}; this loop has"
             f" {', '.join(f'{name} ({class_name(thing)})' for name, thing in things) or 'none'}"
         )
 

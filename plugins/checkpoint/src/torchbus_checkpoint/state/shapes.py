@@ -45,9 +45,9 @@ def as_written(checkpoint: Path, name: str) -> Iterator[None]:
             f"checkpoint {checkpoint}: torchbus did not write this {name} file: {error}"
         ) from None
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"[:LONGEST]
+        message = f"{type(error).__name__}: {error}"[:LONGEST]
         raise CheckpointError(
-            f"checkpoint {checkpoint}: torchbus did not write this {name} file: {words}"
+            f"checkpoint {checkpoint}: torchbus did not write this {name} file: {message}"
         ) from error
 
 

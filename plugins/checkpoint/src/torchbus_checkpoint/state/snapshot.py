@@ -158,18 +158,18 @@ class Snapshot:
         shapes.refuse_unlike(found, name, mine, written.RANK)
         return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
-    def put_back(self, found: Path, own: State) -> None:
-        """Put back all but the position. ``own`` is this rank's state."""
+    def put_back(self, found: Path, local: State) -> None:
+        """Put back all but the position. ``local`` is this rank's state."""
         self._session.bus.hook.before_restore()
         contents = self._finder.find()
         with self._session.in_parts():
             saved = self._put_shared(found, contents)
         restore.put_registered(saved, self._registered)
         for name, plugin in self._stateful_plugins().items():
-            if name in own["plugins"]:
+            if name in local["plugins"]:
                 with shapes.as_written(found, f"rank-{self._session.rank}"):
-                    plugin.load_state_dict(decode(own["plugins"][name]))
-        self._put_counts(contents, own)
+                    plugin.load_state_dict(decode(local["plugins"][name]))
+        self._put_counts(contents, local)
 
     def _put_shared(self, found: Path, contents: Contents) -> State:
         saved, weights, read_parts = choice.loaded(found, contents)
@@ -187,15 +187,17 @@ class Snapshot:
         hook = self._session.bus.hook
         return hook.put_gradients(optimizer=optimizer, gradients=gradients) is True
 
-    def _put_counts(self, contents: Contents, own: State) -> None:
-        self.metric = own["metric"]
-        self.end_is_saved = own["position"]["ended"]
-        self._epochs.load(own["position"]["loop_ends"])
-        self._steps.put(own["epochs"])
+    def _put_counts(self, contents: Contents, local: State) -> None:
+        self.metric = local["metric"]
+        self.end_is_saved = local["position"]["ended"]
+        self._epochs.load(local["position"]["loop_ends"])
+        self._steps.put(local["epochs"])
         optimizers = [one for _, one in contents.optimizers]
-        made = list(zip(optimizers, own.get("made", ()), strict=False))
-        stepped = [one for one, has in zip(optimizers, own.get("in_step", ()), strict=False) if has]
-        self._session.steps.go_on(own["steps"], made, stepped)
+        made = list(zip(optimizers, local.get("made", ()), strict=False))
+        stepped = [
+            one for one, has in zip(optimizers, local.get("in_step", ()), strict=False) if has
+        ]
+        self._session.steps.go_on(local["steps"], made, stepped)
         self._position.trains = self._steps.count > 0
 
     def _stateful_plugins(self) -> dict[str, Stateful]:

@@ -68,7 +68,7 @@ class Joined(torch.autograd.Function):
         ctx.is_over = ctx.is_used_inside = False
         first = local.movedim(dim, 0)
         padded = first.new_zeros((max(rows.sizes), *first.shape[1:]))
-        padded[: rows.own] = first[: rows.own]
+        padded[: rows.local] = first[: rows.local]
         parts = [
             part[:size] for part, size in zip(team.all_gather(padded), rows.sizes, strict=True)
         ]
@@ -77,7 +77,7 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Exchange, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         local = _part(_of_all(ctx, gradients[0]), ctx.rows, ctx.dim, ctx.team)
-        return local * (ctx.team.size if ctx.rows.own else 0), None, None, None
+        return local * (ctx.team.size if ctx.rows.local else 0), None, None, None
 
 
 def _of_all(ctx: Common, gradient: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Joins:
         nodes = self._nodes()
         if nodes and torch.is_grad_enabled():
             reached = _reached(tensor.grad_fn for tensor in local)
-            reported = self._team.tell([int(node in reached) for node in nodes])
+            reported = self._team.gather([int(node in reached) for node in nodes])
             for node, used in zip(nodes, zip(*reported, strict=True), strict=True):
                 node.is_used_inside |= any(used)
 

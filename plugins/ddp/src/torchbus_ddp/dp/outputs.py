@@ -62,10 +62,10 @@ class Layout:
                 f" {len(self._whole)}, or other ones, in its first call: dp can join only outputs"
                 " of the same structure. Compute in the loop what depends on the batch"
             )
-        sizes_of_ranks = team.tell([size for leaf in leaves for size in lengths_of(leaf)])
+        sizes_of_ranks = team.gather([size for leaf in leaves for size in lengths_of(leaf)])
         shapes = [_split(sizes, leaves) for sizes in sizes_of_ranks]
         self._refuse_other_sizes(rows, shapes)
-        self._settle(rows, shapes)
+        self._find_fixed(rows, shapes)
         self.is_new = False
         remaining = iter(enumerate(zip(self._kinds, zip(*shapes, strict=True), strict=True)))
 
@@ -93,7 +93,7 @@ class Layout:
             ):
                 self._refuse(index, sizes, rows)
 
-    def _settle(self, rows: Rows, shapes: Sequence[Shapes]) -> None:
+    def _find_fixed(self, rows: Rows, shapes: Sequence[Shapes]) -> None:
         """Find the outputs that do not depend on the number of samples, once that has changed."""
         if not self._sure and any(
             Rows(rows.samples, rank).computed != self._total for rank in range(len(rows.samples))
@@ -126,7 +126,7 @@ class Layout:
     ) -> Leaf:
         if any(list(shape) != list(shapes[0]) for shape in shapes):
             self._refuse(index, shapes, rows)
-        weight = rows.weight if reduction == "mean" else float(rows.own > 0)
+        weight = rows.weight if reduction == "mean" else float(rows.local > 0)
         if isinstance(leaf, float):
             return averaged(torch.tensor(leaf, dtype=torch.float64), weight, team).item()
         if leaf.is_floating_point() or leaf.is_complex():

@@ -67,7 +67,7 @@ class Rows:
         return [count * self.each for count in self.samples]
 
     @property
-    def own(self) -> int:
+    def local(self) -> int:
         """The rows of this rank."""
         return self.sizes[self.rank]
 
@@ -82,11 +82,11 @@ class Rows:
 
         A rank without rows of its own computes the first ones again, to no effect.
         """
-        return self.own or min(AT_LEAST, self.total) * self.each
+        return self.local or min(AT_LEAST, self.total) * self.each
 
     @property
     def start(self) -> int:
-        return sum(self.sizes[: self.rank]) if self.own else 0
+        return sum(self.sizes[: self.rank]) if self.local else 0
 
     def take(self, tensor: Tensor, dim: int) -> Tensor:
         """The rows of a tensor that this rank computes, as a view."""

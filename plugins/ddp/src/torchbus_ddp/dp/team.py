@@ -62,7 +62,7 @@ class Team:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def tell(self, numbers: Sequence[int]) -> list[list[int]]:
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """A few integers of every rank, as many on each: one small collective on the host."""
         if len(numbers) > SLOTS:
             return all_gather_object(list(numbers), self.size, self.control)

@@ -94,11 +94,11 @@ def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
 
 def give_zeros(parameter: Any) -> None:
     """Give a parameter a gradient of zeros, of its whole shape also while it is empty itself."""
-    retained = parameter.data
+    data = parameter.data
     shape, dtype, device = shape_of(parameter), parameter.dtype, parameter.device
     parameter.data = torch.zeros(shape, dtype=dtype, device=device)
     parameter.grad = torch.zeros_like(parameter)
-    parameter.data = retained
+    parameter.data = data
 
 
 # Stage 3's hooks around a module's backward count on these attributes of the module. Without them:
@@ -153,7 +153,7 @@ def gradient_node(parameter: Any, stage: int) -> Node:
 # Values ------------------------------------------------------------------------------------------
 
 
-def own_parameters(module: Module) -> dict[str, Any]:
+def direct_parameters(module: Module) -> dict[str, Any]:
     """A module's parameters, by name, without DeepSpeed's gathering of those that are read."""
     return dict(module._parameters.items())
 
@@ -218,7 +218,7 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
         parameter.data.copy_(value.reshape(parameter.shape))
 
 
-def is_own_part(parameter: Any) -> bool:
+def equals_local_part(parameter: Any) -> bool:
     """Whether a gathered parameter is equal to this rank's part of it, which may be offloaded."""
     mine, part = _local_elements(parameter, parameter)
     return torch.equal(mine, part.to(mine.device))

@@ -151,12 +151,12 @@ class Config:
         config.setdefault("steps_per_print", None)
         return config
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """For ``explain()``."""
-        retained = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
+        names = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
         parts = [
             f"{what} in {self.zero[name]['device']} memory"
-            for name, what in retained.items()
+            for name, what in names.items()
             if (self.zero.get(name) or {}).get("device", "none") != "none"
         ]
         dtype = "" if self.dtype == torch.float32 else f"; model in {str(self.dtype)[6:]}"
@@ -205,7 +205,7 @@ def drop_auto(section: dict[str, Any]) -> None:
             drop_auto(value)
 
 
-WORDS = "{}, and config says {}={!r}: {}"
+CONTRADICTION = "{}, and config says {}={!r}: {}"
 PRECISIONS = {"bf16": ("bf16-true",), "fp16": ("16-true",)}
 
 
@@ -224,7 +224,7 @@ def _check_clipping(config: Mapping[str, Any], options: Mapping[str, Any]) -> No
     if options.get("gradient_clip_algorithm", "norm") != "norm" or float(theirs) != float(ours):
         what = f"gradient_clip_val={ours!r}"
         remedy = "leave gradient_clipping out, or write 'auto'"
-        raise UsageError(WORDS.format(what, "gradient_clipping", theirs, remedy))
+        raise UsageError(CONTRADICTION.format(what, "gradient_clipping", theirs, remedy))
 
 
 def _check_accumulation(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -233,7 +233,7 @@ def _check_accumulation(config: Mapping[str, Any], options: Mapping[str, Any]) -
     if theirs not in (AUTO, ours):
         what = f"accumulate_grad_batches={ours!r}"
         remedy = f"pass accumulate_grad_batches={theirs!r}, or leave the key out"
-        raise UsageError(WORDS.format(what, "gradient_accumulation_steps", theirs, remedy))
+        raise UsageError(CONTRADICTION.format(what, "gradient_accumulation_steps", theirs, remedy))
 
 
 def _check_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -246,11 +246,11 @@ def _check_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> N
         if ours in fitting and enabled is False:
             remedy = "write 'auto'"
             what = f"precision={ours!r}"
-            raise UsageError(WORDS.format(what, f"{name}.enabled", enabled, remedy))
+            raise UsageError(CONTRADICTION.format(what, f"{name}.enabled", enabled, remedy))
         if name in on and ours is not None and ours not in fitting:
             what = f"precision={ours!r}"
             remedy = f"leave precision out, or use {fitting[0]!r}"
-            raise UsageError(WORDS.format(what, f"{name}.enabled", True, remedy))
+            raise UsageError(CONTRADICTION.format(what, f"{name}.enabled", True, remedy))
     if ours == "16-mixed":
         raise UsageError(
             "precision='16-mixed' under DeepSpeed: its loss scaling reads p.grad, which is None."
@@ -278,4 +278,6 @@ def check_batch(config: Mapping[str, Any], count: int, ranks: int, windows: int)
         theirs = config.get(key, AUTO)
         if theirs not in (AUTO, ours):
             remedy = "write 'auto', or leave the key out"
-            raise UsageError(WORDS.format(f"the loop has {ours} {what}", key, theirs, remedy))
+            raise UsageError(
+                CONTRADICTION.format(f"the loop has {ours} {what}", key, theirs, remedy)
+            )

@@ -90,7 +90,7 @@ def check_keys(name: str, section: object, known: Iterable[str]) -> None:
             )
 
 
-TAKEN = (
+SUPPORTED_KEYS = (
     "activation_checkpointing",
     "aio",
     "bf16",
@@ -145,8 +145,10 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
     for key in config:
         if key in INSTEAD:
             raise UsageError(f"config has {key!r}, which has no effect here: {INSTEAD[key]}")
-        if key not in TAKEN:
-            raise UsageError(KNOWN_UNKNOWN.format(key, nearest(key, TAKEN), ", ".join(TAKEN)))
+        if key not in SUPPORTED_KEYS:
+            raise UsageError(
+                KNOWN_UNKNOWN.format(key, nearest(key, SUPPORTED_KEYS), ", ".join(SUPPORTED_KEYS))
+            )
 
 
 def refuse_unknown_zero(section: Mapping[str, Any], known: Iterable[str]) -> None:

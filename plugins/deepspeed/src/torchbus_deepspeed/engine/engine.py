@@ -319,7 +319,7 @@ class Waits:
         self._named = [
             (name or type(model).__name__, module)
             for name, module in model.named_modules()
-            if zero.own_parameters(module)
+            if zero.direct_parameters(module)
         ]
         self._handles: list[RemovableHandle] = []
         for name, module in self._named:

@@ -62,21 +62,21 @@ class Layout:
     def __getitem__(self, parameter: Tensor) -> Place:
         return self._places[id(parameter)]
 
-    def own(self, parameter: Tensor) -> Iterator[tuple[int, Piece]]:
+    def local_pieces(self, parameter: Tensor) -> Iterator[tuple[int, Piece]]:
         """This rank's pieces of a parameter, each with its group."""
         place = self[parameter]
         return ((place.group, piece) for piece in place.pieces if piece.rank == self._rank)
 
     def views(self, parameter: Tensor, flats: Sequence[Tensor | None]) -> list[Tensor]:
         """Views of this rank's pieces of a parameter in ``flats``, one flat tensor per group."""
-        found = [(flats[group], piece) for group, piece in self.own(parameter)]
+        found = [(flats[group], piece) for group, piece in self.local_pieces(parameter)]
         return [flat.narrow(0, piece.at, piece.numel) for flat, piece in found if flat is not None]
 
     @torch.no_grad()
     def put(self, parameter: Tensor, value: Tensor, flats: Sequence[Tensor]) -> None:
         """Write this rank's pieces of a whole tensor into ``flats``."""
         elements = value.detach().reshape(-1)
-        for group, piece in self.own(parameter):
+        for group, piece in self.local_pieces(parameter):
             part = elements.narrow(0, piece.start, piece.numel)
             flats[group].narrow(0, piece.at, piece.numel).copy_(part)
 

@@ -37,7 +37,7 @@ class Queue:
         self._handles: list[RemovableHandle] = []
         self._wanted: set[int] = set()
         self._awaited: set[int] = set()
-        self._kept: dict[int, Tensor] | None = None
+        self._before: dict[int, Tensor] | None = None
         self._next = 0
 
     def open(self, wanted: set[int], announced: set[int], counts: bool) -> None:
@@ -47,7 +47,7 @@ class Queue:
         this rank's graph reaches. If this rank doesn't count, its gradients become zeros.
         """
         self._next, self._wanted, self._awaited = 0, wanted, announced & self._index.keys()
-        self._kept = None if counts else _copies(self._parameters)
+        self._before = None if counts else _copies(self._parameters)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._made)
             for parameter in self._parameters
@@ -63,7 +63,7 @@ class Queue:
         self._handles = []
         self._awaited = set()
         self._advance()
-        self._kept = None
+        self._before = None
 
     @torch.no_grad()
     def _made(self, parameter: Tensor) -> None:
@@ -80,10 +80,10 @@ class Queue:
                 return
             self._next += 1
             if id(parameter) in self._wanted:
-                self._settle(parameter)
+                self._contribute(parameter)
                 self._take(parameter)
 
-    def _settle(self, parameter: Tensor) -> None:
+    def _contribute(self, parameter: Tensor) -> None:
         """Give the parameter the gradient that this rank contributes.
 
         In place: at stage 3 the parameter is empty, and takes no other gradient.
@@ -96,9 +96,9 @@ class Queue:
             gradient = parameter.grad = gradient.to_dense()
         if not gradient.is_contiguous():
             gradient.data = gradient.contiguous()
-        if self._kept is not None:
-            retained = self._kept.get(id(parameter))
-            gradient.zero_() if retained is None else gradient.copy_(retained)
+        if self._before is not None:
+            before = self._before.get(id(parameter))
+            gradient.zero_() if before is None else gradient.copy_(before)
 
 
 def _copies(parameters: Sequence[Tensor]) -> dict[int, Tensor]:

@@ -93,7 +93,7 @@ class Writes:
             hook.remove()
 
     def _keep(self, module: Module, inputs: object, outputs: object) -> None:
-        for parameter in zero.own_parameters(module).values():
+        for parameter in zero.direct_parameters(module).values():
             if parameter is None or not zero.is_gathered(parameter):
                 continue
             if zero.version(parameter) != self._versions[id(parameter)]:
@@ -108,6 +108,6 @@ class Writes:
         key = id(parameter)
         if self._forwards[key] < CLOSELY and key not in self._hidden:
             self._forwards[key] += 1
-            if not zero.is_own_part(parameter):
+            if not zero.equals_local_part(parameter):
                 self._hidden.add(key)
         return key in self._hidden

@@ -103,6 +103,6 @@ def _common(engine: Engine, inside: Sequence[Tensor], name: str, values: Mapping
     for number, parameter in enumerate(inside):
         other = values[id(parameter)]
         if (first is None) != (other is None) or (first is not None and bool(first != other)):
-            words = type(engine.optimizer).__name__, name, 0, number, first, other
-            raise Unsupported(UNLIKE.format(*words))
+            facts = type(engine.optimizer).__name__, name, 0, number, first, other
+            raise Unsupported(UNLIKE.format(*facts))
     return copy.deepcopy(first)

@@ -136,7 +136,7 @@ class ShardedReduction:
         """Runs first in the graph: all ranks learn which parameters any of them will reach."""
         announced = self._others.announced().union(*(each.announced() for each in self._engines))
         present = [id(one) in announced or id(one) in self._local for one in self._trained]
-        reported = self.header.tell(self._loss, self._sample(), present)
+        reported = self.header.complete(self._loss, self._sample(), present)
         dist.all_reduce(reported)
         reported /= dist.get_world_size()
         self.has_reported = True

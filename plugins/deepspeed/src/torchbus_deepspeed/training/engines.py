@@ -300,14 +300,14 @@ def hook(engines: Held, engine: Engine) -> None:
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
         if engine not in engines:
             return
-        for name, parameter in zero.own_parameters(module).items():
+        for name, parameter in zero.direct_parameters(module).items():
             if prefix + name in state and parameter is not None:
                 state[prefix + name] = zero.whole_parameter(parameter)
 
     def divide(module: Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         if engine not in engines:
             return
-        for name, parameter in zero.own_parameters(module).items():
+        for name, parameter in zero.direct_parameters(module).items():
             value = state.get(prefix + name)
             if isinstance(value, Tensor) and parameter is not None:
                 put(engine, parameter, value)

@@ -98,8 +98,8 @@ def refuse_kinds(models: Iterable[Module], trained: Iterable[Tensor], strategy: 
                     if one.is_complex()
                     else ("has no elements", "Freeze it (requires_grad_(False))")
                 )
-                words = strategy, name, type(model).__name__, what, remedy
-                raise UsageError(KIND.format(*words))
+                facts = strategy, name, type(model).__name__, what, remedy
+                raise UsageError(KIND.format(*facts))
 
 
 def refuse_shared(
@@ -129,8 +129,8 @@ def refuse_partial(
     for model in models:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and id(parameter) not in inside:
-                words = strategy, name, optimizer, type(model).__name__
-                raise Unsupported(PARTIAL.format(*words))
+                facts = strategy, name, optimizer, type(model).__name__
+                raise Unsupported(PARTIAL.format(*facts))
 
 
 def translate(

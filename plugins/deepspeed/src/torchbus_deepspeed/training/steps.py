@@ -97,8 +97,8 @@ class Steps:
 
     def _refuse_stale(self, engine: Engine, optimizer: Optimizer) -> None:
         if engine.is_stale:
-            words = type(optimizer).__name__, self._engines.strategy
-            raise Unsupported(refusals.STALE.format(*words))
+            facts = type(optimizer).__name__, self._engines.strategy
+            raise Unsupported(refusals.STALE.format(*facts))
 
     @hookimpl(tryfirst=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -140,7 +140,7 @@ class Steps:
                 each.clear_some(inside)
 
 
-WORDS = (
+NO_GRADIENT = (
     "{} has no gradient in this step of {}, on any rank. torch leaves such a parameter alone, and"
     " DeepSpeed steps all of them: {}. Freeze it before you make the optimizer"
     " (requires_grad_(False)), or use strategy='ddp' or 'fsdp' in place of '{}'"
@@ -167,8 +167,8 @@ class Unreached:
                 group = _group(optimizer, parameter)
                 why = self._why(engine, parameter, group, plain)
                 if why:
-                    words = name, type(optimizer).__name__, why, self._strategy
-                    raise Unsupported(WORDS.format(*words))
+                    facts = name, type(optimizer).__name__, why, self._strategy
+                    raise Unsupported(NO_GRADIENT.format(*facts))
                 self._reached[id(parameter)] = id(parameter) in engine.reached
 
     def _why(self, engine: Engine, parameter: Tensor, group: dict[str, object], plain: bool) -> str:

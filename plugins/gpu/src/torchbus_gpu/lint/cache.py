@@ -18,7 +18,7 @@ class EmptyCache:
     """Warns of a line that calls it in five steps, and in at least every hundredth one."""
 
     def __init__(self, steps: Steps) -> None:
-        self._sites = Sites(steps, _words, STEPS, PART)
+        self._sites = Sites(steps, _message, STEPS, PART)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ def _modules() -> dict[str, object]:
     return {name: one for name, one in every.items() if hasattr(one, "empty_cache")}
 
 
-def _words(what: str) -> str:
+def _message(what: str) -> str:
     return (
         f"{what} in the loop: it waits for the GPU, and every allocation afterwards asks the driver"
         " again. Leave it out: memory in the cache is free for your own tensors"

@@ -46,7 +46,7 @@ class LoaderAdvice:
 def advice(loader: DataLoader[object], share: float, session: Context) -> str:
     cores = max(1, _cores() // session.world.local_world_size)
     wanted = workers_needed(loader.num_workers, share)
-    words = [
+    changes = [
         (
             f"num_workers={min(wanted, cores)} instead of {loader.num_workers}"
             if min(wanted, cores) > loader.num_workers
@@ -54,13 +54,13 @@ def advice(loader: DataLoader[object], share: float, session: Context) -> str:
         )
     ]
     if wanted > cores:
-        words.append(
+        changes.append(
             f"{wanted} workers would be needed and this rank has {cores} cores, so make a sample"
             " cheaper (decode or resize it beforehand)"
         )
     if session.device.type != "cpu" and not loader.pin_memory:
-        words.append("pin_memory=True, so that batches are copied while the GPU works")
-    return "; ".join(word for word in words if word)
+        changes.append("pin_memory=True, so that batches are copied while the GPU works")
+    return "; ".join(word for word in changes if word)
 
 
 def workers_needed(workers: int, share: float) -> int:

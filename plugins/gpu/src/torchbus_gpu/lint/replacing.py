@@ -13,7 +13,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 @contextmanager
 def replaced(owner: object, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
     """Replace ``owner.name`` by ``make(original)`` inside the block."""
-    own = vars(owner).get(name)
+    defined = vars(owner).get(name)
     original = cast(Method, getattr(owner, name))
     ours = functools.update_wrapper(make(original), original)
     setattr(owner, name, ours)
@@ -21,4 +21,4 @@ def replaced(owner: object, name: str, make: Callable[[Method], Method]) -> Iter
         yield
     finally:
         if vars(owner).get(name) is ours:  # other code may have replaced it since, which stays
-            setattr(owner, name, own) if own is not None else delattr(owner, name)
+            setattr(owner, name, defined) if defined is not None else delattr(owner, name)

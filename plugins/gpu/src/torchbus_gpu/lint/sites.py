@@ -33,10 +33,10 @@ class Sites:
     """
 
     def __init__(
-        self, steps: Steps, words: Callable[[str], str], least_steps: int, part: float
+        self, steps: Steps, message: Callable[[str], str], least_steps: int, part: float
     ) -> None:
         self._steps = steps
-        self._words = words
+        self._message = message
         self._least_steps = least_steps
         self._part = part
         self._pid = os.getpid()
@@ -64,7 +64,7 @@ class Sites:
         )
 
     def _warn(self, line: Line, what: str) -> bool:
-        warnings.warn_explicit(self._words(what), UserWarning, line.file, line.number)
+        warnings.warn_explicit(self._message(what), UserWarning, line.file, line.number)
         return True
 
 

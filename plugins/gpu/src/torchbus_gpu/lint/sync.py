@@ -23,7 +23,7 @@ class Synchronisation:
     """
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
-        self._sites = Sites(steps, self._words, STEPS, PART)
+        self._sites = Sites(steps, self._message, STEPS, PART)
         self._device = device.type
 
     @contextmanager
@@ -46,7 +46,7 @@ class Synchronisation:
 
         return make
 
-    def _words(self, what: str) -> str:
+    def _message(self, what: str) -> str:
         costs = (
             "the host waits until the GPU has done all that is queued"
             if self._device != "cpu"

@@ -19,7 +19,7 @@ class RetainedGradients:
     """Warns of a line that calls it in three steps, for an optimizer or a module."""
 
     def __init__(self, steps: Steps) -> None:
-        self._sites = Sites(steps, _words, STEPS, PART)
+        self._sites = Sites(steps, _message, STEPS, PART)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -38,7 +38,7 @@ class RetainedGradients:
         return zero_grad
 
 
-def _words(what: str) -> str:
+def _message(what: str) -> str:
     return (
         f"{what} in the loop writes zeros into every gradient and keeps its memory: leave"
         " set_to_none out, unless the loop needs zeros for None"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torchbus.plugin import Context, RanksDiverged
 
-from torchbus_log.metrics.totals import Metric, Value, combine, kept, to_host
+from torchbus_log.metrics.totals import Metric, Value, combine, to_host, to_value
 
 
 def local_values(ready: Sequence[Record]) -> list[float]:
@@ -51,7 +51,7 @@ def computed(name: str, metric: Metric, step: int, epoch: int | None) -> list[Re
     value = metric.compute()
     named = value if isinstance(value, Mapping) else {name: value}
     return [
-        Record(one, step, epoch, (kept(one, number),), 1.0, 1.0, "sum", False, False)
+        Record(one, step, epoch, (to_value(one, number),), 1.0, 1.0, "sum", False, False)
         for one, number in named.items()
     ]
 

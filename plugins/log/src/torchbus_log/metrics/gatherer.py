@@ -182,7 +182,7 @@ class Gatherer:
 
     @hookimpl(trylast=True)
     def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
-        self.passes.took(batch, iterator)
+        self.passes.record(batch, iterator)
 
     @hookimpl
     def loader_opened(self) -> None:

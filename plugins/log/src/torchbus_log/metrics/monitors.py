@@ -121,11 +121,11 @@ class Monitors:
         if self._evaluated is not None:
             before, then = self._evaluated
             if epoch != before or (epoch is None and steps > then):
-                raise UsageError(self._words("by the end of the first evaluation"))
+                raise UsageError(self._message("by the end of the first evaluation"))
         elif epoch and not self._has_warned:
             when = "by the end of the first epoch"
             if any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing):
-                raise UsageError(self._words(when))
+                raise UsageError(self._message(when))
             self._say_once(when)
 
     def end(self) -> None:
@@ -139,9 +139,9 @@ class Monitors:
 
     def _say_once(self, when: str) -> None:
         self._has_warned = True
-        warn(self._words(when))
+        warn(self._message(when))
 
-    def _words(self, when: str) -> str:
+    def _message(self, when: str) -> str:
         missing = [repr(name) for name in sorted(self._missing)]
         there = ", ".join(sorted(self._logged)) or "none"
         return (

@@ -109,7 +109,7 @@ def check_name(name: object, verb: str = "log") -> str:
     return name
 
 
-def kept(name: str, value: Any) -> Value:
+def to_value(name: str, value: Any) -> Value:
     """Return the value of a number, or of a tensor with one element in the host's memory.
 
     A tensor on a device is copied there: to read it would take long, and the loop may change it in

@@ -64,11 +64,11 @@ class Calls:
         else:
             future.add_done_callback(self._count)
 
-    def lost(self, words: Callable[[BaseException | None], str]) -> str:
+    def lost(self, describe: Callable[[BaseException | None], str]) -> str:
         """Say how many calls were lost, and why the first one failed; "" if none was."""
         if not (self.failures or self.dropped):
             return ""
-        first = f" (the first: {words(self.first_error)})" if self.first_error else ""
+        first = f" (the first: {describe(self.first_error)})" if self.first_error else ""
         return f"{self.failures} of {self.made} calls failed{first}, {self.dropped} were not made"
 
     def _count(self, future: Future[object]) -> None:
@@ -152,21 +152,21 @@ class Worker:
             del call, future, function, arguments
 
 
-class Nothing:
+class NullObject:
     """Accepts every call, item and attribute, and does nothing.
 
     So ``logger.experiment["a/b"].append(1)`` works on every rank.
     """
 
-    def __getattr__(self, name: str) -> Nothing:
+    def __getattr__(self, name: str) -> NullObject:
         if name.startswith("__"):
             raise AttributeError(name)
         return self
 
-    def __call__(self, *args: object, **kwargs: object) -> Nothing:
+    def __call__(self, *args: object, **kwargs: object) -> NullObject:
         return self
 
-    def __getitem__(self, key: object) -> Nothing:
+    def __getitem__(self, key: object) -> NullObject:
         return self
 
     def __setitem__(self, key: object, value: object) -> None:
@@ -314,7 +314,7 @@ class Tracker(Client, Plugin):
         self._calls = Calls()
         self._attempt: object = None
         self.offline = False
-        self.experiment: Any = Nothing()
+        self.experiment: Any = NullObject()
 
     @property
     def on_all_ranks(self) -> bool:
@@ -414,7 +414,7 @@ class Tracker(Client, Plugin):
             return False
 
     def _not_started(self, error: Exception, instead: str) -> None:
-        reported = self._words(error) or f"no answer within {self._start_timeout_s:g} s"
+        reported = self._error_line(error) or f"no answer within {self._start_timeout_s:g} s"
         if self._raises:
             raise PluginError(f"{self.name} did not start: {reported}") from None
         warn(f"{self.name} did not start, {instead}: {reported}")
@@ -442,7 +442,7 @@ class Tracker(Client, Plugin):
         if self._worker is None or os.getpid() != self._pid:
             return
         if self._raises and calls.first_error is not None:
-            raise PluginError(f"{self.name}: {self._words(calls.first_error)}")
+            raise PluginError(f"{self.name}: {self._error_line(calls.first_error)}")
         if not calls.leaves_out():
             calls.begun(self._worker.submit(self._made, function, *arguments))
 
@@ -478,8 +478,10 @@ class Tracker(Client, Plugin):
                 f"it had not finished after {self._finish_timeout_s:g} s, and was left behind"
                 f" ({self._calls.done} of {self._calls.made} calls done)"
             )
-            self._complain(f"{self.name} did not finish: {self._words(problem) or left}", error)
-        if lost := self._calls.lost(self._words):
+            self._complain(
+                f"{self.name} did not finish: {self._error_line(problem) or left}", error
+            )
+        if lost := self._calls.lost(self._error_line):
             self._complain(f"{self.name}: {lost}", error)
 
     def _complain(self, reported: str, error: BaseException | None) -> None:
@@ -491,6 +493,6 @@ class Tracker(Client, Plugin):
             raise PluginError(reported)
         warn(reported)
 
-    def _words(self, error: BaseException | None) -> str:
+    def _error_line(self, error: BaseException | None) -> str:
         """Return an error as one line without secrets; "" for one without a text (a timeout)."""
         return self._redactor.text(in_one_line(error))

@@ -200,7 +200,7 @@ def describe_run(session: Context) -> dict[str, Any]:
 
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": session.redactor.words(sys.orig_argv),
+        "command": session.redactor.command_line(sys.orig_argv),
         "strategy": next(
             (
                 name

@@ -123,9 +123,9 @@ class Orders:
         key = (cut.stages, count)
         if key not in self._known:
             self._known[key] = (
-                one_forward_one_backward(cut.own[0], cut.stages, count)
+                one_forward_one_backward(cut.local_stages[0], cut.stages, count)
                 if cut.stages == cut.places
-                else interleaved_order(cut.own, cut.stages, count, self._team.group)
+                else interleaved_order(cut.local_stages, cut.stages, count, self._team.group)
             )
         return self._known[key]
 

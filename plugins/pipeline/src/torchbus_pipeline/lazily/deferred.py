@@ -43,9 +43,9 @@ class Deferred:
     """
 
     def __init__(
-        self, again: Callable[[], Pass], compute: Compute, synchronise: Callable[[str], None]
+        self, again: Callable[[], Pass], compute: Compute, sync: Callable[[str], None]
     ) -> None:
-        self._again, self._compute, self._meet = again, compute, synchronise
+        self._again, self._compute, self._sync = again, compute, sync
         self.one = again()
         self.device = self.one.run.inputs.x.device
         self.output: Tensor | None = None
@@ -64,7 +64,7 @@ class Deferred:
         if id(later) not in self._path:
             return None
         run = self.one.run
-        self._meet(f"an output of {run.cut.name}, which the loop reads after backward")
+        self._sync(f"an output of {run.cut.name}, which the loop reads after backward")
         last = run.cut.place_of(run.cut.stages - 1)
         return self.one.link.spread(self._values.get(id(later)), last)
 

@@ -45,7 +45,7 @@ class OnePass:
         self._weights = weights_of(kind, self._rows, one.run.count)
         self._kind, self._seed = kind, seed
         self._losses: dict[int, Tensor] = {}
-        self._told: dict[int, Tensor] = {}
+        self._loss_values: dict[int, Tensor] = {}
         self._takes_no_part = False
 
     def run(self) -> Outcome:
@@ -72,18 +72,20 @@ class OnePass:
         except Exception as error:
             self._run.error = self._run.error or error
             return
-        self._told[index] = loss.detach()
+        self._loss_values[index] = loss.detach()
         self._losses[index] = loss * (self._weights[index] * self._seed)
 
     def _outcome(self) -> Outcome:
         """What the last place has found, on all ranks."""
         count, reported = self._run.count, None
-        if len(self._told) == count:
+        if len(self._loss_values) == count:
             parts = [part for _, part in sorted(self._run.outputs.items()) if part is not None]
             output = torch.cat(parts)
             with torch.no_grad():
                 loss = self._replay.loss_of(output, 0, self._rows)
-            total = total_of([one for _, one in sorted(self._told.items())], self._kind, self._rows)
+            total = total_of(
+                [one for _, one in sorted(self._loss_values.items())], self._kind, self._rows
+            )
             reported = torch.stack([loss, torch.full_like(loss, float(agree(total, loss)))])
         elif self._takes_no_part and self._run.error is None:
             reported = torch.tensor([torch.nan, 0.0], device=self._seed.device)

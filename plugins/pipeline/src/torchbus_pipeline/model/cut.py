@@ -38,7 +38,7 @@ class Cut:
             for index in range(len(self.layers))
         ]
         self.stages = len(self.balance)
-        self.own = [stage for stage in range(self.stages) if stage % places == place]
+        self.local_stages = [stage for stage in range(self.stages) if stage % places == place]
         self.measured = ""
         self.written: set[type] = set()
         self.forwards = 0

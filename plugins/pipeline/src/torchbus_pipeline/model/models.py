@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
-from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.model import cut
 from torchbus_pipeline.model.cut import Cut, Layers, Marks
 from torchbus_pipeline.model.elsewhere import Elsewhere
@@ -34,15 +34,15 @@ class Models:
     """
 
     def __init__(
-        self, session: Context, options: PipelineOptions, team: Team, rendezvous: Meeting
+        self, session: Context, options: PipelineOptions, team: Team, barrier: CheckedBarrier
     ) -> None:
-        self._session, self._options, self._team, self._meeting = session, options, team, rendezvous
+        self._session, self._options, self._team, self._barrier = session, options, team, barrier
         self._cuts: weakref.WeakKeyDictionary[Module, Cut] = weakref.WeakKeyDictionary()
         self._whole: dict[str, str] = {}
         self._shared: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._marks = Marks()
-        self._first_calls = FirstCalls(session, rendezvous)
+        self._first_calls = FirstCalls(session, barrier)
         self.on_cut: list[Callable[[Cut], None]] = []
         session.on_close.callback(self._forget)
 
@@ -83,7 +83,7 @@ class Models:
         """Give new tensors rank 0's values. All ranks call it."""
         new = {id(one): one for one in tensors if id(one) not in self._shared}
         if new:
-            self._meeting.meet(f"the parameters of {what}")
+            self._barrier.sync(f"the parameters of {what}")
             rank0_values.copy_from_rank0(list(new.values()), what, made_with)
             self._shared.update(new)
 
@@ -106,7 +106,7 @@ class Models:
         ranks, name = self._team.size, type(model).__name__
         self._whole.pop(name, None)
         balance = self._options.balance_of(name, list(found.holder), ranks, seconds)
-        self._meeting.meet(f"dividing {name} as {balance}")
+        self._barrier.sync(f"dividing {name} as {balance}")
         cut = Cut(model, found, balance, self._team.place, ranks)
         cut.measured = _measured(seconds, why)
         cut.refuse_shared()

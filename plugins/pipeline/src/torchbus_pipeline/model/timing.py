@@ -16,7 +16,7 @@ from torchbus.plugin import Context, Unsupported, mark_internal
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_device import accelerators
-from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.meeting import CheckedBarrier
 from torchbus_pipeline.model.cut import Layers
 
 MARK = "torchbus_pipeline_undivided"
@@ -25,7 +25,7 @@ COPIED = (
     " balance='time': it is divided at that call, and the copy would not be. Copy it after the"
     " first call, or use balance='parameters'"
 )
-Told = tuple[list[float] | None, str]
+Timing = tuple[list[float] | None, str]
 Divide = Callable[[list[float] | None, str], None]
 """Gets the seconds of each layer, or None and why there are none."""
 
@@ -33,8 +33,8 @@ Divide = Callable[[list[float] | None, str], None]
 class FirstCalls:
     """Waits for the first calls of models. Rank 0 measures, and all ranks get its times."""
 
-    def __init__(self, session: Context, rendezvous: Meeting) -> None:
-        self._session, self._meeting = session, rendezvous
+    def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
+        self._session, self._barrier = session, barrier
 
     def wait_for(self, model: Module, found: Layers, divide: Divide) -> None:
         """Call ``divide`` at the model's first call, on all ranks."""
@@ -42,7 +42,7 @@ class FirstCalls:
 
         def called(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             forget()
-            self._meeting.meet(f"the first call of {name}")
+            self._barrier.sync(f"the first call of {name}")
             divide(*self._measured(module, found, args, kwargs))
 
         handle = model.register_forward_pre_hook(called, prepend=True, with_kwargs=True)
@@ -51,8 +51,8 @@ class FirstCalls:
 
     def _measured(
         self, model: Module, found: Layers, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Told:
-        reported: Told = (None, "")
+    ) -> Timing:
+        reported: Timing = (None, "")
         if self._session.is_main:
             drawn = self._session.random.state()
             try:
@@ -61,7 +61,7 @@ class FirstCalls:
                 reported = None, f"{type(error).__name__}: {error}"
             finally:
                 self._session.random.load(drawn)
-        agreed: Told = self._meeting.reported_by_first(reported)
+        agreed: Timing = self._barrier.broadcast(reported)
         return agreed
 
 

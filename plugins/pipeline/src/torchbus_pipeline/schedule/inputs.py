@@ -20,14 +20,14 @@ class Inputs(NamedTuple):
     """``x``: the input, with samples in dim 0. ``extras``: each layer's other arguments.
 
     ``by_rows``: the places, among all leaves of the extras, of tensors that have a row for each
-    sample. ``own``: the containers and objects that each layer gets from the loop; the extras have
-    copies of them.
+    sample. ``originals``: the containers and objects that each layer gets from the loop; the
+    extras have copies of them.
     """
 
     x: Tensor
     extras: list[Extra]
     by_rows: frozenset[int]
-    own: list[list[object]]
+    originals: list[list[object]]
 
     def part(self, index: int, count: int) -> Tensor:
         """The input of one micro-batch."""
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
             return tensor.tensor_split(count)[index] if next(numbers) in self.by_rows else tensor
 
         found: Extra = map_tensors(self.extras[layer], take)
-        if not self.own[layer]:
+        if not self.originals[layer]:
             return found
         for one in held_in(found):
             if isinstance(one, Tensor) and id(one) not in known:
@@ -62,8 +62,8 @@ def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> In
     """The inputs, with copies of what layers could write to."""
     mine = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
     known: dict[int, object] = {}
-    retained = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
-    return Inputs(x, retained, by_rows, mine)
+    copies = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
+    return Inputs(x, copies, by_rows, mine)
 
 
 def tensors_in(extra: Extra) -> list[Tensor]:

@@ -20,7 +20,7 @@ from torchbus.plugin import Unsupported
 from torchbus_pipeline._compat import version
 
 T = TypeVar("T")
-KEPT = (
+SHARED_TYPES = (
     *(Tensor, Module, torch.Generator, torch.dtype, torch.device, torch.Size, enum.Enum, type),
     *(str, bytes, int, float, complex, types.NoneType),
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType),
@@ -52,7 +52,7 @@ READ = "__getattribute__"
 
 def mutable_in(value: object) -> list[object]:
     """The containers and objects that a layer could write to, but for what is inside of them."""
-    if isinstance(value, KEPT):
+    if isinstance(value, SHARED_TYPES):
         return []
     if isinstance(value, tuple):
         return [one for part in value for one in mutable_in(part)]
@@ -65,7 +65,7 @@ def held_in(value: object) -> list[object]:
 
 
 def _held(value: object, seen: set[int]) -> Iterator[object]:
-    if isinstance(value, KEPT):
+    if isinstance(value, SHARED_TYPES):
         yield value
     elif id(value) not in seen:
         seen.add(id(value))
@@ -76,7 +76,7 @@ def _held(value: object, seen: set[int]) -> Iterator[object]:
 
 
 def copied(value: T, known: dict[int, object]) -> T:
-    """A copy that shares nothing but ``KEPT``. ``known``: what has a copy already, by id."""
+    """A copy that shares nothing but ``SHARED_TYPES``. ``known``: existing copies, by id."""
     for one in held_in(value):
         if isinstance(one, Tensor | Module | torch.Generator):
             known.setdefault(id(one), one)
@@ -90,21 +90,21 @@ def copied(value: T, known: dict[int, object]) -> T:
 class Given:
     """A layer's copy of what it could write to, and the loop's own."""
 
-    def __init__(self, own: object, copy: object) -> None:
-        self.own, self._copy = own, copy
+    def __init__(self, original: object, copy: object) -> None:
+        self.original, self._copy = original, copy
         self._before, self._versions = held_in(copy), _versions(copy)
 
     def is_written(self, layer: str) -> bool:
         """Whether the layer has. Raises Unsupported where the loop could not be stopped from
         reading it.
         """
-        name, versions = type(self.own).__name__, _versions(self._copy)
+        name, versions = type(self.original).__name__, _versions(self._copy)
         if any(versions.get(key, now) != now for key, now in self._versions.items()):
             raise Unsupported(IN_PLACE.format(layer, name))
         after = held_in(self._copy)
         if len(after) == len(self._before) and all(map(_is_same, after, self._before)):
             return False
-        if isinstance(self.own, list | dict | set):
+        if isinstance(self.original, list | dict | set):
             raise Unsupported(CONTAINER.format(layer, name))
         return True
 
@@ -123,12 +123,12 @@ def refuse_reading(written: object, model: str) -> None:
     cls = type(written)
     if READ in vars(cls):
         return
-    words = WRITTEN.format("{}", f"the {cls.__name__} that the layers of {model} get")
+    message = WRITTEN.format("{}", f"the {cls.__name__} that the layers of {model} get")
 
     def read(self: object, name: str) -> object:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        raise Unsupported(words.format(name))
+        raise Unsupported(message.format(name))
 
     made = type(cls.__name__, (cls,), {"__slots__": (), READ: read})
     object.__setattr__(written, "__class__", made)

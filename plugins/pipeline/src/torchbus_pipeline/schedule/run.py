@@ -73,7 +73,7 @@ class Run:
                     known = self._copies.setdefault(index, {})
                     args, kwargs = self.inputs.extra(number, index, self.count, known)
                     copies = mutable_in((*args, *kwargs.values()))
-                    watched = list(map(Given, self.inputs.own[number], copies))
+                    watched = list(map(Given, self.inputs.originals[number], copies))
                     made = layer(made, *args, **kwargs)
                     self._check(number, made, len(given))
                     self._note_written(number, watched)
@@ -86,8 +86,8 @@ class Run:
         """What a layer has written to is here, and nowhere where the loop could read it."""
         for one in watched:
             if one.is_written(f"{self.cut.found.names()[number]} of {self.cut.name}"):
-                self.cut.written.add(type(one.own))
-                refuse_reading(one.own, self.cut.name)
+                self.cut.written.add(type(one.original))
+                refuse_reading(one.original, self.cut.name)
 
     def _check(self, number: int, made: object, rows: int) -> None:
         if isinstance(made, Tensor) and made.dtype in FLOATS and made.dim() and len(made) == rows:

@@ -22,7 +22,7 @@ from torchbus_strategy import random_streams
 
 def forward(one: Pass) -> Tensor | None:
     """The whole output, on all ranks. None on all of them if a layer has failed on some rank."""
-    run, ours = one.run, one.run.cut.own
+    run, ours = one.run, one.run.cut.local_stages
     with one.stream.drawn_from():
         for stage in ours:
             for index in range(run.count):
@@ -60,7 +60,7 @@ def backward(one: Pass, gradient: Tensor, needs_input: bool) -> Tensor | None:
     retain = one.begin_backward(run)
     seeds = gradient.tensor_split(run.count)
     run.is_broken = True  # until it is through
-    for stage in reversed(run.cut.own):
+    for stage in reversed(run.cut.local_stages):
         for index in reversed(range(run.count)):
             run.backward(stage, index, retain, seeds[index] if _is_last(one, stage) else None)
     found = one.input_gradient() if needs_input else None
@@ -88,7 +88,7 @@ class Pass:
 
     def input_gradient(self) -> Tensor | None:
         """The gradient of the input, from the first place to all of the pipeline."""
-        mine = self.run.input_gradient() if 0 in self.run.cut.own else None
+        mine = self.run.input_gradient() if 0 in self.run.cut.local_stages else None
         return self.link.spread(mine, self.run.cut.place_of(0))
 
 

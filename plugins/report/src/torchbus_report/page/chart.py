@@ -84,17 +84,17 @@ def color_class(number: int) -> str:
 
 
 def path(style: str, mark: str, points: list[tuple[float, float]], across: Scale, up: Scale) -> str:
-    words, pen_up = [], True
+    commands, pen_up = [], True
     for x, y in points:
         if math.isnan(y):
             pen_up = True
             continue
-        words.append(
+        commands.append(
             f"{'M' if pen_up else 'L'}{SIZE * across.place(x):.0f} {SIZE * (1 - up.place(y)):.0f}"
         )
         pen_up = False
-    end = "h0" if len(words) == 1 else ""
-    return f'<path class="{style}" {mark} d="{"".join(words)}{end}"/>'
+    end = "h0" if len(commands) == 1 else ""
+    return f'<path class="{style}" {mark} d="{"".join(commands)}{end}"/>'
 
 
 def grid(up: Scale) -> str:

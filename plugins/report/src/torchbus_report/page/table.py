@@ -27,7 +27,7 @@ def table(runs: list[Run]) -> str:
     """Return a row for each run."""
     found = [summary.of(run) for run in runs]
     cells = [
-        one.words() | {"best loss": best_loss(run)} for run, one in zip(runs, found, strict=True)
+        one.cells() | {"best loss": best_loss(run)} for run, one in zip(runs, found, strict=True)
     ]
     columns = [column for column in COLUMNS if any(one[column] for one in cells)]
     for name, texts in configuration.compared(runs).items():

@@ -34,7 +34,7 @@ def opened(path: Path, folder: Path) -> BinaryIO:
             real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         )
     except OSError as error:
-        raise Unreadable(f"can't be read: {_words(error)}") from None
+        raise Unreadable(f"can't be read: {_message(error)}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise Unreadable("can't be read: it is not a regular file")
@@ -47,7 +47,7 @@ def whole(path: Path, folder: Path) -> bytes:
         try:
             content = file.read(LONGEST_CONFIG + 1)
         except OSError as error:
-            raise Unreadable(f"can't be read: {_words(error)}") from None
+            raise Unreadable(f"can't be read: {_message(error)}") from None
     if len(content) > LONGEST_CONFIG:
         raise Unreadable(f"is longer than {LONGEST_CONFIG // MIB} MiB")
     return content
@@ -60,7 +60,7 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         try:
             line = file.readline(LONGEST_LINE)
         except OSError as error:
-            raise Unreadable(f"can't be read any further: {_words(error)}") from None
+            raise Unreadable(f"can't be read any further: {_message(error)}") from None
         left -= len(line)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
             raise Unreadable(
@@ -73,7 +73,7 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def _words(error: OSError) -> str:
+def _message(error: OSError) -> str:
     return (
         "a link that leads nowhere"
         if error.errno == errno.ELOOP

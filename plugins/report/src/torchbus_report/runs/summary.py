@@ -41,7 +41,7 @@ class Summary:
             for name, value in asdict(self).items()
         }
 
-    def words(self) -> dict[str, str]:
+    def cells(self) -> dict[str, str]:
         return {
             "run": self.run,
             "name": self.name if self.name != self.run else "",

@@ -37,7 +37,9 @@ ON_PURPOSE = (
     "If each rank should have data of its own, pass replace_sampler=False (torchbus assumes so if"
     " the script asks for its rank, by s.rank, torch.distributed or torchrun's variables)"
 )
-OWN = "not divided, its data set holds other samples on each rank, and the script asks for its rank"
+LOCAL_DATA = (
+    "not divided, its data set holds other samples on each rank, and the script asks for its rank"
+)
 
 
 class Contents:
@@ -46,7 +48,7 @@ class Contents:
     def __init__(self, session: Context) -> None:
         self._session = session
         self._compared: dict[int, weakref.ref[Dataset[object]]] = {}
-        self._own: set[int] = set()
+        self._local: set[int] = set()
         self._loaders: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
         self.notes: list[str] = []
         session.bus.register(self, "sampler.contents")
@@ -57,7 +59,7 @@ class Contents:
 
     def are_local(self, loader: DataLoader[object]) -> bool:
         """Whether the ranks have data of their own on purpose."""
-        return self._is_known(loader) and id(loader.dataset) in self._own
+        return self._is_known(loader) and id(loader.dataset) in self._local
 
     def compare(self, loader: DataLoader[object]) -> None:
         """Compare one data set. All ranks call it alike.
@@ -123,7 +125,7 @@ class Contents:
 
     def _keep_local(self, loader: DataLoader[object], facts: str) -> None:
         """The ranks have data of their own on purpose. Leave it, and warn."""
-        self._own.add(id(loader.dataset))
+        self._local.add(id(loader.dataset))
         self._note(
             loader,
             "holds other samples on each rank, and the script asks for its rank: each keeps"
@@ -148,7 +150,7 @@ class Contents:
         return loader in self._loaders if reference is None else reference() is loader.dataset
 
     def _remember(self, loader: DataLoader[object]) -> None:
-        self._own.discard(id(loader.dataset))
+        self._local.discard(id(loader.dataset))
         try:
             self._compared[id(loader.dataset)] = weakref.ref(loader.dataset)
         except TypeError:  # a list

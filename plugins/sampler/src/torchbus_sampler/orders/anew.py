@@ -46,7 +46,7 @@ def in_phrases(session: Context, local_batch: bool, batch_size: int | None) -> s
 class ElasticIndices(DividedOrder):
     """The order of a pass, and its own iterator. See ``ElasticOrder`` of the core.
 
-    It counts in the user's own batches. ``_kept`` are those that are drawn and not used, from
+    It counts in the user's own batches. ``_buffer`` are those that are drawn and not used, from
     number ``_used`` on.
     """
 
@@ -61,11 +61,11 @@ class ElasticIndices(DividedOrder):
         super().__init__(index_sampler(loader), 0, 1, 1, batched, session.random)
         self._session = session
         self._local_batch = local_batch
-        self._told = None if ledger is None else ledger.of_pass(loader)
+        self._ledger = None if ledger is None else ledger.of_pass(loader)
         self._drawing: Iterator[Sequence[object]] | None = None
         self._began: Place = {}
-        self._kept: deque[Sequence[object]] = deque()
-        self._used = self._taken = self._drawn = 0
+        self._buffer: deque[Sequence[object]] = deque()
+        self._used = self._yielded = self._drawn = 0
         self._ends: deque[int] = deque()
         self._last: Any = None
 
@@ -100,20 +100,20 @@ class ElasticIndices(DividedOrder):
         """The user's batches from number ``start`` on, at most ``count``."""
         self.begin()
         assert self._drawing is not None
-        missing = start + count - self._used - len(self._kept)
-        self._kept.extend(islice(self._drawing, max(0, missing)))
-        return list(islice(self._kept, start - self._used, start - self._used + count))
+        missing = start + count - self._used - len(self._buffer)
+        self._buffer.extend(islice(self._drawing, max(0, missing)))
+        return list(islice(self._buffer, start - self._used, start - self._used + count))
 
     def take(self) -> Share:
-        self._taken = self._ends.popleft()
+        self._yielded = self._ends.popleft()
         return super().take()
 
     def forget(self, count: int) -> None:
         """Batches were skipped: a step has used them in an earlier run."""
         for _ in range(count):
             self.take()
-        while self._used < self._taken:
-            self._kept.popleft()
+        while self._used < self._yielded:
+            self._buffer.popleft()
             self._used += 1
 
     def skip(self, count: int) -> None:
@@ -121,7 +121,7 @@ class ElasticIndices(DividedOrder):
         for _ in range(count):
             next(self)
 
-    # See DividedAnew -----------------------------------------------------------------------------
+    # See ElasticOrder ----------------------------------------------------------------------------
 
     def begin(self) -> None:
         if self._drawing is None:
@@ -132,28 +132,28 @@ class ElasticIndices(DividedOrder):
             self._drawing = self._draw()
 
     def has_more(self) -> bool:
-        return bool(self._step_at(self._taken))
+        return bool(self._step_at(self._yielded))
 
     def commit(self) -> None:
-        if self._taken == self._used:
+        if self._yielded == self._used:
             return
-        used = [self._kept.popleft() for _ in range(self._taken - self._used)]
-        if self._told is not None:
-            self._told.commit(self._used, self._taken, list(chain(*used)))
-        self._used = self._taken
+        used = [self._buffer.popleft() for _ in range(self._yielded - self._used)]
+        if self._ledger is not None:
+            self._ledger.commit(self._used, self._yielded, list(chain(*used)))
+        self._used = self._yielded
 
     def take_back(self) -> None:
-        self._taken = self._drawn = self._used
+        self._yielded = self._drawn = self._used
         self.pending.clear()
         self._ends.clear()
 
     def place(self) -> Place:
         self.begin()
-        number = 0 if self._told is None else self._told.number
+        number = 0 if self._ledger is None else self._ledger.number
         return {"began": self._began, "used": self._used, "pass": number}
 
     def go_to(self, place: Place | None) -> None:
-        self._kept.clear()
+        self._buffer.clear()
         self._used, self._drawing = 0, iter(()) if place is None else None
         self.take_back()
         if place is None:
@@ -162,11 +162,11 @@ class ElasticIndices(DividedOrder):
             random_streams.write(place["began"]["random"])
         for one, state in zip(self._generators(), place["began"]["generators"], strict=True):
             one.set_state(state)
-        if self._told is not None:
-            self._told.go_to(place["pass"])
+        if self._ledger is not None:
+            self._ledger.go_to(place["pass"])
         self._at(0, place["used"] + 1)  # torch's samplers draw at the first index
         for _ in range(place["used"]):
-            self._kept.popleft()
+            self._buffer.popleft()
         self._used = place["used"]
         self.take_back()
 

@@ -57,7 +57,7 @@ class Memory:
                 warn(TOO_SMALL.format(length, error, length * 8 / 1e9))
             except NotShared:
                 pass
-        return own(length, draws.fill)
+        return local_array(length, draws.fill)
 
     def _shared(self, store: SharedStore, length: int, draws: Draws) -> OrderArray:
         self._forget(store)
@@ -108,7 +108,7 @@ def shared(store: SharedStore, name: str, length: int, draws: Draws) -> SharedAr
 
     Raises NotShared or NoRoom before anything is drawn.
     """
-    file = _File(HEADER_BYTES + words(length) * ITEM_BYTES)
+    file = _File(HEADER_BYTES + array_length(length) * ITEM_BYTES)
     try:
         winner = store.compare_set(name, "", file.address).decode()
     except RuntimeError as error:
@@ -232,14 +232,14 @@ ITEM_BYTES = 8
 Fill = Callable[[Tensor], None]
 
 
-def words(length: int) -> int:
+def array_length(length: int) -> int:
     """Return how many numbers an array of so many indices has."""
     return length + -(-length // BLOCK)
 
 
-def own(length: int, fill: Fill) -> OrderArray:
+def local_array(length: int, fill: Fill) -> OrderArray:
     """Make an array in this process's own memory."""
-    view = memoryview(array.array("q", [0]) * words(length))
+    view = memoryview(array.array("q", [0]) * array_length(length))
     write(view, length, fill)
     return OrderArray(view, length)
 

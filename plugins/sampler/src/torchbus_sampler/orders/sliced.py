@@ -127,7 +127,7 @@ class Slices:
 
     def _portion(self, rank: int, start: int, count: int) -> Portion:
         if not start and self._order._first_local:
-            return self._portions.own(rank, count)
+            return self._portions.one_batch_each(rank, count)
         return self._portions.of(rank, count)
 
     def _position(self, start: int, stop: int) -> int:
@@ -173,7 +173,7 @@ class Portions:
         largest = even(0, count, self._num_ranks, self._at_least).length
         return even(rank, count, self._num_ranks, self._at_least if largest <= size else 1)
 
-    def own(self, rank: int, count: int) -> Portion:
+    def one_batch_each(self, rank: int, count: int) -> Portion:
         """Give each rank one of the script's own batches, as long as there are some.
 
         If a batch has only one sample, split as ``of`` does.

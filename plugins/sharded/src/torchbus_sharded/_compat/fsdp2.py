@@ -79,8 +79,8 @@ def _once(find: Callable[[Any], T]) -> Callable[[Module], T]:
         state = vars(model._get_fsdp_state())
         if name not in state:
             state[name] = find(model)
-        kept: T = state[name]
-        return kept
+        value: T = state[name]
+        return value
 
     return found
 

@@ -30,8 +30,8 @@ NO_NUMBERS = [0.0] * NUMBERS
 T = TypeVar("T")
 
 
-class Told(NamedTuple):
-    """What the ranks have told each other: flags that any of them has set, and sums of numbers."""
+class Gathered(NamedTuple):
+    """What the ranks have exchanged: flags that any of them has set, and sums of numbers."""
 
     flags: bytes
     totals: list[float]
@@ -71,15 +71,17 @@ class Agreement:
         return self.room - count
 
     def passing(self, what: str) -> None:
-        """Note what this rank does. The ranks compare it when they meet next."""
+        """Note what this rank does. The ranks compare it at the next ``sync``."""
         self._passed = crc32(what.encode(), self._passed)
 
     def collectives(self) -> int:
         """How many collectives the main process group has run since the ranks last met."""
         return self._counted() - self._met_at
 
-    def meet(self, what: str, flags: bytes = b"", numbers: Sequence[float] = NO_NUMBERS) -> Told:
-        """Meet the other ranks, and tell them flags and numbers.
+    def sync(
+        self, what: str, flags: bytes = b"", numbers: Sequence[float] = NO_NUMBERS
+    ) -> Gathered:
+        """Wait for the other ranks, and exchange flags and numbers.
 
         Raises RanksDiverged, on all ranks, if one of them is here for something else, or has come
         another way.
@@ -100,14 +102,14 @@ class Agreement:
         if any(digest != heads[0][0] for digest, *_ in heads):
             self._raise(what)
         self._met_at = self._counted()
-        return Told(
+        return Gathered(
             bytes(map(max, zip(*reported, strict=True)))[HEAD.size :],
             [sum(parts) for parts in list(zip(*heads, strict=True))[1:]],
         )
 
     def mean(self, what: str, numbers: Tensor) -> Tensor:
-        """The means over ranks of a few numbers, which they tell each other when they meet."""
-        totals = self.meet(what, numbers=numbers.tolist()).totals[: len(numbers)]
+        """The means over ranks of a few numbers, which they exchange in a ``sync``."""
+        totals = self.sync(what, numbers=numbers.tolist()).totals[: len(numbers)]
         return (
             torch.tensor(totals, dtype=numbers.dtype, device=numbers.device)
             / self._session.world_size
@@ -122,8 +124,8 @@ class Agreement:
         )
         return [bytes(row) for row in reported.tolist()]
 
-    def told(self, what: T) -> list[T]:
-        """What every rank tells. All ranks call it, when they have met."""
+    def gather_objects(self, what: T) -> list[T]:
+        """What every rank passes. All ranks call it, after ``sync``."""
         return all_gather_object(what, self._session.world_size, self._group)
 
     def _forget(self) -> None:
@@ -135,7 +137,7 @@ class Agreement:
         self._group = None
 
     def _raise(self, what: str) -> None:
-        reported = self.told(what)
+        reported = self.gather_objects(what)
         if len(set(reported)) == 1:
             raise RanksDiverged(
                 f"on the way to {what} the ranks called different parts of models, or different"

@@ -26,7 +26,7 @@ class UndividedModels:
 
         A wrapper of divided models (``torch.compile(model)``) has no parameters of its own.
         """
-        ours = self._own(model)
+        ours = self._undivided_parameters(model)
         if ours and model not in self._models and not any(parameter.is_meta for parameter in ours):
             self._models[model] = len(self._sums)
             self._sums.append(_sum(ours))
@@ -37,14 +37,14 @@ class UndividedModels:
     def refuse_gradients(self) -> None:
         """Raise Unsupported if a backward has reached one: its gradients are not averaged."""
         for model in self._models:
-            if any(parameter.grad is not None for parameter in self._own(model)):
+            if any(parameter.grad is not None for parameter in self._undivided_parameters(model)):
                 raise Unsupported(
                     f"{type(model).__name__} got gradients, but was called before any optimizer had"
                     " its parameters, so it is not divided: make its optimizer before its first"
                     " call, or s.adopt(model)"
                 )
 
-    def _own(self, model: Module) -> list[Parameter]:
+    def _undivided_parameters(self, model: Module) -> list[Parameter]:
         """The parameters that belong to no divided model."""
         divided = {part for root in self._divided for part in root.modules()}
         return [
@@ -60,7 +60,11 @@ class UndividedModels:
         All ranks call it, at the end.
         """
         mine = {
-            number: (type(model).__name__, self._sums[number], _sum(self._own(model)))
+            number: (
+                type(model).__name__,
+                self._sums[number],
+                _sum(self._undivided_parameters(model)),
+            )
             for model, number in self._models.items()
         }
         for reported in self._session.all_gather_object(mine):

@@ -62,7 +62,7 @@ class UsedParameters:
             )
         return flags
 
-    def settle(self, reported: bytes) -> None:
+    def clear_unreached(self, reported: bytes) -> None:
         """Set a gradient to None if no rank has made one that counts, but others have some.
 
         ``reported``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them
@@ -77,7 +77,9 @@ class UsedParameters:
                     pair.sharded_param.grad = None
 
     def _refuse(self, model: Module) -> None:
-        reported = self._agreement.told(any(pair.torchbus_reached for pair in pairs_in(model)))
+        reported = self._agreement.gather_objects(
+            any(pair.torchbus_reached for pair in pairs_in(model))
+        )
         ranks = ", ".join(str(rank) for rank, reached in enumerate(reported) if reached)
         raise RanksDiverged(
             f"backward reached {original_class(model).__name__} only on rank {ranks}, of"

@@ -72,12 +72,12 @@ class ForwardHooks:
 
         It does not if such a call, or another such method, calls it.
         """
-        own, original = vars(model).get(method), getattr(model, method)
+        replaced, original = vars(model).get(method), getattr(model, method)
         register_fsdp_forward_method(model, method)
         name = f"{original_class(model).__name__}.{method}, model {number}"
         made = self._surrounded(model, name, original, vars(model)[method])
         vars(model)[method] = made
-        self._session.on_close.callback(_put_back, weakref.ref(model), method, own)
+        self._session.on_close.callback(_put_back, weakref.ref(model), method, replaced)
 
     def _surrounded(
         self, model: Module, name: str, original: Callable[..., T], gathering: Callable[..., T]
@@ -109,7 +109,7 @@ class ForwardHooks:
         else:
             self._begin(module)
         kind = "training" if torch.is_grad_enabled() else "without gradients"
-        self._agreement.meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
+        self._agreement.sync(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
 
     def _begin(self, model: Module) -> None:
         refuse_borrowed(model)
@@ -150,10 +150,10 @@ class ForwardHooks:
             self._forwards[model] = max(self._forwards[model], 2)
             units_in(model)[0].set_reshard_after_backward(False)
 
-    def settle(self) -> None:
+    def stop_watching(self) -> None:
         """The ranks need not be watched closely any more."""
         self._watches = False
-        self._prefetch.settle(self.writes.settle())
+        self._prefetch.start(self.writes.trust_versions())
 
     def reset_all(self) -> None:
         """A backward has failed, and the loop may go on: if it can't, its next forward says so."""
@@ -176,12 +176,12 @@ def _in_backward() -> bool:
     return current_graph_task_id() != -1
 
 
-def _put_back(reference: weakref.ref[Module], method: str, own: object) -> None:
+def _put_back(reference: weakref.ref[Module], method: str, replaced: object) -> None:
     """Leave the method of the class, or what the script has put in its place."""
     model = reference()
     if model is not None:
         vars(model).pop(method, None)
-        vars(model).update({} if own is None else {method: own})
+        vars(model).update({} if replaced is None else {method: replaced})
 
 
 def _gather_outside(model: Module) -> None:
@@ -229,7 +229,7 @@ class Prefetch:
         """The forward has ended. Units that are called by themselves belong to no order."""
         self._order = []
 
-    def settle(self, forwards: bool) -> None:
+    def start(self, forwards: bool) -> None:
         """Prefetch from now on. All ranks have passed the same units, so all decide alike.
 
         ``forwards``: also in forwards, which is wrong if they write to parts without a trace.

@@ -48,7 +48,7 @@ class MetaModules:
         for path, module, found in self._waiting:
             if param_init_fn is None and not any(hasattr(module, name) for name in RESET_METHODS):
                 raise UsageError(
-                    f"{self._words(path, module, found)} on the meta device and has no"
+                    f"{self._describe(path, module, found)} on the meta device and has no"
                     f" reset_parameters(): {REMEDY}"
                 )
 
@@ -97,7 +97,7 @@ class MetaModules:
         ]
         if missed:
             raise UsageError(
-                f"{self._words(path, module, missed)} on the meta device, and {by} gives it no"
+                f"{self._describe(path, module, missed)} on the meta device, and {by} gives it no"
                 f" values: {REMEDY} and sets it"
             )
 
@@ -128,7 +128,7 @@ class MetaModules:
         made.data.copy_(values)
         return made
 
-    def _words(self, path: str, module: Module, names: list[str]) -> str:
+    def _describe(self, path: str, module: Module, names: list[str]) -> str:
         where = f"{self._name}.{path}" if path else self._name
         return f"{where} ({type(module).__name__}) has {', '.join(names)}"
 

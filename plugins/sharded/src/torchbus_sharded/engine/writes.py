@@ -118,7 +118,7 @@ class Writes:
             return True
         return False
 
-    def tell(self, flags: bytearray) -> int:
+    def report(self, flags: bytearray) -> int:
         """Set this rank's flag, and return a checksum of what was written since the last call."""
         flags[self._place] = self._has_unseen
         return self._digest.take()
@@ -127,7 +127,7 @@ class Writes:
         """Any rank's flags: only one of them may have the elements that were written."""
         self._has_unseen = bool(flags[self._place])
 
-    def settle(self) -> bool:
+    def trust_versions(self) -> bool:
         """Trust versions and ``data`` from now on. Returns whether all writes to parts show so."""
         self._looks_closely = False
         return not self._has_unseen

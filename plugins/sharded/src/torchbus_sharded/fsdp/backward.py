@@ -74,18 +74,18 @@ class ShardedBackward:
         )
         tensors, gradients = call.start(count.weight)
         holders = self._models.gradient_holders()
-        goes_beyond = self._session.bus.heard("average_beyond")
+        goes_beyond = self._session.bus.has_listeners("average_beyond")
         with (
-            isolated_gradients(holders) if count.anew or goes_beyond else nullcontext(),
+            isolated_gradients(holders) if count.isolated or goes_beyond else nullcontext(),
             self._unmanaged.averaged() as whole,
         ):
             self._models.used.begin()
             with self._dropped() if count.is_zero else nullcontext():
                 engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
-            means = loss.means(self._settle(not count.is_zero, loss.numbers, constants))
+            means = loss.means(self._compare(not count.is_zero, loss.numbers, constants))
             if goes_beyond:
                 means = self._beyond(holders, means)
-            scale = self._counts.settle(call, count, means[1:], [*holders, *whole])
+            scale = self._counts.scale_gradients(call, count, means[1:], [*holders, *whole])
         loss.put(means[0] * scale)
         copy_from_rank0(self._models)
         self._models.undivided.refuse_gradients()
@@ -119,10 +119,10 @@ class ShardedBackward:
         self._job.wait_in("backward", number, "after", agreement.collectives(), "collectives")
         if not self._counts.losses.meets:
             closely = number <= CLOSELY or dist.get_backend() != "gloo"
-            (agreement.meet if closely else agreement.passing)(f"backward {number}")
-        return self._counts.losses.meet(count)
+            (agreement.sync if closely else agreement.passing)(f"backward {number}")
+        return self._counts.losses.weigh_terms(count)
 
-    def _settle(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
+    def _compare(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
         """Compare what the ranks have done, and return the sums of their numbers.
 
         ``constants`` is the checksum of what all ranks should have in common. So is the position in
@@ -133,21 +133,21 @@ class ShardedBackward:
         agreement.passing(f"{agreement.collectives()} collectives")
         flags, writes = used.flags(counts), self._models.forwards.writes
         position = self._session.share.position % MODULUS
-        ours = (constants, position, writes.tell(flags))
-        reported = agreement.meet(
+        ours = (constants, position, writes.report(flags))
+        reported = agreement.sync(
             f"the end of backward {self._job.backwards + 1}",
             bytes(flags),
             [*numbers, *ours, *(one**2 for one in ours)],
         )
-        used.settle(reported.flags)
+        used.clear_unreached(reported.flags)
         writes.hear(reported.flags)
         self._refuse_unlike(ours, reported.totals[len(numbers) :])
         return reported.totals[: len(numbers)]
 
-    def _refuse_unlike(self, own: tuple[int, int, int], totals: Sequence[float]) -> None:
+    def _refuse_unlike(self, local: tuple[int, int, int], totals: Sequence[float]) -> None:
         """Raise RanksDiverged, on all ranks, if constants, position or writes differ."""
         same_constants, same_position, same_writes = map(
-            self._is_alike, own, totals, totals[len(own) :]
+            self._is_alike, local, totals, totals[len(local) :]
         )
         if not same_position:
             raise RanksDiverged(ORDER.format(self._job.backwards + 1, divergence.SEED))
@@ -167,7 +167,7 @@ class ShardedBackward:
             self._session.random.split(self._session.world.data.part)
         self._made += 1
         if self._made == CLOSELY:
-            self._models.forwards.settle()
+            self._models.forwards.stop_watching()
             self._session.end_discovery()
 
     @hookimpl
@@ -238,7 +238,7 @@ class MeanLoss:
             return
         reported = [
             _weighted(loss.detach(), count.weight) if count.value is None else count.value,
-            *count.told(),
+            *count.to_metadata(),
         ]
         if loss.device.type == "cpu":
             self.numbers = [float(number) for number in reported]

@@ -61,7 +61,7 @@ class LossCounts:
         """What was found out about the losses."""
         return [note for note in (self._kind_note, self.losses.note) if note]
 
-    def settle(
+    def scale_gradients(
         self,
         call: BackwardCall,
         count: Count,
@@ -75,9 +75,9 @@ class LossCounts:
         self._backwards += 1
         windows = call.count is not None and (count.left or not call.sync)
         if not isinstance(means, Tensor):
-            scales = self.losses.settle(means, windows)
+            scales = self.losses.resolve(means, windows)
         elif self._backwards <= READ_AT_ONCE:
-            scales = self.losses.settle(means.tolist(), windows)
+            scales = self.losses.resolve(means.tolist(), windows)
         else:
             scales = self.losses.resolve_on_device(means, windows)
         if scales is None:

@@ -57,7 +57,7 @@ class ShardedModels:
         self._strides: weakref.WeakKeyDictionary[Module, Strides] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
         # no new tensor gets the id of an old one, and no rank frees a model before the others do
-        self._kept: list[Tensor | Module] = []
+        self._alive: list[Tensor | Module] = []
         self._optimizers = Optimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
         session.on_close.callback(self._forget)
@@ -141,7 +141,7 @@ class ShardedModels:
         before = meta.named(model)
         if self._options.tp is not None:
             divide_layers(self._session, model)
-        self._kept.append(model)
+        self._alive.append(model)
         self._models[model] = self._shard(model)
         if on_meta:
             self._fill(on_meta)
@@ -153,10 +153,10 @@ class ShardedModels:
     def _sync_for(self, model: Module, made_with: Settings) -> None:
         """Raise RanksDiverged, on all ranks, if these would divide different models."""
         name, sizes = type(model).__name__, [parameter.numel() for parameter in model.parameters()]
-        self.agreement.meet(f"dividing {name}, model {len(self._models) + 1}")
+        self.agreement.sync(f"dividing {name}, model {len(self._models) + 1}")
         tensors: Settings = {f"{name}: parameters": f"{sum(sizes)} numbers in {len(sizes)} tensors"}
         hyperparameters.refuse_unlike(
-            made_with | hyperparameters.of_model(model) | tensors, self.agreement.told
+            made_with | hyperparameters.of_model(model) | tensors, self.agreement.gather_objects
         )
 
     def _shard(self, model: Module) -> int:
@@ -202,7 +202,7 @@ class ShardedModels:
         """Let hooks and optimizers go on with the divided parameters."""
         meta.move(before, after)
         self._replaced |= {id(before[name]): after[name] for name in before}
-        self._kept += before.values()
+        self._alive += before.values()
         self._optimizers.add_holding(list(before.values()))
         self._optimizers.swap(self._replaced)
         for old in before.values():
@@ -210,7 +210,7 @@ class ShardedModels:
 
     def _sync_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
         if (not prefix or model in self._models) and self._session.gathers_states:
-            self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
+            self.agreement.sync(f"the state_dict of {original_class(model).__name__}")
 
     # The end -------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class ShardedModels:
         if refusal is not None:
             raise refusal from error
         if error is None:
-            self.agreement.meet("the end of the block")
+            self.agreement.sync("the end of the block")
             # that ranks, and nodes, gather at unlike speed is no sign of anything
             self._job.wait_in(END)
             self.undivided.refuse_trained()
@@ -230,7 +230,7 @@ class ShardedModels:
             put_strides(model, self._strides[model])
 
     def _forget(self) -> None:
-        self._kept.clear()
+        self._alive.clear()
         self._replaced.clear()
 
     @hookimpl
@@ -257,9 +257,9 @@ def common_optimizers(agreement: Agreement) -> list[Optimizer]:
     whatever the values of their parameters.
     """
     alive = objects.optimizers()
-    agreement.meet("the optimizers made before the block")
+    agreement.sync("the optimizers made before the block")
     forms, keys = [_form(one) for one in alive], [(_form(one), _values(one)) for one in alive]
-    reported = agreement.told((forms, keys))
+    reported = agreement.gather_objects((forms, keys))
     if (
         all(their_forms == forms for their_forms, _ in reported)
         and len({tuple(sorted(theirs)) for _, theirs in reported}) > 1

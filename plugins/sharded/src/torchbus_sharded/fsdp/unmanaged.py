@@ -27,7 +27,7 @@ class UnmanagedTensors:
         self._session = session
         self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}
-        self._own = per_rank.PerRankTensors(session)
+        self._per_rank = per_rank.PerRankTensors(session)
         self._assigned = before_step.Assigned()
         session.on_close.callback(self._shared.clear)
 
@@ -38,7 +38,7 @@ class UnmanagedTensors:
             return
         new = self._unowned(parameters if optimizer is None else _whole_tensors(optimizer))
         what = "adopted tensors" if optimizer is None else type(optimizer).__name__
-        mine = [] if optimizer is None else self._own.find(new, what)
+        mine = [] if optimizer is None else self._per_rank.find(new, what)
         shared = {id(tensor): tensor for tensor in new if not any(tensor is one for one in mine)}
         if shared:
             _refuse_empty(what, list(shared.values()))
@@ -56,7 +56,7 @@ class UnmanagedTensors:
         new = [
             tensor
             for tensor in tensors
-            if id(tensor) not in self._shared and tensor not in self._own
+            if id(tensor) not in self._shared and tensor not in self._per_rank
         ]
         models = (
             [
@@ -79,15 +79,15 @@ class UnmanagedTensors:
 
         Yields the tensors. Inside, their gradients are only those of this backward.
         """
-        if not self._shared and not self._own:
+        if not self._shared and not self._per_rank:
             yield []
             return
         tensors = self.shared()
         before = [tensor.grad for tensor in tensors]
         for tensor in tensors:
             tensor.grad = None
-        with self._own.over_all_ranks():
-            yield [*tensors, *self._own.tensors()]
+        with self._per_rank.over_all_ranks():
+            yield [*tensors, *self._per_rank.tensors()]
         if tensors:
             averaging.average(tensors, 1.0)
         for tensor, retained in zip(tensors, before, strict=True):
@@ -119,7 +119,7 @@ class UnmanagedTensors:
         return {
             "notes": [
                 *([many] if self._shared else []),
-                *([self._own.note] if self._own.note else []),
+                *([self._per_rank.note] if self._per_rank.note else []),
             ]
         }
 

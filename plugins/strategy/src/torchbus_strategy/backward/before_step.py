@@ -125,7 +125,7 @@ class StepAveraging:
         shared = self._shared_by(optimizer)
         if shared:
             name = type(optimizer).__name__
-            self._place.meet(f"{name}.step() after backward", self._job.backwards)
+            self._place.wait(f"{name}.step() after backward", self._job.backwards)
             self._average_all(shared, weight)
 
     def _local_of(self, optimizer: Optimizer) -> set[int]:
@@ -138,5 +138,5 @@ class StepAveraging:
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter not in self._trained.own
+            if parameter not in self._trained.per_rank
         ]

@@ -74,7 +74,7 @@ def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseE
     Returns the error that it has raised. The other ranks may have raised it too, and they wait for
     this one first.
     """
-    retained = [parameter.grad for parameter in parameters]
+    before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -82,7 +82,7 @@ def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseE
     except BaseException as error:
         return error
     finally:
-        for parameter, gradient in zip(parameters, retained, strict=True):
+        for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
     return None
 
@@ -123,7 +123,7 @@ def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: 
 
     All ranks call it with the same parameters. A gradient that no rank makes stays None.
     """
-    retained = [parameter.grad for parameter in parameters]
+    before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     engine(roots.tensors, roots.gradients, True, True, inputs=roots.inputs)
@@ -140,7 +140,7 @@ def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: 
     )
     mean_of_all: Tensor = MeanOverRanks.apply(packed, weight)  # type: ignore[no-untyped-call]
     means = mean_of_all.split([parameter.numel() for parameter in parameters])
-    for parameter, mean, old, ranks in zip(parameters, means, retained, present, strict=True):
+    for parameter, mean, old, ranks in zip(parameters, means, before, present, strict=True):
         new = mean.view_as(parameter) if ranks else None
         parameter.grad = new if old is None else old if new is None else old + new
 

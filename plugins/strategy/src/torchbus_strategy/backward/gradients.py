@@ -94,9 +94,9 @@ class GradientSync:
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Engine) -> None:
-        if not self._trained.own:
+        if not self._trained.per_rank:
             return self._run(call, engine)
-        with self._trained.own.over_all_ranks():
+        with self._trained.per_rank.over_all_ranks():
             self._run(call, engine)
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
@@ -112,7 +112,7 @@ class GradientSync:
         held = strategy_engine.take_off(parameters)
         hooks = strategy_engine.TensorHooks(parameters)
         alone = bool(hooks) and not (call.create_graph or count.left or self._local)
-        separate = alone or (count.anew and not call.create_graph)
+        separate = alone or (count.isolated and not call.create_graph)
         before = stash_gradients(parameters) if separate else []
         try:
             try:
@@ -157,7 +157,7 @@ class GradientSync:
     def _synchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         reduction = self._reductions.current()
         self._job.wait_in("backward", self._job.backwards + 1)
-        count = self._counts.meet(count)
+        count = self._counts.weigh_terms(count)
         if call.create_graph:
             roots = Roots(*call.start(), True, call.inputs)
             return strategy_engine.backward(engine, reduction.parameters, roots, count)
@@ -177,7 +177,7 @@ class GradientSync:
             raise
         finally:
             error = None  # its traceback leads here
-        self._settle(reduction, call, count, loss, parts)
+        self._finish(reduction, call, count, loss, parts)
 
     def _parts(self, call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
         """The numbers that the loop holds on the way to the loss, and that can be written to.
@@ -214,7 +214,7 @@ class GradientSync:
             return roots, None
         return roots._replace(inputs=[*as_list(call.inputs), reduction.header.parameter]), None
 
-    def _settle(
+    def _finish(
         self,
         reduction: Reduction,
         call: BackwardCall,
@@ -251,8 +251,8 @@ class GradientSync:
 
     def _divide(self, reduction: Reduction, count: Count) -> Number:
         """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
-        gradients_of = [*reduction.parameters, *self._trained.own.tensors()]
-        return self._counts.settle(reduction.header, count, gradients_of)
+        gradients_of = [*reduction.parameters, *self._trained.per_rank.tensors()]
+        return self._counts.scale_gradients(reduction.header, count, gradients_of)
 
     def _give_loss(
         self, reported: Header, call: BackwardCall, loss: Tensor | None, scale: Number

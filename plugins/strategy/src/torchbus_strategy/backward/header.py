@@ -19,7 +19,7 @@ from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.terms import Count, Number
 
 PARTS = 4  # numbers that the loss is made of
-OWN = 14 + PARTS
+NUM_BASIC = 14 + PARTS
 (
     LOSS,
     RAW_LOSS,
@@ -36,9 +36,9 @@ OWN = 14 + PARTS
     KIND,
     KIND_SQUARED,
     FIRST_PART,
-) = range(OWN - PARTS + 1)
-SLOTS = OWN + terms.SLOTS
-WEIGHT, COUNTED = OWN + terms.WEIGHT, OWN + terms.COUNTED
+) = range(NUM_BASIC - PARTS + 1)
+SLOTS = NUM_BASIC + terms.SLOTS
+WEIGHT, COUNTED = NUM_BASIC + terms.WEIGHT, NUM_BASIC + terms.COUNTED
 Slots = list[Number | None]
 
 
@@ -67,7 +67,7 @@ def numbers(
         float(buffers * buffers),
         *[0.0] * (2 + PARTS),
     ]
-    return [*reported, *count.told()]
+    return [*reported, *count.to_metadata()]
 
 
 def add_parts(slots: Slots, loss: Tensor, kind: int, parts: Sequence[Tensor]) -> None:
@@ -132,7 +132,7 @@ class Header:
         self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
         return self.seed
 
-    def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+    def complete(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
         """Complete what this rank tells after the graph has run, and return it.
 
         The header reads the means over ranks from the same tensor.
@@ -150,7 +150,7 @@ class Header:
 
     def counts(self) -> list[float]:
         """The means over ranks of the slots that say what the losses count."""
-        return self._array[OWN:SLOTS].tolist()
+        return self._array[NUM_BASIC:SLOTS].tolist()
 
     def give_loss(self, loss: Tensor, scale: Number) -> None:
         """Write the loss over all ranks into the tensor that ``backward`` was called on."""
@@ -194,16 +194,16 @@ class DeviceHeader(Header):
                 self.sent[LOSS] = _weighted(loss.detach(), self.slots[WEIGHT])
         return self.sent
 
-    def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+    def complete(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
         self.parameter.grad = reported = self.fill(loss, sample, present).clone()
         return reported
 
     def counts(self) -> list[float]:
-        return self._mean()[OWN:SLOTS].tolist()
+        return self._mean()[NUM_BASIC:SLOTS].tolist()
 
     def counts_there(self) -> Tensor:
-        """``counts`` on the device, without waiting. Shape (loss_count.SLOTS,)."""
-        return self._mean()[OWN:SLOTS]
+        """``counts`` on the device, without waiting. Shape (terms.SLOTS,)."""
+        return self._mean()[NUM_BASIC:SLOTS]
 
     def mean(self) -> list[float]:
         return self._mean()[:SLOTS].tolist()

@@ -71,14 +71,16 @@ class LossCounts:
             return self._losses.by_samples(call.loss)
         return self._losses.of(call.loss, self._backwards < READ_AT_ONCE)
 
-    def meet(self, count: Count) -> Count:
+    def weigh_terms(self, count: Count) -> Count:
         """Give each of the loss's terms its own weight, if these differ.
 
         All ranks call it in every synchronised backward.
         """
-        return self._losses.meet(count)
+        return self._losses.weigh_terms(count)
 
-    def settle(self, reported: Header, count: Count, parameters: Sequence[Tensor]) -> Number:
+    def scale_gradients(
+        self, reported: Header, count: Count, parameters: Sequence[Tensor]
+    ) -> Number:
         """Divide the gradients, once the ranks have told each other their counts.
 
         Returns the factor of the averaged loss.
@@ -99,7 +101,7 @@ class LossCounts:
     def _scales(self, reported: Header, count: Count) -> Scales | None:
         if isinstance(reported, DeviceHeader) and self._backwards > READ_AT_ONCE:
             return self._losses.resolve_on_device(reported.counts_there(), windows=count.left)
-        return self._losses.settle(reported.counts(), windows=count.left)
+        return self._losses.resolve(reported.counts(), windows=count.left)
 
     def look(self, mean: Sequence[float]) -> None:
         """Read what the ranks told each other in a backward that the host did not wait for."""

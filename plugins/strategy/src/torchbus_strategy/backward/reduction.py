@@ -13,7 +13,7 @@ from torchbus_strategy.backward import header
 from torchbus_strategy.backward.engine import Engine, Roots, engine_run
 from torchbus_strategy.backward.header import WEIGHT, Header, Slots, make_header
 from torchbus_strategy.compat import is_sharded, local_part
-from torchbus_strategy.parameters.averaging import settled
+from torchbus_strategy.parameters.averaging import dense_gradient
 from torchbus_strategy.parameters.rank0_values import Buffers
 from torchbus_strategy.parameters.trained import Trained
 
@@ -102,14 +102,14 @@ class AfterBackward:
                 raise error
         finally:
             error = None  # its traceback leads here
-            self._meet(loss, before, local)
+            self._communicate(loss, before, local)
 
     def synchronised(self) -> set[int]:
         """See ``Reduction``."""
         return {id(parameter) for parameter in self.parameters}
 
     @torch.no_grad()
-    def _meet(
+    def _communicate(
         self, loss: Tensor | None, before: list[tuple[Tensor | None, int]], local: set[int]
     ) -> None:
         present = [
@@ -117,19 +117,19 @@ class AfterBackward:
             or _touched(parameter.grad, *old)
             for parameter, old in zip(self.parameters, before, strict=True)
         ]
-        reported = self.tell(loss, present)
-        gradients = [settled(parameter) for parameter in self.parameters]
+        reported = self.complete_header(loss, present)
+        gradients = [dense_gradient(parameter) for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self._average([reported, *gradients])
         self._restore_none([old for old, _ in before])
 
-    def tell(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
+    def complete_header(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
         """What this rank tells the others: the first of the tensors that are averaged.
 
         ``present`` says which parameters get a gradient here.
         """
-        return self.header.tell(loss, self._sample(), present)
+        return self.header.complete(loss, self._sample(), present)
 
     def _sample(self) -> Tensor:
         """One element of a parameter that all ranks have whole, another one each time."""

@@ -225,9 +225,9 @@ class Constants:
         self._unlike[kinds] = columns, stays
         for kind, column, old, count in zip(kinds, suspicious(columns), before, stays, strict=True):
             if column and old:
-                self._tell(kind, column, old, count)
+                self._judge(kind, column, old, count)
 
-    def _tell(
+    def _judge(
         self, kind: str, column: tuple[float, ...], old: tuple[float, ...], stays: int
     ) -> None:
         """Judge one column of numbers.
@@ -314,8 +314,8 @@ class Digest:
 
     def take(self) -> int:
         """Return the checksum, below ``MODULUS``, and begin anew."""
-        consumed, self._sum = self._sum, 0
-        return consumed % MODULUS
+        checksum, self._sum = self._sum, 0
+        return checksum % MODULUS
 
 
 def byte_sum(tensor: Tensor) -> int:

@@ -29,13 +29,13 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
     other = "sum" if loss_reduction == "mean" else "mean"
     if {_kind(term) for term in terms_of(loss)} - {""} != {other}:
         return ""
-    words = (
+    message = (
         f"the loss looks like a {other} over samples, but is treated as a {loss_reduction}: its"
         f" gradients are {'too small' if other == 'sum' else 'too large'} by the number of ranks."
         f" If so, say loss_reduction={other!r}"
     )
-    warn_of_gradients(words)
-    return words
+    warn_of_gradients(message)
+    return message
 
 
 def _kind(term: Term) -> str:

@@ -98,8 +98,8 @@ def compare(reported: Sequence[Settings]) -> None:
 def searches() -> str:
     """Return a hint about imported libraries that search hyperparameters, or ""."""
     done = {"optuna"} if "torchbus_optuna" in sys.modules else set()
-    seen = [words for name, words in SEARCHES.items() if name in sys.modules and name not in done]
-    return "".join(f" {words[0].upper()}{words[1:]}" for words in seen)
+    seen = [text for name, text in SEARCHES.items() if name in sys.modules and name not in done]
+    return "".join(f" {text[0].upper()}{text[1:]}" for text in seen)
 
 
 def _same(one: Setting, other: Setting) -> bool:

@@ -57,11 +57,11 @@ class ReplicaWatch:
         if self._session.share.indices:
             self._looks = LOOKS
         elif self._looks == self._equal == LOOKS and self._session.is_main:
-            warn_of_gradients(self._words())
+            warn_of_gradients(self._message())
         if self._looks == LOOKS:
             self._session.seams.retire("module_called")
 
-    def _words(self) -> str:
+    def _message(self) -> str:
         same = (
             f"all {self._session.world_size} ranks computed the same thing: their inputs or losses"
             f" were equal in the first {LOOKS} steps. "
@@ -114,8 +114,8 @@ def weighted_sum(values: Tensor) -> float:
         return 0.0
 
 
-def _equal(mean: float, own: float) -> bool:
-    return bool(own) and abs(mean - own) <= 3e-7 * abs(own)  # told in float32
+def _equal(mean: float, local: float) -> bool:
+    return bool(local) and abs(mean - local) <= 3e-7 * abs(local)  # told in float32
 
 
 AS_MUCH_AS_TRAINING = 3  # a forward and its backward cost three forwards
@@ -148,7 +148,7 @@ class RepeatedWork:
         self._inputs: list[float] = []
         self._evaluation: Origin | None = None
         self._backwards = 0
-        self._told = (0, 0)
+        self._calls_before = (0, 0)
 
     @hookimpl
     def loader_opened(self, iterator: LoaderIterator) -> None:
@@ -186,8 +186,12 @@ class RepeatedWork:
         if self._backwards == 1:
             self._session.world.shared.set(f"repeated/{self._session.rank}", repr(self._inputs))
         elif self._session.is_main and self._all_alike():
-            warn(REPEATED.format(self._session.world_size, self._told[0], self._told[1]))
-        self._told = (self._without, self._with)
+            warn(
+                REPEATED.format(
+                    self._session.world_size, self._calls_before[0], self._calls_before[1]
+                )
+            )
+        self._calls_before = (self._without, self._with)
 
     def _all_alike(self) -> bool:
         keys = [f"repeated/{rank}" for rank in range(self._session.world_size)]

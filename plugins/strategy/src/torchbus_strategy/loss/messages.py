@@ -77,7 +77,7 @@ NO_COUNT = (
     " s.backward_weight(count) before backward, or use loss_weight='auto', which weighs such a loss"
     " by samples"
 )
-WORDS = {
+NOTES = {
     "targets": (
         "the loss is a mean over targets, of which its graph has the number (or the weight): ranks"
         " and batches count by it"

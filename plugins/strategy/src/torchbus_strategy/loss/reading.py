@@ -287,7 +287,7 @@ def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
 
 
 def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
-    sizes = tuple(compat.sizes(node) if hasattr(node, compat.SIZES) else compat.own(node).shape)
+    sizes = tuple(compat.sizes(node) if hasattr(node, compat.SIZES) else compat.operand(node).shape)
     divisors = (*divisors, *_divided_inside(below(node)))
     found = _made_of(node, sizes, rows, divisors, depth)
     if found is None and not any(isinstance(number, Tensor) for number in divisors):
@@ -412,7 +412,9 @@ def _reading_product(
     children = [child for child, _ in node.next_functions if child is not None]
     if len(children) == 2:
         return _product_of_two(node, name, children, rows, divisors, depth)
-    number = compat.other(node) if getattr(node, compat.SELF, None) is None else compat.own(node)
+    number = (
+        compat.other(node) if getattr(node, compat.SELF, None) is None else compat.operand(node)
+    )
     if len(children) != 1 or number is None or (isinstance(number, Tensor) and number.numel() != 1):
         return [UNKNOWN]
     if isinstance(number, Tensor) and number.is_cpu:

@@ -240,11 +240,11 @@ def _dims(node: Any, count: int) -> set[int]:
 def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     before = sizes_of(node)
     found, over = _first(node, before, budget), _dims(node, len(before))
-    retained = getattr(node, compat.KEEPDIM, False)
+    keepdim = getattr(node, compat.KEEPDIM, False)
     left = _moved(
         found,
         lambda dim: (
-            None if dim in over else dim if retained else dim - sum(one < dim for one in over)
+            None if dim in over else dim if keepdim else dim - sum(one < dim for one in over)
         ),
     )
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))

@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Context, Share
 
 from torchbus_device import accelerators
-from torchbus_strategy.batches import Taken
-from torchbus_strategy.loss.terms import Apart, Number, Term, same
+from torchbus_strategy.batches import TrackedBatch
+from torchbus_strategy.loss.terms import Number, Term, WeightedTerms, same
 from torchbus_strategy.loss.values import value_of, weigh, weighed
 
 LOOKS = 10
@@ -34,14 +34,14 @@ NUMBERS = HEAD + 2 * TERMS_AT_MOST
 class TermWeights:
     """Weighs the terms of a session's losses.
 
-    ``apart``: the ranks have found that terms count different things, alike on all ranks. ``mean``:
-    averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
+    ``differs``: the ranks have found that terms count different things, alike on all ranks.
+    ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
 
     def __init__(self, session: Context, mean: Callable[[Tensor], Tensor]) -> None:
         self._session = session
         self._mean = mean
-        self.apart = False
+        self.differs = False
         self._looks = 0
         self._hooks: list[RemovableHandle] = []
         self._pending: tuple[Tensor, accelerators.Event] | None = None
@@ -49,9 +49,9 @@ class TermWeights:
     @property
     def meets(self) -> bool:
         """Whether the ranks exchange their counts in the next backward."""
-        return self.apart or self._looks < LOOKS
+        return self.differs or self._looks < LOOKS
 
-    def meet(self, found: Apart | None) -> list[Number] | None:
+    def gather(self, found: WeightedTerms | None) -> list[Number] | None:
         """Return how much each term weighs, NaN for a mean over nothing. All ranks call it: one
         collective.
 
@@ -60,7 +60,7 @@ class TermWeights:
         self._look_at_last()
         self._looks += 1
         reported = torch.tensor(
-            _told(found) if not self._on_device(found) else [0.0] * NUMBERS, dtype=torch.float64
+            _summary(found) if not self._on_device(found) else [0.0] * NUMBERS, dtype=torch.float64
         )
         reported = accelerators.sent(reported, self._session.device)
         if found is not None and self._on_device(found):
@@ -71,12 +71,12 @@ class TermWeights:
                 return None
         elif self._looks <= LOOKS:
             self._pending = (mean.to("cpu", non_blocking=True), accelerators.recorded(mean.device))
-        return self._weights(found, mean) if self.apart and found is not None else None
+        return self._weights(found, mean) if self.differs and found is not None else None
 
     def _look(self, numbers: list[float]) -> bool:
         """Note whether the terms count different things; return whether they are the same ones."""
         is_one = _is_one(numbers, self._session.world_size)
-        self.apart |= is_one and _differs(numbers)
+        self.differs |= is_one and _differs(numbers)
         return is_one
 
     def _look_at_last(self) -> None:
@@ -87,14 +87,14 @@ class TermWeights:
             copied.synchronize()
             self._look(numbers.tolist())
 
-    def _on_device(self, found: Apart | None) -> bool:
+    def _on_device(self, found: WeightedTerms | None) -> bool:
         return (
             found is not None
             and self._looks > LOOKS
             and any(isinstance(count, Tensor) for count in found.counts)
         )
 
-    def _weights(self, found: Apart, mean: Tensor) -> list[Number]:
+    def _weights(self, found: WeightedTerms, mean: Tensor) -> list[Number]:
         size = len(found.terms)
         counts, squares = (
             mean[HEAD : HEAD + size],
@@ -131,7 +131,7 @@ class TermWeights:
             else 1.0
         )
 
-    def multiply(self, found: Apart, weights: Sequence[Number]) -> Number | None:
+    def multiply(self, found: WeightedTerms, weights: Sequence[Number]) -> Number | None:
         """Put the weights into the graph, for the coming backward.
 
         Returns the weighted loss, if it can be computed. A weight of 0.0 or NaN cuts the graph:
@@ -153,21 +153,23 @@ class TermWeights:
         self._hooks = []
 
 
-def of_one_batch(loss: Tensor, terms: list[Term], rows: int, share: Share) -> Apart:
+def of_one_batch(loss: Tensor, terms: list[Term], rows: int, share: Share) -> WeightedTerms:
     """Return terms that all read the same batch."""
     counts = [rows if term.number is None else term.number for term in terms]
-    return Apart(loss, terms, counts, [rows] * len(terms), [share.weight] * len(terms), False)
+    return WeightedTerms(
+        loss, terms, counts, [rows] * len(terms), [share.weight] * len(terms), False
+    )
 
 
 def of_batches(
-    loss: Tensor, terms: list[Term], batches: Sequence[Taken], shares: Sequence[Share]
-) -> Apart:
+    loss: Tensor, terms: list[Term], batches: Sequence[TrackedBatch], shares: Sequence[Share]
+) -> WeightedTerms:
     """Return terms that read batches of several loaders."""
     counts = [
         one.rows if term.number is None else term.number
         for term, one in zip(terms, batches, strict=True)
     ]
-    return Apart(
+    return WeightedTerms(
         loss, terms, counts, [one.rows for one in batches], [one.weight for one in shares], True
     )
 
@@ -181,7 +183,7 @@ def unique(terms: Sequence[Term]) -> list[Term]:
     )
 
 
-def _told(found: Apart | None) -> list[float]:
+def _summary(found: WeightedTerms | None) -> list[float]:
     reported = [0.0] * NUMBERS
     size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
     reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
@@ -200,13 +202,13 @@ def _told(found: Apart | None) -> list[float]:
     return reported
 
 
-def _report_there(reported: Tensor, found: Apart) -> None:
+def _report_there(reported: Tensor, found: WeightedTerms) -> None:
     """Put counts on a GPU into the tensor, without waiting for them."""
     for place, count in enumerate(_counts(found)):
         reported[HEAD + place] = count
 
 
-def _counts(found: Apart) -> list[Number]:
+def _counts(found: WeightedTerms) -> list[Number]:
     """Return the counts. A batch that only fills in for missing samples counts nothing."""
     both = zip(found.terms, found.counts, found.weights, strict=True)
     return [_unless_clamped(term, count) if weight else 0.0 for term, count, weight in both]

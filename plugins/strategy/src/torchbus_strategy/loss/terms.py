@@ -51,7 +51,7 @@ def same(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-6)
 
 
-class Apart(NamedTuple):
+class WeightedTerms(NamedTuple):
     """The terms of a loss.
 
     ``counts``: what each is a mean of on this rank. ``rows``: the rows of the batch behind each.
@@ -93,16 +93,15 @@ class Count:
     of everything in this rank's gradients after it. ``counted``: the weights are not those of
     samples. ``total``: the count over the unit, if it may be the same on all ranks. ``ratio``: a
     digest of the counts of several terms. ``left``: the plugin that set it divides the gradients
-    itself, by ``scale``, which is known after a synchronised backward. ``anew``: gradients from
-    before must be kept apart from this backward's. ``apart``: terms that may weigh differently.
-    ``value``: the weighted loss, if it is not the loss times ``weight``. ``term``: the term of the
-    loss that was counted.
+    itself, by ``scale``, which is known after a synchronised backward. ``isolated``: gradients from
+    before must be kept apart from this backward's. ``weighted_terms``: terms that may weigh
+    differently. ``value``: the weighted loss, if it is not the loss times ``weight``. ``term``: the
+    term of the loss that was counted.
     """
 
     __slots__ = (
-        "anew",
-        "apart",
         "counted",
+        "isolated",
         "left",
         "norm",
         "ratio",
@@ -111,6 +110,7 @@ class Count:
         "total",
         "value",
         "weight",
+        "weighted_terms",
     )
 
     def __init__(
@@ -119,13 +119,13 @@ class Count:
         counted: bool = False,
         total: Number = 0.0,
         ratio: float = 0.0,
-        apart: Apart | None = None,
+        weighted_terms: WeightedTerms | None = None,
     ) -> None:
         self.weight = self.norm = weight
         self.counted, self.total, self.ratio = counted, total, ratio
-        self.left = self.anew = False
+        self.left = self.isolated = False
         self.scale: Number = 1.0
-        self.apart = apart
+        self.weighted_terms = weighted_terms
         self.value: Number | None = None
         self.term: Term | None = None
 
@@ -136,7 +136,7 @@ class Count:
         """
         return isinstance(self.weight, float) and self.weight == 0.0
 
-    def told(self) -> list[Number]:
+    def to_metadata(self) -> list[Number]:
         """Return the numbers to average over ranks."""
         total, ratio = self.total, 0.0 if self.is_zero and self.ratio > 0.0 else self.ratio
         return [

@@ -37,7 +37,7 @@ ALIKE_FOR = 3
 class ConstantDivisors:
     """What such numbers turned out to be, alike on all ranks.
 
-    ``own``: the number. ``sizes``: the shape of what was summed.
+    ``divisor``: the number. ``sizes``: the shape of what was summed.
     """
 
     def __init__(self, session: Context) -> None:
@@ -56,46 +56,46 @@ class ConstantDivisors:
             set(state.get("constants of each", ())),
         )
 
-    def target(self, own: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> float:
+    def target(self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> float:
         """Return the mean weight that ranks must have.
 
         It is 1 for a loss that is normalised over ranks already. It is the number of parts if all
         ranks divide by the number of samples of all.
         """
         share, parts = self._session.share, self._session.world.data.parts
-        if own is None or isinstance(own, Tensor) or not share.count:
+        if divisor is None or isinstance(divisor, Tensor) or not share.count:
             return 1.0
         if (
             share.count >= 2 * parts
-            and own not in self._of_each
+            and divisor not in self._of_each
             and self._divides_by(share.count, divisors, sizes)
         ):
             # all ranks have rows of their own, so it is not one rank's number
-            self._of_all.add(own)
-        return float(parts) if own in self._of_all else 1.0
+            self._of_all.add(divisor)
+        return float(parts) if divisor in self._of_all else 1.0
 
-    def look(self, own: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> str:
-        """Look at a backward in which all ranks divide by ``own``.
+    def look(self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> str:
+        """Look at a backward in which all ranks divide by ``divisor``.
 
         Returns a warning if they always divide by it and it is no number of samples.
         """
         share, parts = self._session.share, self._session.world.data.parts
-        if own is None or isinstance(own, Tensor) or not share.count:
+        if divisor is None or isinstance(divisor, Tensor) or not share.count:
             return ""
-        if parts > 1 and same(own * parts, share.count):
-            self._of_each.add(own)  # at the ragged end all ranks together may have as many
+        if parts > 1 and same(divisor * parts, share.count):
+            self._of_each.add(divisor)  # at the ragged end all ranks together may have as many
         rows = round(share.weight * share.count / parts)
         counts = (rows, share.count, *self._of_all, *accumulate(sizes, operator.mul))
         # a loss may also be multiplied by constants
         known = any(
             not isinstance(number, Tensor) and same(number, count)
-            for number in (own, *divisors)
+            for number in (divisor, *divisors)
             for count in counts
         )
         if self._alike < ALIKE_FOR:
-            self._alike = self._alike + 1 if own == self._before and not known else 0
-            self._before = own
-            return NEITHER.format(own, rows, share.count) if self._alike == ALIKE_FOR else ""
+            self._alike = self._alike + 1 if divisor == self._before and not known else 0
+            self._before = divisor
+            return NEITHER.format(divisor, rows, share.count) if self._alike == ALIKE_FOR else ""
         return ""
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
@@ -195,7 +195,7 @@ class Unit:
         self._session = session
         self._constants = ConstantDivisors(session)
         self._common = CommonDivisor()
-        self._own: Number | None = None
+        self._divisor: Number | None = None
         self._divisors: Divisors = ()
         self._sizes: tuple[int, ...] = ()
         self.value, self.agreed = 1.0, False
@@ -204,11 +204,11 @@ class Unit:
     def take(self, term: Term | None) -> None:
         """Keep what the latest loss counted."""
         term = term or UNKNOWN
-        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
+        self._divisor, self._divisors, self._sizes = term.number, term.divisors, term.sizes
 
     def reset(self) -> None:
         """Keep nothing: the latest loss counted nothing that could be compared."""
-        self._own = None
+        self._divisor = None
 
     def agree(self, count: Count) -> None:
         """Find the unit at the first backward of windows. All ranks call it, once.
@@ -217,7 +217,7 @@ class Unit:
         """
         if self._session.world.divides_anew:
             return
-        weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
+        weight, total = (float(count.weight), float(count.total)) if count.isolated else (0.0, 0.0)
         reported = torch.tensor([weight, total, total * total], dtype=torch.float64)
         several = self._session.world.data.parts > 1
         mean, whole, squared = (self._session.reduce(reported) if several else reported).tolist()
@@ -229,10 +229,15 @@ class Unit:
         self._usual_count = self._usual_count or self._session.share.count
         same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         alike = self._common.judge(
-            same_everywhere, self._own, self._session.share.count, self._session.world.data.parts
+            same_everywhere,
+            self._divisor,
+            self._session.share.count,
+            self._session.world.data.parts,
         )
         odd = (
-            self._constants.look(self._own, self._divisors, self._sizes) if same_everywhere else ""
+            self._constants.look(self._divisor, self._divisors, self._sizes)
+            if same_everywhere
+            else ""
         )
         repeated = REPEATED if self._common.has_counted_repeated else ""
         return alike, [text for text in (odd, repeated) if text]
@@ -266,9 +271,9 @@ class Unit:
             mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED]
         )
         alike = alike & self._common.expect(
-            self._own, self._session.share.count, self._session.world.data.parts
+            self._divisor, self._session.share.count, self._session.world.data.parts
         )
-        target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
+        target = torch.where(alike, self._target(not isinstance(self._divisor, Tensor)), 1.0)
         loss = mean[WEIGHT] if windows else torch.where(alike, mean[ALL], mean[WEIGHT])
         base = torch.where(alike, mean[ALL], mean[NORM])
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
@@ -284,7 +289,7 @@ class Unit:
 
     def _target(self, alike: bool) -> float:
         """Return the mean weight that ranks must have if all divide by the same number."""
-        return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
+        return self._constants.target(self._divisor, self._divisors, self._sizes) if alike else 1.0
 
 
 def _of_empty(mean: Sequence[float]) -> float:

@@ -53,7 +53,7 @@ def _without(place: slice, node: Node) -> Callable[[Gradients, Gradients], Gradi
 
 def _slope(node: Node, size: int) -> Tensor:
     """The derivative of a product of so many numbers by the weight of all."""
-    mine: Tensor = compat.own(node)
+    mine: Tensor = compat.operand(node)
     other: Tensor = compat.other(node)
     if type(node).__name__ == "DivBackward0":
         return -mine / other**2
@@ -73,20 +73,20 @@ def _each(change: Callable[[Tensor], Tensor | None]) -> Callable[[Gradients], Gr
 REDUCTIONS = ("none", "mean", "sum")
 WITH_TARGETS: dict[str, Callable[[Node, str], Tensor]] = {
     "MseLossBackward0": lambda node, reduction: F.mse_loss(
-        compat.own(node), compat.target(node), reduction=reduction
+        compat.operand(node), compat.target(node), reduction=reduction
     ),
     "SmoothL1LossBackward0": lambda node, reduction: F.smooth_l1_loss(
-        compat.own(node), compat.target(node), reduction=reduction, beta=compat.beta(node)
+        compat.operand(node), compat.target(node), reduction=reduction, beta=compat.beta(node)
     ),
     "HuberLossBackward0": lambda node, reduction: F.huber_loss(
-        compat.own(node), compat.target(node), reduction=reduction, delta=compat.delta(node)
+        compat.operand(node), compat.target(node), reduction=reduction, delta=compat.delta(node)
     ),
     "BinaryCrossEntropyBackward0": lambda node, reduction: F.binary_cross_entropy(
-        compat.own(node), compat.target(node), compat.weight(node), reduction=reduction
+        compat.operand(node), compat.target(node), compat.weight(node), reduction=reduction
     ),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node, reduction: (
         F.binary_cross_entropy_with_logits(
-            compat.own(node),
+            compat.operand(node),
             compat.target(node),
             compat.weight(node),
             reduction=reduction,
@@ -163,10 +163,10 @@ def _elements(node: Node, depth: int) -> Tensor | None:
         result: Tensor = compat.result(node)
         return result
     if name == "PowBackward0":
-        power: Tensor = compat.own(node) ** compat.exponent(node)
+        power: Tensor = compat.operand(node) ** compat.exponent(node)
         return power
     if name == "AbsBackward0":
-        return torch.abs(compat.own(node))
+        return torch.abs(compat.operand(node))
     if name in WITH_TARGETS:
         return WITH_TARGETS[name](node, REDUCTIONS[compat.reduction(node)])
     return _of_elements(node, name, depth) if depth else None
@@ -201,7 +201,7 @@ def _side(node: Node, name: str, place: int, depth: int) -> Tensor | None:
 
 def _nll(node: Node, reduction: str) -> Tensor:
     return F.nll_loss(
-        compat.own(node),
+        compat.operand(node),
         compat.target(node),
         compat.weight(node),
         ignore_index=compat.signed(compat.ignore_index(node)),

@@ -22,16 +22,16 @@ from torchbus_strategy.loss.terms import (
     RATIO,
     RATIO_SQUARED,
     UNTOLD,
-    Apart,
     Count,
     Number,
     Scales,
     Term,
+    WeightedTerms,
     same,
     spread,
 )
 from torchbus_strategy.loss.units import SPREAD, Unit, unless_clamped
-from torchbus_strategy.multi_loader import Behind
+from torchbus_strategy.multi_loader import LossSources
 
 ALIKE_FOR = 3
 """Losses in a row with the number of rows as a factor, until it is no chance."""
@@ -65,7 +65,7 @@ class Deciding:
 
     def find(
         self, loss: Tensor, rows: int, share: Share, may_sync: bool
-    ) -> tuple[Term | None, float, Apart | None]:
+    ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed = None, 0.0
         terms = terms_of(loss, rows)
@@ -87,12 +87,12 @@ class Deciding:
             return None, 0.0, None
         first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
         self.numbers = [term.number for term in terms if term.number is not None]
-        separate = of_one_batch(loss, unique(terms), rows, share) if may_sync else None
+        weighted = of_one_batch(loss, unique(terms), rows, share) if may_sync else None
         known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
         if first.number and len(known) == len(self.numbers):
             weighed = sum((place + 2) * number for place, number in enumerate(known))
             self.ratio = weighed / float(first.number)
-        return first, self.ratio, separate
+        return first, self.ratio, weighted
 
     def _look_between(self, terms: list[Term]) -> None:
         """Look, in the first losses, whether samples are compared with each other."""
@@ -171,7 +171,7 @@ class BySamples:
         numbers = [number for _, number in counted]
         constant = any(_is_a_constant(term, number, rows) for term, number in counted)
         self._has_found = constant or self._differs([number / rows for number in numbers])
-        return SILENT.format(self._words(numbers, rows)) if self._has_found else ""
+        return SILENT.format(self._describe(numbers, rows)) if self._has_found else ""
 
     def _differs(self, ratios: list[float]) -> bool:
         """Whether the terms count otherwise for each sample than those of the loss before."""
@@ -184,7 +184,7 @@ class BySamples:
         share = self._session.share
         return share.weight * share.count / self._session.world.data.parts if share.count else 1.0
 
-    def _words(self, numbers: list[float], rows: float) -> str:
+    def _describe(self, numbers: list[float], rows: float) -> str:
         counts = ", ".join(f"{number:g}" for number in numbers)
         return f"{counts} for {rows:g} samples on rank {self._session.rank}"
 
@@ -225,7 +225,7 @@ class LossWeights:
         self._said: set[str] = set()
         self._each = TermWeights(session, mean or session.reduce)
         self._shared = Share()
-        self._behind = Behind(session)
+        self._sources = LossSources(session)
         self._silent = BySamples(session)
         self._have_met = False
 
@@ -238,7 +238,7 @@ class LossWeights:
         """
         count = self._of(loss, settles, expected)
         # alike on all ranks: all must keep earlier gradients apart, or none
-        count.anew = self.mode != "samples"
+        count.isolated = self.mode != "samples"
         self._first = 0 if self._has_unit else id(count)
         return count
 
@@ -246,7 +246,7 @@ class LossWeights:
         """Return the count of a loss that is a mean of ``number`` things, as the loop says."""
         self._shared = self._session.share
         count = self._weighted(number / (expected * self._unit.value))
-        count.anew, count.term = True, Term("mean", number)
+        count.isolated, count.term = True, Term("mean", number)
         return self.take(count)
 
     def take(self, count: Count) -> Count:
@@ -287,7 +287,7 @@ class LossWeights:
         """Whether the ranks exchange numbers ahead of the next backward; alike on all of them."""
         return self.mode != "samples" and self._each.meets
 
-    def meet(self, count: Count) -> Count:
+    def weigh_terms(self, count: Count) -> Count:
         """Put weights into the graph for terms that weigh differently, before a synchronised
         backward.
 
@@ -296,24 +296,24 @@ class LossWeights:
         """
         if id(count) == self._first and self.meets and self._may_reduce:
             self._begin(count)
-        separate = count.apart
-        weights = self._each.meet(separate) if self.meets else None
+        terms = count.weighted_terms
+        weights = self._each.gather(terms) if self.meets else None
         self._have_met = weights is not None
-        if separate is None or (weights is None and not separate.zipped):
-            if not self._behind.is_reported:
-                self._say(messages.ZIPPED.format(self._behind.unlike, messages.IN_NO_GRAPH))
+        if terms is None or (weights is None and not terms.zipped):
+            if not self._sources.is_reported:
+                self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
             return count
         if not self._said:
-            self.note = messages.WORDS["terms" if weights else "zipped"]
-        return self._multiplied(count, separate, weights or separate.weights)
+            self.note = messages.NOTES["terms" if weights else "zipped"]
+        return self._multiplied(count, terms, weights or terms.weights)
 
-    def _multiplied(self, count: Count, apart: Apart, weights: Sequence[Number]) -> Count:
+    def _multiplied(self, count: Count, terms: WeightedTerms, weights: Sequence[Number]) -> Count:
         self._unit.reset()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
-        value = self._each.multiply(apart, weights)
-        new.value, new.anew = (
-            apart.loss.detach() * self._session.share.weight if value is None else value,
-            count.anew,
+        value = self._each.multiply(terms, weights)
+        new.value, new.isolated = (
+            terms.loss.detach() * self._session.share.weight if value is None else value,
+            count.isolated,
         )
         return new
 
@@ -323,15 +323,15 @@ class LossWeights:
         if self._session.batches.only_evaluate:
             return Count(1.0)
         parts = self._session.world.data.parts
-        self._shared, separate = self._behind.find(loss, self.mode != "samples", expected > 0.0)
-        if separate is not None:
-            self._deciding.numbers = separate.counts
-            ratio = 0.0 if self.mode == "samples" else separate.ratio()
-            return Count(self._shared.weight, ratio=ratio, apart=separate)
+        self._shared, terms = self._sources.find(loss, self.mode != "samples", expected > 0.0)
+        if terms is not None:
+            self._deciding.numbers = terms.counts
+            ratio = 0.0 if self.mode == "samples" else terms.ratio()
+            return Count(self._shared.weight, ratio=ratio, weighted_terms=terms)
         share = self._shared
         rows = round(share.weight * share.count / parts) if share.count else round(expected)
-        may_sync = not expected and (self._behind.is_reported or share.weight > 0.0)
-        term, ratio, separate = self._find(loss, rows, may_sync)
+        may_sync = not expected and (self._sources.is_reported or share.weight > 0.0)
+        term, ratio, terms = self._find(loss, rows, may_sync)
         expected = expected or (share.count / parts if share.count else 1.0)
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
             self.note = self.note or messages.SUM
@@ -339,13 +339,13 @@ class LossWeights:
         if loss is not None and self._is_empty(loss):
             return self._of_empty()
         if loss is None or term is None or term.number is None:
-            return Count(share.weight, ratio=UNTOLD * (not self._behind.is_reported))
-        ratio = ratio if self._behind.is_reported else UNTOLD
+            return Count(share.weight, ratio=UNTOLD * (not self._sources.is_reported))
+        ratio = ratio if self._sources.is_reported else UNTOLD
         scale = expected * self._unit.value
         count = self._weighted(
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
         )
-        count.apart, count.term = separate, term
+        count.weighted_terms, count.term = terms, term
         self.take(count)
         return self._in_time(count, term, settles) if count.counted else count
 
@@ -364,7 +364,7 @@ class LossWeights:
     def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
         """The count, or one by samples if the host does not wait for what other ranks count."""
         kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
-        self.note = self.note or messages.WORDS[kind]
+        self.note = self.note or messages.NOTES[kind]
         if settles or self._waits or self._unit.settles_on_device:
             return count
         return self.take(Count(self._shared.weight, True))
@@ -380,11 +380,11 @@ class LossWeights:
         """
         self._each.let_go()
         parts = float(1 if self._session.batches.only_evaluate else self._session.world.data.parts)
-        share, separate = self._behind.find(loss, False, False)
-        separate = separate and separate._replace(
-            weights=[parts if weight else 0.0 for weight in separate.weights]
+        share, terms = self._sources.find(loss, False, False)
+        terms = terms and terms._replace(
+            weights=[parts if weight else 0.0 for weight in terms.weights]
         )
-        return Count(parts if share.weight else 0.0, apart=separate)
+        return Count(parts if share.weight else 0.0, weighted_terms=terms)
 
     def _weighted(self, weight: Number, total: Number = 0.0, ratio: float = 0.0) -> Count:
         by_samples = self._shared.weight
@@ -394,7 +394,7 @@ class LossWeights:
 
     def _find(
         self, loss: Tensor | None, rows: int, may_sync: bool
-    ) -> tuple[Term | None, float, Apart | None]:
+    ) -> tuple[Term | None, float, WeightedTerms | None]:
         self._deciding.is_sum = self._deciding.is_empty = False
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
@@ -411,12 +411,12 @@ class LossWeights:
 
         A resumed run must not learn it anew.
         """
-        mine = {"ratio": self._deciding.ratio, "apart": self._each.apart}
+        mine = {"ratio": self._deciding.ratio, "apart": self._each.differs}
         return mine | self._unit.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._deciding.ratio = state["ratio"]
-        self._each.apart = state.get("apart", False)
+        self._each.differs = state.get("apart", False)
         self._unit.load_state_dict(state)
 
     def have_counted(self) -> None:
@@ -425,7 +425,7 @@ class LossWeights:
 
     # After the ranks have told each other --------------------------------------------------------
 
-    def settle(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
+    def resolve(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
         """Return the factors for gradients and loss, or None to change nothing.
 
         ``mean``: the mean over ranks of what each has sent, the same on all of them.
@@ -450,11 +450,11 @@ class LossWeights:
 
     def _unlike(self, windows: bool) -> None:
         """Warn of terms that count different things, which was unknown before."""
-        text = messages.UNLIKE if windows or self._each.apart else messages.LATE
-        self._each.apart |= not windows
-        if self._behind.unlike:
+        text = messages.UNLIKE if windows or self._each.differs else messages.LATE
+        self._each.differs |= not windows
+        if self._sources.unlike:
             where = messages.IN_WINDOW if windows else messages.IN_NO_GRAPH
-            return self._say(messages.ZIPPED.format(self._behind.unlike, where))
+            return self._say(messages.ZIPPED.format(self._sources.unlike, where))
         counts = ", ".join(f"{float(number):g}" for number in self._deciding.numbers)
         self._say(text.format(counts or "none"))
 

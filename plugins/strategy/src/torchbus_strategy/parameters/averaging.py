@@ -42,13 +42,13 @@ def average(
     present = torch.tensor([float(one.grad is not None) for one in parameters], device=device)
     dist.all_reduce(present)
     made = [one for one, ranks in zip(parameters, present.tolist(), strict=True) if ranks]
-    gradients = [settled(one) * weight for one in made]
+    gradients = [dense_gradient(one) * weight for one in made]
     mean(gradients)
     for one, gradient in zip(made, gradients, strict=True):
         one.grad = gradient
 
 
-def settled(parameter: Tensor) -> Tensor:
+def dense_gradient(parameter: Tensor) -> Tensor:
     """Its gradient, dense, and placed as the parameter is; zeros if it has none.
 
     All ranks that share a DTensor call it.

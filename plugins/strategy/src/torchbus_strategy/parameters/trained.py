@@ -104,7 +104,7 @@ class Trained:
         self._additions = 0
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
-        self.own = PerRankTensors(session)
+        self.per_rank = PerRankTensors(session)
         if sync_batchnorm:
             count_only_samples(session)
 
@@ -126,7 +126,7 @@ class Trained:
         owned = [parameter for model in models for parameter in model.parameters()]
         if optimizer is not None:
             parameters = self._shared(optimizer, parameters, new, owned)
-            new = [parameter for parameter in new if parameter not in self.own]
+            new = [parameter for parameter in new if parameter not in self.per_rank]
             self._hold(optimizer, parameters)
         else:
             self._adopted.update(map(id, parameters))
@@ -151,13 +151,13 @@ class Trained:
     ) -> list[Tensor]:
         """The optimizer's parameters, except those that belong to this rank's samples."""
         inside = {id(parameter) for parameter in owned}
-        mine = self.own.find(
+        mine = self.per_rank.find(
             [parameter for parameter in new if id(parameter) not in inside],
             type(optimizer).__name__,
         )
         if mine:
             self._session.bus.hook.own_tensors(optimizer=optimizer, tensors=mine)
-        return [parameter for parameter in parameters if parameter not in self.own]
+        return [parameter for parameter in parameters if parameter not in self.per_rank]
 
     def _hold(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
         if parameters and optimizer not in self._numbers:
@@ -227,7 +227,7 @@ class Trained:
             warn_of_gradients(UNLIKE.format(what))
 
     def _is_new(self, parameter: Tensor) -> bool:
-        return id(parameter) not in self._known and parameter not in self.own
+        return id(parameter) not in self._known and parameter not in self.per_rank
 
     def look_for_dead(self) -> None:
         """After the first backward with these: ``model = make()`` lets go of the earlier model only
@@ -310,7 +310,7 @@ class Trained:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        return {"notes": [self.own.note]} if self.own.note else {}
+        return {"notes": [self.per_rank.note]} if self.per_rank.note else {}
 
 
 def is_distributed(model: Module) -> bool:

@@ -18,7 +18,7 @@ from torchbus.tree import map_tensors
 from torchbus_strategy import sharding
 from torchbus_tensor_parallel.dtensor import reductions
 
-MEETING = "Found a non-scalar tensor with numel=1"
+SCALAR_WARNING = "Found a non-scalar tensor with numel=1"
 """Torch says so where a plain tensor meets DTensors. Here every rank has the whole of it."""
 
 
@@ -76,7 +76,7 @@ def as_whole(session: Context) -> None:
     """
     sharding.forget_other_meshes(session)
     session.on_close.enter_context(implicit_replication())
-    session.on_close.enter_context(muted(MEETING, UserWarning))
+    session.on_close.enter_context(muted(SCALAR_WARNING, UserWarning))
     sharding.as_whole(session, OPERATORS, METHODS)
     compute_divided(session)
 

@@ -71,9 +71,11 @@ def check(
     with tempfile.TemporaryDirectory() as folder:
         evidence = _gather(rule, subject, ranks, dtype, limit_s, Path(folder))
     if evidence.refusals:
-        words = " / ".join(evidence.refusals)
-        reported = (f"refused, and this rule can't be refused: {words}",) if rule.essential else ()
-        return Outcome(rule, subject, ranks, reported, words)
+        refusals = " / ".join(evidence.refusals)
+        reported = (
+            (f"refused, and this rule can't be refused: {refusals}",) if rule.essential else ()
+        )
+        return Outcome(rule, subject, ranks, reported, refusals)
     return Outcome(rule, subject, ranks, tuple(rule.judge(evidence)))
 
 
@@ -116,7 +118,7 @@ def _run(request: Request, limit_s: float) -> tuple[Result, bool]:
 
 
 def _evidence(request: Request, run: tuple[Result, bool], reference: Record) -> Evidence:
-    mine, (result, ended) = Path(request.own), run
+    mine, (result, ended) = Path(request.folder), run
     return Evidence(
         request.ranks,
         read_records(mine),

@@ -79,7 +79,7 @@ def _unlike_ranks(evidence: Evidence) -> Iterator[str]:
         for name in sorted(record.facts.keys() & main.keys()):
             ours, theirs = record.facts[name], main[name]
             if not _same(ours, theirs):
-                yield f"{name} differs between rank 0 and rank {rank}: {_apart(theirs, ours)}"
+                yield f"{name} differs between rank 0 and rank {rank}: {_difference(theirs, ours)}"
 
 
 def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
             where = "the plain process" if name in theirs.facts else "the session"
             yield f"only {where} has {name}"
         elif not _near(ours.facts[name], theirs.facts[name], ours.bound, scale):
-            far = _apart(ours.facts[name], theirs.facts[name])
+            far = _difference(ours.facts[name], theirs.facts[name])
             yield f"{name} differs from one process: {far} (rounding explains {ours.bound:.1g})"
 
 
@@ -140,7 +140,7 @@ def _largest(value: object) -> float:
     return 0.0 if numbers is None or not numbers.numel() else float(numbers.abs().max())
 
 
-def _apart(one: object, other: object) -> str:
+def _difference(one: object, other: object) -> str:
     """In words, how one value differs from another."""
     a, b = _numbers(one), _numbers(other)
     if a is None or b is None or a.shape != b.shape:

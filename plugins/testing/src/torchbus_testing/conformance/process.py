@@ -31,7 +31,7 @@ class Request:
     """What ``check`` asks of the script.
 
     ``subject``: the fields of a ``Subject`` as JSON, or "" for the plain process. ``path``: where
-    modules are imported from. ``own``: the folder for records, in the folder of all stages.
+    modules are imported from. ``folder``: the folder for records, in the folder of all stages.
     """
 
     rule: str
@@ -40,7 +40,7 @@ class Request:
     stage: int
     dtype: str
     path: list[str]
-    own: str
+    folder: str
 
     def written(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -48,7 +48,7 @@ class Request:
 
 def main(request: Request) -> None:
     sys.path[:] = request.path
-    rule, mine = find(request.rule), Path(request.own)
+    rule, mine = find(request.rule), Path(request.folder)
     dtype: torch.dtype = getattr(torch, request.dtype)
     loop = rule.prepare(mine)
     if not request.subject:
@@ -61,11 +61,11 @@ def main(request: Request) -> None:
         error = raised
         raise
     finally:
-        write(mine / AFTER, **_words(error), changed=_changed(before))
+        write(mine / AFTER, **_error_fields(error), changed=_changed(before))
 
 
 def _in_session(request: Request, rule: Rule, loop: Loop, dtype: torch.dtype) -> None:
-    mine, objects = Path(request.own), rule.objects()
+    mine, objects = Path(request.folder), rule.objects()
     subject = Subject.from_json(request.subject)
     with subject.session(request.ranks, rule.options, objects) as s:
         run = Run(mine.parent, dtype, s, request.stage, objects)
@@ -74,7 +74,7 @@ def _in_session(request: Request, rule: Rule, loop: Loop, dtype: torch.dtype) ->
 
 
 @contextmanager
-def _recorded(own: Path, run: Run) -> Iterator[Run]:
+def _recorded(folder: Path, run: Run) -> Iterator[Run]:
     """Write what the loop has found, and with what error it ended."""
     error: BaseException | None = None
     try:
@@ -85,10 +85,12 @@ def _recorded(own: Path, run: Run) -> Iterator[Run]:
     finally:
         found = {"facts": run.facts, "draws": run.draws, "bound": run.bound, "parts": run.parts}
         hides = run.hides_gradients
-        write(own / f"rank{run.rank}.json", **found, hides_gradients=hides, **_words(error))
+        write(
+            folder / f"rank{run.rank}.json", **found, hides_gradients=hides, **_error_fields(error)
+        )
 
 
-def _words(error: BaseException | None) -> dict[str, str]:
+def _error_fields(error: BaseException | None) -> dict[str, str]:
     """An error, and its own words if it is a refusal."""
     if error is None:
         return {"error": "", "refusal": ""}

@@ -32,16 +32,16 @@ class Subject:
         self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
     ) -> Session:
         """A session of so many ranks on this machine's CPU, with a rule's options and plugins."""
-        words: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
+        arguments: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
         mine = dict(self.options)
         named = [*self.plugins, *([self.strategy] if self.strategy else [])]
         imported = {name: import_from(name, mine) for name in named if ":" in name}
-        words |= {} if imported else mine
+        arguments |= {} if imported else mine
         strategy: Any = imported.get(self.strategy or "", self.strategy)
         plugins = [imported.get(name, name) for name in self.plugins]
         if ranks == 1:
-            return Session(*plugins, *objects, strategy=None, **words)
-        return Session(*plugins, *objects, strategy=strategy, devices=ranks, **words)
+            return Session(*plugins, *objects, strategy=None, **arguments)
+        return Session(*plugins, *objects, strategy=strategy, devices=ranks, **arguments)
 
     @classmethod
     def from_json(cls, text: str) -> Subject:
@@ -50,8 +50,8 @@ class Subject:
         return cls(**{**fields, "plugins": tuple(fields["plugins"])})
 
     def __str__(self) -> str:
-        words = [f"strategy {self.strategy!r}"] if self.strategy else []
-        return ", ".join([*words, *(f"plugin {name!r}" for name in self.plugins)])
+        parts = [f"strategy {self.strategy!r}"] if self.strategy else []
+        return ", ".join([*parts, *(f"plugin {name!r}" for name in self.plugins)])
 
 
 def import_from(name: str, options: Mapping[str, object]) -> object:

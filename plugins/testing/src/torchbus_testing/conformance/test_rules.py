@@ -25,7 +25,7 @@ from torchbus_testing.conformance.subject import (
 
 PAIRED = "ragged-end"
 """The rule that the subject is tried with beside each other plugin or strategy."""
-Tell = Callable[[str, object], None]
+RecordProperty = Callable[[str, object], None]
 
 
 def named_subject(config: pytest.Config) -> Subject | None:
@@ -84,7 +84,7 @@ def dtype(pytestconfig: pytest.Config) -> str:
     return str(pytestconfig.getoption("--torchbus-dtype"))
 
 
-def judge(outcome: Outcome, report: Tell) -> None:
+def judge(outcome: Outcome, report: RecordProperty) -> None:
     """Pass, and say what was refused; fail with the rule; skip what can't be tried."""
     if outcome.missing:
         pytest.skip(str(outcome))
@@ -94,17 +94,23 @@ def judge(outcome: Outcome, report: Tell) -> None:
         report("torchbus refused", outcome.refused)
 
 
-def test_rule(rule: Rule, ranks: int, subject: Subject, dtype: str, record_property: Tell) -> None:
+def test_rule(
+    rule: Rule, ranks: int, subject: Subject, dtype: str, record_property: RecordProperty
+) -> None:
     judge(check(rule, subject, ranks, dtype=dtype), record_property)
 
 
-def test_beside_plugin(plugin: str, subject: Subject, dtype: str, record_property: Tell) -> None:
+def test_beside_plugin(
+    plugin: str, subject: Subject, dtype: str, record_property: RecordProperty
+) -> None:
     """The subject and one more plugin."""
     pair = dataclasses.replace(subject, plugins=(*subject.plugins, plugin))
     judge(check(find(PAIRED), pair, dtype=dtype), record_property)
 
 
-def test_with_strategy(strategy: str, subject: Subject, dtype: str, record_property: Tell) -> None:
+def test_with_strategy(
+    strategy: str, subject: Subject, dtype: str, record_property: RecordProperty
+) -> None:
     """The plugin that is tried, and each installed strategy."""
     pair = dataclasses.replace(subject, strategy=strategy)
     judge(check(find(PAIRED), pair, dtype=dtype), record_property)

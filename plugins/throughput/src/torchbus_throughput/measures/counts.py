@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 
 
 class Tally(NamedTuple):
@@ -49,8 +49,8 @@ class Counts:
         self._batches = session.batches
         self._batches.follow()
         self._tokens = tokens
-        self._feeding: tuple[Taken, ...] = ()
-        self._counted: set[Taken] = set()
+        self._current: tuple[TrackedBatch, ...] = ()
+        self._counted: set[TrackedBatch] = set()
         self._of_batch: WeakKeyDictionary[Origin, dict[int, int | UsageError]] = WeakKeyDictionary()
         self._has_warned = False
         self.steps = self._batches_used = self._rows = self._silent = 0
@@ -70,7 +70,7 @@ class Counts:
             self._batches_used if self._tokens is None else self._silent,
         )
 
-    def took(self, batch: object, iterator: LoaderIterator) -> None:
+    def record(self, batch: object, iterator: LoaderIterator) -> None:
         """The loop gets a batch. Keep its number of tokens, or what is wrong with it."""
         if self._tokens is None or not torch.is_grad_enabled() or iterator.origin.evaluates:
             return
@@ -79,18 +79,18 @@ class Counts:
             found = count(batch, self._tokens)
         except UsageError as error:
             found = error
-        self._of_batch.setdefault(iterator.origin, {})[iterator.taken] = found
+        self._of_batch.setdefault(iterator.origin, {})[iterator.num_yielded] = found
 
-    def fed(self) -> None:
+    def count_batches(self) -> None:
         """A backward begins. Count the batches that feed it, unless they are counted."""
-        current = self._batches.feeding
-        if current is self._feeding:
+        current = self._batches.current
+        if current is self._current:
             return
-        self._feeding = current
-        for consumed in current:
-            if consumed not in self._counted:
-                self._counted.add(consumed)
-                self._count(consumed)
+        self._current = current
+        for batch in current:
+            if batch not in self._counted:
+                self._counted.add(batch)
+                self._count(batch)
 
     def stepped(self) -> int:
         """An optimizer has stepped. Return the number of the loop's real step.
@@ -100,43 +100,43 @@ class Counts:
         if self._steps.count != self._step:
             self._step = self._steps.count
             self.steps += 1
-            if len(self._counted) > len(self._feeding):
-                self._counted = set(self._feeding)
+            if len(self._counted) > len(self._current):
+                self._counted = set(self._current)
         return self._step
 
-    def _count(self, consumed: Taken) -> None:
-        share = consumed.share
-        if consumed.origin.loader is None and share is not None and not share.count:
+    def _count(self, batch: TrackedBatch) -> None:
+        share = batch.share
+        if batch.origin.loader is None and share is not None and not share.count:
             return  # it stands for the end of s.shard(...)
-        rows = consumed.rows
-        if share is not None and share.indices and consumed.origin.loader is not None:
+        rows = batch.rows
+        if share is not None and share.indices and batch.origin.loader is not None:
             rows = len(share.indices)
         self._batches_used += 1
         self._rows += rows
         if share is not None and share.weight <= 0:
             return  # only repeated
-        mine = self._is_local(consumed)
+        mine = self._is_local(batch)
         self._samples += rows
         self._local_samples += rows * mine
         if self._tokens is not None:
-            tokens = self._tokens_of(consumed)
+            tokens = self._tokens_of(batch)
             self._silent += tokens is None
             self._counted_tokens += tokens or 0
             self._local_tokens += (tokens or 0) * mine
 
-    def _is_local(self, consumed: Taken) -> bool:
+    def _is_local(self, batch: TrackedBatch) -> bool:
         """Whether this rank counts it in a sum over ranks. Of ranks with equal data, the first."""
         world = self._session.world
-        if consumed.origin.alike or world.data.parts == 1:
+        if batch.origin.alike or world.data.parts == 1:
             return world.is_main
         return world.member == 0
 
-    def _tokens_of(self, consumed: Taken) -> int | None:
+    def _tokens_of(self, batch: TrackedBatch) -> int | None:
         """Return its number of tokens, None if it is not known.
 
         Raises UsageError if the first batch does not show it.
         """
-        found = self._of_batch.get(consumed.origin, {}).pop(consumed.number, None)
+        found = self._of_batch.get(batch.origin, {}).pop(batch.number, None)
         if not isinstance(found, UsageError):
             return found
         if self._batches_used == 1:

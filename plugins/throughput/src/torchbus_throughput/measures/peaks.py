@@ -76,9 +76,9 @@ def named(name: str) -> Sheet | None:
     """
     if any(word in name.split() for word in OTHERS):
         return None
-    words = f" {name} ".replace("-", " ")
+    padded = f" {name} ".replace("-", " ")
     for known, sheet in SHEETS.items():
-        if f" {known} ".replace("-", " ") in words:
+        if f" {known} ".replace("-", " ") in padded:
             return sheet
     return None
 

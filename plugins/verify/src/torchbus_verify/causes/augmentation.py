@@ -36,8 +36,8 @@ def augmentation_take_away(run: Inside) -> None:
             _write(before)
             if seeded.drew and not noted:
                 noted = True
-                words = type(inner).__name__
-                run.writer.write_anywhere("taken", cause="augmentation", words=words)
+                name = type(inner).__name__
+                run.writer.write_anywhere("taken", cause="augmentation", words=name)
 
     MAP_FETCHER.fetch = fetch
 

@@ -7,7 +7,7 @@ from typing import Any
 from torchbus_verify.causes import cause, weights
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.weights import Fit
-from torchbus_verify.compare.difference import Difference, apart
+from torchbus_verify.compare.difference import Difference, distance
 from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.record.writing import Record
 
@@ -101,7 +101,7 @@ def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> boo
     first = mine[0]
     return first is not None and any(
         one is not None
-        and any(apart(one[name], first[name]) > NEAR for name in first if name in one)
+        and any(distance(one[name], first[name]) > NEAR for name in first if name in one)
         for one in mine[1:]
     )
 

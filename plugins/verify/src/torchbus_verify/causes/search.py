@@ -25,31 +25,31 @@ class Search:
 
     def causes(self, first: Difference) -> list[Cause]:
         """At least one."""
-        consumed = self._taken()
+        removed = self._removed()
         without = self._lab.compare(self._lab.suspects)
         found: list[Cause] = []
-        if without is not None and consumed and not without.beyond():
-            return [self._chance(name) for name in self._needed(consumed)]
-        if without is not None and without.beyond() and self._moved(first, without, consumed):
-            found += [self._chance(name) for name in self._needed(consumed, without)]
+        if without is not None and removed and not without.beyond():
+            return [self._chance(name) for name in self._needed(removed)]
+        if without is not None and without.beyond() and self._moved(first, without, removed):
+            found += [self._chance(name) for name in self._needed(removed, without)]
         remaining = first if without is None or not without.beyond() else without.beyond()[0]
         return [*found, *self._of_the_pause(remaining)]
 
-    def _taken(self) -> dict[str, str]:
+    def _removed(self) -> dict[str, str]:
         """The causes that were there to be taken away, with a word about each."""
         runs = [self._lab.plain(self._lab.suspects), self._lab.session(self._lab.suspects)]
         return {event["cause"]: event["words"] for run in runs for event in run.first.of("taken")}
 
-    def _moved(self, first: Difference, without: Comparison, consumed: dict[str, str]) -> bool:
+    def _moved(self, first: Difference, without: Comparison, removed: dict[str, str]) -> bool:
         """Whether taking all away has at least put the difference off."""
-        return bool(consumed) and _order(without.beyond()[0]) > _order(first)
+        return bool(removed) and _order(without.beyond()[0]) > _order(first)
 
-    def _needed(self, consumed: dict[str, str], goal: Comparison | None = None) -> list[str]:
+    def _needed(self, removed: dict[str, str], goal: Comparison | None = None) -> list[str]:
         """Those without which the difference is there again, or all where no single one is."""
-        if len(consumed) == 1:
-            return list(consumed)
-        needed = [name for name in consumed if self._matters(frozenset(consumed) - {name}, goal)]
-        return needed or list(consumed)
+        if len(removed) == 1:
+            return list(removed)
+        needed = [name for name in removed if self._matters(frozenset(removed) - {name}, goal)]
+        return needed or list(removed)
 
     def _matters(self, others: frozenset[str], goal: Comparison | None) -> bool:
         found = self._lab.compare(others)
@@ -59,16 +59,16 @@ class Search:
         return bool(beyond) and (goal is None or _order(beyond[0]) < _order(goal.beyond()[0]))
 
     def _chance(self, name: str) -> Cause:
-        words = self._taken()[name]
+        detail = self._removed()[name]
         if name in ("draws", "streams"):
-            return cause.draws(words)
-        return cause.statistics() if name == "statistics" else cause.augmentation(words)
+            return cause.draws(detail)
+        return cause.statistics() if name == "statistics" else cause.augmentation(detail)
 
     def _of_the_pause(self, first: Difference) -> list[Cause]:
         """What none of the draws and statistics explains: the batches in parts, or
         something wrong.
         """
-        where = words(first)
+        where = describe(first)
         by_parts = not self._whole and self._same(self._lab.suspects, **WHOLE_BATCHES)
         if first.kind in ("gradient", "loss", "parameter", "model at the end", "order"):
             fit = Gradients(self._lab).explain(first, by_parts)
@@ -92,13 +92,13 @@ class Search:
             else cause.divided(where)
         )
 
-    def _same(self, taken: frozenset[str], **options: object) -> bool:
-        ours: Run = self._lab.session(taken, **options)
-        plain = self._lab.plain(taken)
+    def _same(self, removed: frozenset[str], **options: object) -> bool:
+        ours: Run = self._lab.session(removed, **options)
+        plain = self._lab.plain(removed)
         return not ours.status and not self._lab.compared(ours, plain).beyond()
 
 
-def words(one: Difference) -> str:
+def describe(one: Difference) -> str:
     """A difference, its place and size, in words."""
     place = f"step {one.step + 1}" if one.kind != "loss" else f"backward {one.step + 1}"
     what = (

@@ -44,16 +44,16 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     try:
         given = vars(parser.parse(argv))
-        words = given.pop("program")
-        if words[:1] == ["--"]:
-            del words[0]
-        if not words:
+        argv = given.pop("program")
+        if argv[:1] == ["--"]:
+            del argv[0]
+        if not argv:
             parser.error("which script? write torchbus verify [OPTION]... SCRIPT [ARG]...")
     except SystemExit as error:  # argparse ends by 2, which means wrong numbers here
         return NOT_COMPARED if error.code else 0
     json_wanted, page = given.pop("json"), given.pop("html")
     try:
-        request = _request(words, given)
+        request = _request(argv, given)
     except TorchbusError as error:
         complain("torchbus verify", error)
         return NOT_COMPARED
@@ -73,19 +73,19 @@ def _verify(request: Request, json_wanted: bool, page: Path | None) -> int:
     return verdict.status
 
 
-def _request(words: list[str], given: dict[str, Any]) -> Request:
+def _request(argv: list[str], given: dict[str, Any]) -> Request:
     by_module, steps, float64 = given.pop("module"), given.pop("steps"), given.pop("float64")
     plugins, options = given.pop("plugins", []), dict(given.pop("options", []))
-    _refuse(words, by_module, given | options)
+    _refuse(argv, by_module, given | options)
     options = {"strategy": "ddp", "devices": 2, **given, **options}
     if options["strategy"] != "dp":
         options = {"batch": "global", **options}
-    return Request(tuple(words), by_module, tuple(plugins), options, steps, float64, Path.cwd())
+    return Request(tuple(argv), by_module, tuple(plugins), options, steps, float64, Path.cwd())
 
 
-def _refuse(words: list[str], by_module: bool, given: dict[str, object]) -> None:
-    if not by_module and not os.path.exists(words[0]):
-        session_options.find(*words, by_module=False)  # says which file was meant
+def _refuse(argv: list[str], by_module: bool, given: dict[str, object]) -> None:
+    if not by_module and not os.path.exists(argv[0]):
+        session_options.find(*argv, by_module=False)  # says which file was meant
     launcher = next((name for name in LAUNCHERS if name in os.environ), None)
     if launcher is not None:
         raise UsageError(

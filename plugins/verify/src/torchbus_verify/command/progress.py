@@ -28,10 +28,10 @@ class Progress:
             return
         self._said_s, self._shown = now, True
         end = "\x1b[K\r" if self._terminal else "\n"
-        self._stream.write(f"{name}: {self._words(steps, now - self._begun_s)}{end}")
+        self._stream.write(f"{name}: {self._line(steps, now - self._begun_s)}{end}")
         self._stream.flush()
 
-    def _words(self, steps: int, seconds: float) -> str:
+    def _line(self, steps: int, seconds: float) -> str:
         of = f" of {self._steps}" if self._steps else ""
         done = f"step {steps}{of}, {seconds:.0f} s"
         if not steps and seconds > ELSEWHERE_S:

@@ -17,11 +17,11 @@ Named = Mapping[str, Stored | None]
 
 
 class Gap(NamedTuple):
-    """``relative`` to the largest value; infinite, with ``words``, if nothing can be compared."""
+    """``relative`` to the largest value; infinite, with ``text``, if nothing can be compared."""
 
     name: str
     relative: float
-    words: str = ""
+    text: str = ""
 
 
 def gap(
@@ -36,11 +36,11 @@ def gap(
         return Gap(name, math.inf, f"only in the {sides[name not in ours]} run")
     a, b = ours[name], theirs[name]
     if a is None or b is None:
-        words = f"{'no' if a is None else 'a'} gradient, unlike in the {sides[1]} run"
-        return Gap(name, 0.0) if a is b else Gap(name, math.inf, words)
+        text = f"{'no' if a is None else 'a'} gradient, unlike in the {sides[1]} run"
+        return Gap(name, 0.0) if a is b else Gap(name, math.inf, text)
     if a.shape != b.shape:
         return Gap(name, math.inf, f"has the shape {a.shape}, not {b.shape}")
-    return Gap(name, 0.0 if a.checksum == b.checksum else apart(a.values(), b.values(), floor))
+    return Gap(name, 0.0 if a.checksum == b.checksum else distance(a.values(), b.values(), floor))
 
 
 Place = tuple[str, int, int, str]
@@ -115,7 +115,7 @@ class Comparison:
         return max((one.relative for one in self.places if not one.is_more), default=0.0)
 
 
-def apart(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
+def distance(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
     """The largest difference, relative to the largest value; equal NaNs and infinities are the
     same. Differences below ``floor`` are none.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchbus_strategy.checks import rounding
 from torchbus_verify.compare import printed
-from torchbus_verify.compare.difference import apart
+from torchbus_verify.compare.difference import distance
 from torchbus_verify.runs.run import Run
 
 TEXT_BYTES = 2**20
@@ -31,7 +31,7 @@ class File:
     """What is wrong with a file. ``torn``: it can't be read whole."""
 
     name: str
-    words: str
+    text: str
     torn: bool = False
 
 
@@ -49,8 +49,8 @@ def compare(ours: Run, plain: Run, again: Run | None, allowed: Allowed) -> list[
     found += [File(name, ONLY_PLAIN) for name in sorted(theirs - mine)]
     for name in sorted((mine & theirs) - torn):
         third = None if again is None else again.work / name
-        words = _content(ours.work / name, plain.work / name, third, allowed)
-        found += [File(name, words)] if words else []
+        text = _content(ours.work / name, plain.work / name, third, allowed)
+        found += [File(name, text)] if text else []
     return found
 
 
@@ -95,7 +95,7 @@ def _gap(mine: object, theirs: object) -> float:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         if theirs.dtype == torch.uint8 and theirs.shape == torch.get_rng_state().shape:
             return 0.0  # a generator's: the session has streams of its own
-        return apart(mine, theirs) if mine.shape == theirs.shape else math.inf
+        return distance(mine, theirs) if mine.shape == theirs.shape else math.inf
     if isinstance(mine, float) and isinstance(theirs, float):
         return abs(mine - theirs) / max(abs(mine), abs(theirs), rounding.unit())
     return (

@@ -27,7 +27,7 @@ def compare(
     )
     for left, right in zip(mine, theirs, strict=False):
         if _place(left) != _place(right):
-            walk.order(right, f"{_words(left)} where the plain run makes {_words(right)}")
+            walk.order(right, f"{_describe(left)} where the plain run makes {_describe(right)}")
             return walk.found
         walk.event(left, right)
     if len(mine) != len(theirs):
@@ -77,10 +77,10 @@ class Walk:
         for key in TENSORS:
             self._tensors(key, left, right)
 
-    def order(self, event: dict[str, Any], words: str) -> None:
+    def order(self, event: dict[str, Any], text: str) -> None:
         """The runs do not do the same things from here on."""
         self._step = event.get("step", self._step)
-        self.add("order", "", event, math.inf, 0.0, words)
+        self.add("order", "", event, math.inf, 0.0, text)
 
     def state(self) -> None:
         """The models as they are at the end."""
@@ -96,12 +96,12 @@ class Walk:
         event: dict[str, Any],
         gap: float,
         allowed: float,
-        words: str = "",
+        text: str = "",
     ) -> None:
         optimizer = event.get("optimizer", -1)
         place = (kind, optimizer, self._step, name)
         allowed = max(allowed, self._drift.get(place, 0.0))
-        self.found.places.append(Difference(kind, name, optimizer, self._step, gap, allowed, words))
+        self.found.places.append(Difference(kind, name, optimizer, self._step, gap, allowed, text))
 
     def _loss(self, left: dict[str, Any], right: dict[str, Any]) -> None:
         if left["loss"] is None or right["loss"] is None:
@@ -123,8 +123,8 @@ class Walk:
             unit = self._precision("float64" if stored is None else stored.dtype)
             floor = rounding.of_empty(unit, self._terms, largest)
             found = gap(name, ours, theirs, floor)
-            if found.words:
-                self.add(kind, name, right, found.relative, 0.0, found.words)
+            if found.text:
+                self.add(kind, name, right, found.relative, 0.0, found.text)
             elif stored is not None:
                 self._note(name, stored)
                 allowed = rounding.of_sums(unit, self._terms, self._step)
@@ -151,7 +151,7 @@ def _place(event: dict[str, object]) -> tuple[object, ...]:
     return event["kind"], event.get("optimizer"), event.get("step", event.get("number"))
 
 
-def _words(event: dict[str, Any]) -> str:
+def _describe(event: dict[str, Any]) -> str:
     if event["kind"] == "backward":
         return f"backward {event['number'] + 1}"
     return f"step {event['step'] + 1} of optimizer {event['optimizer']}"

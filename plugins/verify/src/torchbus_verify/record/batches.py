@@ -82,19 +82,19 @@ class Batches:
             "batch",
             loader=found.loader_number,
             of_pass=found.number,
-            batch=found.taken,
+            batch=found.num_batches,
             dataset=f"{type(dataset).__name__}{size}",
             samples=samples,
             trains=torch.is_grad_enabled(),
         )
-        found.taken += 1
+        found.num_batches += 1
 
 
 class _Pass:
     def __init__(self, loader_number: int, number: int, loader: Any) -> None:
         self.loader_number, self.number, self.loader = loader_number, number, loader
         self.drawn: deque[Any] = deque()
-        self.taken = 0
+        self.num_batches = 0
 
 
 def _name(index: Any) -> int | str:

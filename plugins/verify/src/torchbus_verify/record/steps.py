@@ -37,7 +37,7 @@ class Steps:
         self._steps: Counter[int] = Counter()
         self._backwards = 0
         self._terms = 1
-        self._own: float | None = None
+        self._local_loss: float | None = None
         self._coarsest: torch.dtype | None = None
         self.before_backward: list[BeforeBackward] = []
         self.after_backward: list[AfterBackward] = []
@@ -78,7 +78,7 @@ class Steps:
         """``backward`` was called on these."""
         self._stopping.backward_begins(self._backwards)
         loss = _only(tensors)
-        self._own = _number(loss)
+        self._local_loss = _number(loss)
         if loss is not None:
             for listener in self.before_backward:
                 listener(self._backwards, loss, self.held())
@@ -92,7 +92,7 @@ class Steps:
             "backward",
             number=self._backwards,
             loss=_number(loss),
-            own=self._own,
+            own=self._local_loss,
             terms=self._terms,
             dtype=None if loss is None else str(loss.dtype).removeprefix("torch."),
             coarsest=None if self._coarsest is None else str(self._coarsest).removeprefix("torch."),

@@ -42,27 +42,27 @@ class Contexts:
 
 
 def execute(
-    request: Request, own: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
+    request: Request, folder: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
 ) -> int:
     """Runs the script to its end or to the last step that is wanted; returns the exit status."""
     torch.set_num_threads(1)  # sums are the same in every run, and ranks may be forked
     _seed()
-    words = _relative(request, mirror)
-    Writes(mirror, own, lambda path: _note(own / OUTSIDE, path)).install()
+    argv = _relative(request, mirror)
+    Writes(mirror, folder, lambda path: _note(folder / OUTSIDE, path)).install()
     if request.float64:
         install()
     try:
-        program = session_options.find(*words, by_module=request.by_module)
+        program = session_options.find(*argv, by_module=request.by_module)
         stopping = Stopping(request.steps)
         stopping.install()
         contexts = Contexts()
         session = None if alone else _begin(program, request, contexts)
     except (TorchbusError, SyntaxError) as error:
-        _note(own / FAILED, f"{type(error).__name__}: {error}")
+        _note(folder / FAILED, f"{type(error).__name__}: {error}")
         return 1
     if session is None:
         program.install()
-    return _listen(program, session, contexts.found, stopping, own, changes)
+    return _listen(program, session, contexts.found, stopping, folder, changes)
 
 
 def _begin(program: Program, request: Request, contexts: Contexts) -> Any:
@@ -75,11 +75,11 @@ def _listen(
     session: Any,
     context: Context | None,
     stopping: Stopping,
-    own: Path,
+    folder: Path,
     changes: Sequence[Change],
 ) -> int:
     rank = 0 if context is None else context.world.rank
-    writer = Writer(own / f"rank{rank}", keep_tensors=rank == 0)
+    writer = Writer(folder / f"rank{rank}", keep_tensors=rank == 0)
     printed, steps = Printed(writer), Steps(writer, stopping)
     printed.install()
     Batches(writer).install()
@@ -94,7 +94,7 @@ def _listen(
     writer.write(
         "end", how="stopped" if isinstance(error, Enough) else "ended" if ended else "failed"
     )
-    return _close(session, None if ended or isinstance(error, Enough) else error, own)
+    return _close(session, None if ended or isinstance(error, Enough) else error, folder)
 
 
 def _run(program: Program) -> BaseException | None:
@@ -108,7 +108,7 @@ def _run(program: Program) -> BaseException | None:
     return None
 
 
-def _close(session: Any, error: BaseException | None, own: Path) -> int:
+def _close(session: Any, error: BaseException | None, folder: Path) -> int:
     try:
         if session is not None:
             session.close(error)
@@ -118,13 +118,13 @@ def _close(session: Any, error: BaseException | None, own: Path) -> int:
         return 0
     if not isinstance(error, WritesOutside):
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        _note(own / FAILED, text)
+        _note(folder / FAILED, text)
     return 1
 
 
 def _relative(request: Request, mirror: Mirror) -> list[str]:
     """The script by its place in the mirror, wherever it is in the script's own folder."""
-    first, *remaining = request.words
+    first, *remaining = request.argv
     path = os.path.realpath(os.path.join(mirror.original, first))
     if request.by_module or not mirror.is_original(path):
         return [first, *remaining]
@@ -147,7 +147,7 @@ def _note(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def told(path: Path) -> str:
+def read_note(path: Path) -> str:
     """What a run has noted; "" if nothing."""
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -185,7 +185,7 @@ def same_backwards(request: Request) -> bool:
     return WINDOW not in request.options
 
 
-def words(request: Request) -> str:
+def describe_plain(request: Request) -> str:
     """What it is called in a report."""
     plain = "the plain run" if is_plain(request) else "one rank under the same options"
     return (
@@ -262,7 +262,7 @@ Change = Callable[["Inside"], None]
 class Request:
     """The script, the session around it, and how much of it is compared."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     """The script and its arguments."""
     by_module: bool = False
     plugins: tuple[object, ...] = ()

@@ -52,17 +52,19 @@ class Run:
         if not self.status:
             return ""
         return (
-            inside.told(self.folder / inside.FAILED) or self.stderr or f"exit status {self.status}"
+            inside.read_note(self.folder / inside.FAILED)
+            or self.stderr
+            or f"exit status {self.status}"
         )
 
     @property
     def outside(self) -> str:
         """The path outside of its folder that it was about to write; "" if none."""
-        return inside.told(self.folder / inside.OUTSIDE)
+        return inside.read_note(self.folder / inside.OUTSIDE)
 
     @property
     def stderr(self) -> str:
-        return inside.told(self.folder / "stderr").strip()
+        return inside.read_note(self.folder / "stderr").strip()
 
 
 def run(

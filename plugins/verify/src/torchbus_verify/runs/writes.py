@@ -44,11 +44,11 @@ class WritesOutside(BaseException):
 class Writes:
     """Watches one run. ``say`` is told the path that ended it."""
 
-    def __init__(self, mirror: Mirror, own: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, mirror: Mirror, folder: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._say = mirror, say
         home = os.path.expanduser("~")
         caches = [os.path.join(home, name) for name in (".cache", ".config", ".triton", ".nv")]
-        free = [*ANYWHERE, *caches, tempfile.gettempdir(), str(own)]
+        free = [*ANYWHERE, *caches, tempfile.gettempdir(), str(folder)]
         self._free = tuple(os.path.realpath(one) for one in free)
         self._busy = False
         self._pid = os.getpid()
@@ -56,7 +56,7 @@ class Writes:
     def install(self) -> None:
         """For good: audit hooks stay for the life of a process, and of those that it forks."""
         sys.dont_write_bytecode = True
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._audit)
         original = getattr(torch.serialization, OPEN_WRITER)
 
         def open_writer(target: object) -> object:
@@ -66,7 +66,7 @@ class Writes:
 
         setattr(torch.serialization, OPEN_WRITER, open_writer)
 
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
             if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC):

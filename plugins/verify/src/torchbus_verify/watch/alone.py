@@ -15,7 +15,7 @@ from torchbus.plugin import Context
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.collectives import all_gather_object
-from torchbus_verify.compare.difference import apart
+from torchbus_verify.compare.difference import distance
 from torchbus_verify.watch import again
 from torchbus_verify.watch.calls import Calls
 from torchbus_verify.watch.findings import Findings, Gradients, Judgement
@@ -37,22 +37,22 @@ class Noted:
 
     held: Gradients
     found: Gradients
-    own: Gradients
+    local: Gradients
     weight: float
     calls: Calls
 
 
 def compare(session: Context, findings: Findings, step: int, noted: Noted) -> None:
     """All ranks call it in the same backward."""
-    reported: list[Told] = all_gather_object(_told(noted), session.world_size)
+    reported: list[RankReport] = all_gather_object(_report_of(noted), session.world_size)
     total = sum(one.weight for one in reported)
     if not total > 0:  # NaN, too
         return findings.leave_out("a backward that does not start from one loss")
-    made = MadeAgain(reported, noted.own, noted.held, noted.calls) if session.is_main else None
+    made = MadeAgain(reported, noted.local, noted.held, noted.calls) if session.is_main else None
     scale = 1.0 / (session.world_size if findings.is_sum else total)
     mean, alone = (_judgement(noted, reported) for _ in range(2))
     for name, parameter in noted.held.items():
-        whole = session.reduce(_wide(noted.own.get(name), parameter), "sum") * scale
+        whole = session.reduce(_wide(noted.local.get(name), parameter), "sum") * scale
         found = noted.found.get(name)
         if made is None or found is None:
             continue
@@ -66,29 +66,29 @@ def compare(session: Context, findings: Findings, step: int, noted: Noted) -> No
 def _report(
     findings: Findings, step: int, mean: Judgement, alone: Judgement, made: MadeAgain
 ) -> None:
-    findings.took(step, mean, alone)
+    findings.record(step, mean, alone)
     if made.cannot:
         findings.leave_out(f"the gradients of other ranks by rank 0: {made.cannot}")
     if mean.beyond:
-        findings.tell(DRIFTED.format(step, mean.words()))
+        findings.warn(DRIFTED.format(step, mean.describe()))
     elif alone.beyond:
         rank = made.odd_rank(alone.beyond[0].name, alone.allowed)
         where = "" if rank is None else f" (the part of rank {rank})"
-        findings.tell(MADE_OTHERWISE.format(step, alone.words(), where))
+        findings.warn(MADE_OTHERWISE.format(step, alone.describe(), where))
 
 
-def _told(noted: Noted) -> Told:
-    norms = {name: float(one.double().norm()) for name, one in noted.own.items()}
+def _report_of(noted: Noted) -> RankReport:
+    norms = {name: float(one.double().norm()) for name, one in noted.local.items()}
     calls: bytes | str = noted.calls.cannot
     if not calls:
         try:
             calls = pickle.dumps(noted.calls.of_backward())
         except Exception as error:
             calls = f"the inputs of a model can't be sent ({error})"
-    return Told(noted.weight, noted.calls.terms, norms, calls)
+    return RankReport(noted.weight, noted.calls.terms, norms, calls)
 
 
-def _judgement(noted: Noted, reported: list[Told]) -> Judgement:
+def _judgement(noted: Noted, reported: list[RankReport]) -> Judgement:
     """Sums have so many terms as all ranks' inputs have numbers."""
     kinds = [*noted.calls.autocast, *(one.dtype for one in noted.found.values())]
     coarsest = max((rounding.unit(one) for one in kinds), default=0.0)
@@ -105,7 +105,7 @@ def _wide(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 @dataclass
-class Told:
+class RankReport:
     """What a rank tells. ``calls``: pickled, or why they can't be made again. ``norms``: of its own
     gradients.
     """
@@ -119,10 +119,12 @@ class Told:
 class MadeAgain:
     """``whole``: the sum over ranks. ``cannot``: why it was not made; "" if it was."""
 
-    def __init__(self, reported: list[Told], own: Gradients, held: Gradients, calls: Calls) -> None:
+    def __init__(
+        self, reported: list[RankReport], local: Gradients, held: Gradients, calls: Calls
+    ) -> None:
         self.whole: Gradients = {}
         self.cannot = next((one.calls for one in reported if isinstance(one.calls, str)), "")
-        self._told, self._own = reported, own
+        self._reports, self._local = reported, local
         self._first: Gradients = {}
         self._norms: list[dict[str, float]] = []
         if self.cannot:
@@ -133,7 +135,7 @@ class MadeAgain:
             self.cannot = f"{type(error).__name__}: {error}"
 
     def _make(self, calls: Calls, names: dict[int, str]) -> None:
-        for rank, reported in enumerate(self._told):
+        for rank, reported in enumerate(self._reports):
             assert isinstance(reported.calls, bytes)
             made = again.gradients(pickle.loads(reported.calls), calls.modules, names)
             if not rank:
@@ -146,14 +148,14 @@ class MadeAgain:
         """Whether rank 0 can make its own gradient again: that of a parameter that the loss
         reaches outside of forward, it can't.
         """
-        if name not in self._first or name not in self._own:
+        if name not in self._first or name not in self._local:
             return False
-        gap = apart(self._first[name].flatten(), self._own[name].flatten(), judgement.floor)
+        gap = distance(self._first[name].flatten(), self._local[name].flatten(), judgement.floor)
         return gap <= judgement.allowed
 
     def odd_rank(self, name: str, allowed: float) -> int | None:
         """The rank whose own gradient is not the one that rank 0 makes of its inputs."""
-        for rank, (reported, made) in enumerate(zip(self._told, self._norms, strict=True)):
+        for rank, (reported, made) in enumerate(zip(self._reports, self._norms, strict=True)):
             theirs, ours = reported.norms.get(name, 0.0), made.get(name, 0.0)
             if not abs(theirs - ours) <= allowed * max(theirs, ours):
                 return rank

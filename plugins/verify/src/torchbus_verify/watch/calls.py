@@ -109,7 +109,7 @@ class Calls:
         self._made.append(
             Call(
                 place,
-                map_tensors(inputs, _kept),
+                map_tensors(inputs, _copied),
                 random_streams.read(),
                 {name: one.detach().clone() for name, one in module.named_buffers()},
                 _autocast(module),
@@ -126,7 +126,7 @@ class Calls:
             return
         self._inside.pop()
         made = self._made[-1]
-        made.named = map_tensors(named, _kept)
+        made.named = map_tensors(named, _copied)
         made.gradients = [None] * len(differentiable(outputs))
         for place, one in enumerate(differentiable(outputs)):
             one.register_hook(_noting(made, place))
@@ -146,7 +146,7 @@ def differentiable(outputs: object) -> list[Tensor]:
     return list({id(one): one for one in found}.values())
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 

@@ -34,7 +34,7 @@ class CheckedStep:
         self._calls = Calls(trained.modules)
         self._held: dict[str, Tensor] = {}
         self._before: Gradients = {}
-        self._own: Gradients = {}
+        self._local: Gradients = {}
         self._weight = UNKNOWN
         self._hooks = ExitStack()
         self._mixed = False
@@ -42,7 +42,7 @@ class CheckedStep:
     def close(self) -> None:
         """Remove every hook, and let go of the loop's tensors."""
         self._hooks.close()
-        self._own, self._before, self._held = {}, {}, {}
+        self._local, self._before, self._held = {}, {}, {}
         self._calls.close()
 
     @hookimpl(trylast=True)
@@ -51,7 +51,7 @@ class CheckedStep:
         if self._mixed:
             return
         self._held = self._trained.named()
-        self._own, self._weight = {}, UNKNOWN
+        self._local, self._weight = {}, UNKNOWN
         self._before = {
             name: one.grad.detach().clone()
             for name, one in self._held.items()
@@ -68,9 +68,9 @@ class CheckedStep:
     def _noting(self, name: str) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
             """Called more than once if a part of the graph has a backward of its own."""
-            before = self._own.get(name)
+            before = self._local.get(name)
             mine = dense(gradient.detach())
-            self._own[name] = mine.clone() if before is None else before + mine
+            self._local[name] = mine.clone() if before is None else before + mine
 
         return note
 
@@ -92,7 +92,7 @@ class CheckedStep:
             )
         with torch.no_grad():
             self._compare()
-        self._own, self._before = {}, {}
+        self._local, self._before = {}, {}
 
     def _compare(self) -> None:
         if not self._session.share.weight:  # its batch only fills in for missing samples
@@ -102,14 +102,14 @@ class CheckedStep:
             for name, one in self._held.items()
             if one.grad is not None
         }
-        noted = Noted(self._held, found, self._own, self._weight, self._calls)
+        noted = Noted(self._held, found, self._local, self._weight, self._calls)
         compare(self._session, self._findings, self.number, noted)
         self._calls.drop_gradients()
 
     def _leave_out_local(self) -> None:
         """The session drops gradients without weight, unless terms of the loss have made zeros."""
-        if any(bool(one.any()) for one in self._own.values()):
-            self._own, self._weight = {}, 0.0
+        if any(bool(one.any()) for one in self._local.values()):
+            self._local, self._weight = {}, 0.0
         self._calls.drop_gradients()
 
 

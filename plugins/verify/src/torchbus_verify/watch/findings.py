@@ -11,7 +11,7 @@ from torchbus.plugin import warn
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.loss.weights import LossWeights
-from torchbus_verify.compare.difference import apart
+from torchbus_verify.compare.difference import distance
 
 Gradients = dict[str, Tensor]
 SHOWN = 3
@@ -53,11 +53,11 @@ class Findings:
         lines = [f"every {every} steps, rank 0 computes the gradients of all ranks: {seen}"]
         return lines + [f"not checked: {why}" for why in self.left_out[:SHOWN]]
 
-    def took(self, step: int, *judgements: Judgement) -> None:
+    def record(self, step: int, *judgements: Judgement) -> None:
         self.checks, self.last = self.checks + 1, step
         self.largest = max([self.largest, *(one.largest for one in judgements)])
 
-    def tell(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """A drift, on rank 0."""
         self.drifts += 1
         warn(text)
@@ -95,12 +95,12 @@ class Judgement:
         return rounding.of_empty(self.unit, self.terms, self.value)
 
     def take(self, name: str, found: Tensor, wanted: Tensor) -> None:
-        gap = apart(found.flatten(), wanted.flatten(), self.floor)
+        gap = distance(found.flatten(), wanted.flatten(), self.floor)
         self.largest = max(self.largest, gap)
         if not gap <= self.allowed:
             self.beyond.append(Off(name, gap, _factor(found, wanted)))
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The first tensor, how far it is off, and how many more there are."""
         first, others = self.beyond[0], len(self.beyond) - 1
         times = "" if math.isnan(first.factor) else f", being {first.factor:.3g} times as large"

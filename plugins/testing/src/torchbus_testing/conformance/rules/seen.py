@@ -12,12 +12,12 @@ from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.run import BATCH, Run
 from torchbus_testing.recorder import Recorder, RecordingLogger
 
-HEARD = ("before_backward", "after_backward", "before_optimizer_step", "after_optimizer_step")
+EVENTS = ("before_backward", "after_backward", "before_optimizer_step", "after_optimizer_step")
 THINGS = ("models", "optimizers", "loaders")
 
 
 def recorder() -> tuple[object, ...]:
-    return (Recorder(*HEARD),)
+    return (Recorder(*EVENTS),)
 
 
 def logger() -> tuple[object, ...]:
@@ -35,7 +35,7 @@ def events(run: Run) -> None:
         optimizer.step()
         count += 1
     received = Counter(name for one in run.objects for name in one.names)
-    for name in HEARD:
+    for name in EVENTS:
         run.note(name, count if run.is_alone else received[name])
 
 
