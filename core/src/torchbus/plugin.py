@@ -1,8 +1,8 @@
 """The door for plugins: marks, the context, what events carry, helpers for options, and errors.
 
 Beside it, a plugin may import ``torchbus.tree``, ``torchbus.objects``, ``torchbus.world``,
-``torchbus.compat`` and the kits whose packages it declares (``torchbus_strategy``,
-``torchbus_launch``, ``torchbus_device``, ``torchbus_cli``, ``torchbus_log.trackers``).
+``torchbus.compat``, and the kits (strategies, launching, devices, commands, trackers) whose
+packages it declares.
 """
 
 from __future__ import annotations
