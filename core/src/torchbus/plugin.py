@@ -18,11 +18,11 @@ from torchbus.errors import (
     Unsupported,
     UsageError,
 )
+from torchbus.objects import mark_internal
 from torchbus.patches.backward import BackwardCall
 from torchbus.patches.loaders import LoaderIterator, Origin, Pass
 from torchbus.patches.modules import Surround
 from torchbus.patches.skipping import Answer
-from torchbus.patching import mark_internal
 from torchbus.runtime.context import Context
 from torchbus.runtime.user_code import muted, users_frame, warn
 from torchbus.world import DataPlace, Share, SharedStore, World

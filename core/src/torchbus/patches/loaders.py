@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
-from torchbus.patching import Ears, emits
+from torchbus.patches.patching import Ears, emits
 from torchbus.world import ElasticOrder, Share
 
 

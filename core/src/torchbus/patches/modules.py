@@ -26,7 +26,7 @@ from torchbus.compat.torch_names import (
     detect_fake_mode,
     outside_transforms,
 )
-from torchbus.patching import Ears, emits
+from torchbus.patches.patching import Ears, emits
 
 Called = Callable[[Module, tuple[object, ...]], None]
 

@@ -45,7 +45,7 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
 }
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
 OWN = ("torchbus", "torch.distributed", "torch._")  # they agree between ranks by themselves
-SEAMS = ("torchbus_rank0", "torchbus.patches", "torchbus.patching", "pluggy")
+SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
