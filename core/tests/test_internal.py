@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torchbus import session
 from torchbus.bus.base import hookimpl
-from torchbus.patching import making_internal, mark_internal
+from torchbus.objects import mark_internal
+from torchbus.patches.patching import making_internal
 
 
 class Events:

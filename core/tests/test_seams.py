@@ -15,7 +15,7 @@ from torchbus.bus.base import hookimpl
 from torchbus.bus.registry import Bus
 from torchbus.patches import active as seams
 from torchbus.patches.active import Seams
-from torchbus.patching import replace
+from torchbus.patches.patching import replace
 
 from torchbus_testing.recorder import ALL_EVENTS
 from torchbus_testing.state import assert_torch_unchanged, torch_state

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 from torchbus import session
 from torchbus.bus.base import hookimpl
-from torchbus.patching import replace
+from torchbus.patches.patching import replace
 
 from torchbus_rank0 import whole_files
 from torchbus_testing.state import assert_torch_unchanged, torch_state

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.bus.base import hookimpl
-from torchbus.patching import replace
+from torchbus.patches.patching import replace
 
 KINDS = ("model", "function", "loss")
 

@@ -11,7 +11,7 @@ from torchbus import session
 from torchbus.bus.base import hookimpl
 from torchbus.patches import active as _seams
 from torchbus.patches import modules
-from torchbus.patching import undisturbed
+from torchbus.patches.patching import undisturbed
 
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 

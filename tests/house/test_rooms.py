@@ -25,7 +25,7 @@ DOORS = (
     "torchbus.bus.verbs",
     "torchbus.compat",
     "torchbus.objects",
-    "torchbus.patching",
+    "torchbus.patches.patching",
     "torchbus.runtime.services",
     "torchbus.runtime.steps",
     "torchbus.runtime.user_code",

@@ -39,10 +39,8 @@ A plugin is any object with methods of these names, marked ``@torchbus.hookimpl`
 any subset of the arguments. Every rank sends every event, unless the event says otherwise. Events
 marked *hot* are called from a flat tuple of functions, compiled when a plugin comes or goes.
 
-Packages declare some of these events: torchbus-log those of ``s.log``, torchbus-gpu
-``system_metrics``, torchbus-checkpoint ``end_epochs``, ``before_restore``, ``whole_gradients`` and
-``put_gradients``. If a plugin must also work without such a package, mark its listener
-``hookimpl(optionalhook=True)``.
+Packages declare some of these events: those of ``s.log`` and of checkpoints, ``system_metrics``. If
+a plugin must also work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
 """
 
 from __future__ import annotations

@@ -18,13 +18,29 @@ from torch.utils.data import DataLoader
 from torchbus.compat import python
 from torchbus.compat.torch_names import children
 from torchbus.errors import UsageError
-from torchbus.patching import is_marked
 
 if TYPE_CHECKING:
     from torchbus.bus.registry import Bus
 
 
 T = TypeVar("T")
+Thing = TypeVar("Thing", Module, Optimizer)
+MARK = "torchbus_internal"
+
+
+def mark_internal(thing: Thing) -> Thing:
+    """Mark a module or an optimizer as a plugin's own, and return it.
+
+    It is in no ``explain()``, no checkpoint and no average. No event is sent for such an optimizer.
+    An optimizer's constructor sends ``parameters_added``: call it in ``making_internal``.
+    """
+    setattr(thing, MARK, True)
+    return thing
+
+
+def is_marked(thing: Module | Optimizer) -> bool:
+    """Whether this very object is marked."""
+    return getattr(thing, MARK, False) is True
 
 
 def alive(*kinds: type[T]) -> list[T]:

@@ -1,8 +1,8 @@
 """The door for plugins: marks, the context, what events carry, helpers for options, and errors.
 
 Beside it, a plugin may import ``torchbus.tree``, ``torchbus.objects``, ``torchbus.world``,
-``torchbus.compat`` and the kits whose packages it declares (``torchbus_strategy``,
-``torchbus_launch``, ``torchbus_device``, ``torchbus_cli``, ``torchbus_log.trackers``).
+``torchbus.compat``, and the kits (strategies, launching, devices, commands, trackers) whose
+packages it declares.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torchbus.errors import (
     Unsupported,
     UsageError,
 )
+from torchbus.objects import mark_internal
 from torchbus.patches.backward import BackwardCall
 from torchbus.patches.loaders import LoaderIterator, Origin, Pass
 from torchbus.patches.modules import Surround
 from torchbus.patches.skipping import Answer
-from torchbus.patching import mark_internal
 from torchbus.runtime.context import Context
 from torchbus.runtime.user_code import muted, users_frame, warn
 from torchbus.world import DataPlace, Share, SharedStore, World

@@ -17,7 +17,7 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 - ``torchbus.always``: functions that return the plugins of every session.
 - ``torchbus.default``: names of the usual "strategy", and of what serves every "logger".
 - ``torchbus.command``: commands of ``torchbus``.
-- ``torchbus.testing``: names that ``torchbus_testing`` offers as its own.
+- ``torchbus.testing``: names that the testing kit offers as its own.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _what(kind: str, name: str) -> str:
     return {
         "verb": f"s.{name}()",
         "option": f"option {name!r}",
-        "testing": f"torchbus_testing.{name}",
+        "testing": f"{name} of the testing kit",
         "service": "more than one rank" if name == "launcher" else f"session.{name}",
     }.get(kind, f"{kind} {name!r}")
 
@@ -162,7 +162,7 @@ def version_of(package: str) -> str:
 
 
 def version(entry: EntryPoint) -> str:
-    """Return distribution and version of an entry point, as in "torchbus-ddp 0.1.0"."""
+    """Return distribution and version of an entry point, as in "torchbus 0.1.0"."""
     return (
         f"{entry.dist.name} {entry.dist.version}"
         if entry.dist is not None

@@ -25,7 +25,7 @@ PATHLIBS = getattr(pathlib, "_NormalAccessor", None)
 imported. Without it: pathlib asks ``os`` and ``io``.
 """
 run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
-"""Without it: AttributeError in ``torchbus_testing``."""
+"""Without it: AttributeError in the testing kit."""
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

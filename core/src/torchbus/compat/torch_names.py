@@ -84,7 +84,7 @@ HOOK_TABLES: dict[str, dict[Any, Any]] = {
     "optimizer step pre-hooks": optimizer._global_optimizer_pre_hooks,
     "optimizer step post-hooks": optimizer._global_optimizer_post_hooks,
 }
-"""What ``torchbus_testing`` compares before and after a session. Without one: AttributeError at
+"""What the testing kit compares before and after a session. Without one: AttributeError at
 ``import torchbus``.
 """
 

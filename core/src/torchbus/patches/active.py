@@ -15,8 +15,8 @@ from torchbus.patches.loaders import data_loaders
 from torchbus.patches.modules import every_forward, first_forward, train_mode
 from torchbus.patches.optimizers import optimizer_parameters, optimizer_steps, plateau_step
 from torchbus.patches.other_calls import clipping, torch_save
+from torchbus.patches.patching import EventEmitter, Patch, replace, undisturbed
 from torchbus.patches.skipping import clearing_gradients, scheduler_steps, step_methods
-from torchbus.patching import EventEmitter, Patch, replace, undisturbed
 
 ALL: tuple[Patch, ...] = (
     backward_calls,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchbus.compat.torch_names import current_graph_task_id, version
-from torchbus.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits
 from torchbus.tree import as_list
 
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
-from torchbus.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits
 from torchbus.world import ElasticOrder, Share
 
 

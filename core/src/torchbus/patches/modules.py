@@ -26,7 +26,7 @@ from torchbus.compat.torch_names import (
     detect_fake_mode,
     outside_transforms,
 )
-from torchbus.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits
 
 Called = Callable[[Module, tuple[object, ...]], None]
 

@@ -18,7 +18,8 @@ from torch.optim.optimizer import (
 
 from torchbus.bus.registry import Listeners
 from torchbus.compat.python import current_frame
-from torchbus.patching import EventEmitter, emits, is_marked
+from torchbus.objects import is_marked
+from torchbus.patches.patching import EventEmitter, emits
 
 Closure = Callable[..., object]
 NAME = "closure"

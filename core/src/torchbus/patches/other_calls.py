@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from torchbus.compat.torch_names import real_clipping
-from torchbus.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits
 from torchbus.tree import as_list
 
 Make = Callable[[Callable[..., Any]], Callable[..., object]]

@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchbus import objects
 from torchbus.compat import torch_names
+from torchbus.objects import is_marked
 from torchbus.patches.optimizers import Given
-from torchbus.patching import EventEmitter, emits, is_marked
+from torchbus.patches.patching import EventEmitter, emits
 
 NONE_GIVEN = Given(Optimizer, (), {})
 

@@ -111,7 +111,7 @@ class Context(Ranks):
             is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
             strategy = arguments.default_strategy() if is_needed else None
         named = arguments.resolve(plugins, strategy, core_options["logger"], options)
-        self.bus.on_change.append(self._plugins_changed)
+        self.bus.on_change.append(self.verbs.forget)
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
@@ -177,11 +177,6 @@ class Context(Ranks):
             known = [type(plugin) for _, plugin in self.bus.plugins()]
             for name, plugin in arguments.companions_of(module, known):
                 self.add_plugin(plugin, name)
-
-    def _plugins_changed(self) -> None:
-        self.verbs.forget()
-        if self.is_inside:
-            self.seams.refresh()
 
     @property
     def ranks_asked_for(self) -> int:
@@ -315,6 +310,8 @@ class Block:
             stack.callback(session.seams.close)
             session.adopted.add_named_in(frame)
             session.seams.refresh()
+            session.bus.on_change.append(session.seams.refresh)
+            stack.callback(session.bus.on_change.remove, session.seams.refresh)
             session.follow_imports()
             self._stack = stack.pop_all()
             self.runs = True

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torchbus.patching import making_internal
+from torchbus.patches.patching import making_internal
 from torchbus.plugin import UsageError, hookimpl
 
 from torchbus_deepspeed._compat import package

@@ -46,6 +46,8 @@ def start(request: Request) -> Job:
     Raises UsageError if what this process has begun does not survive a fork.
     """
     _refuse_what_is_lost(request.devices.kind)
+    if request.devices.count > 1:
+        _import_once()
     nodes = find_nodes(request)
     store = nodes.open_store(request)
     children: list[Child] = []
@@ -69,6 +71,11 @@ def start(request: Request) -> Job:
         store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
     )
     return Job(world, request, children=children)
+
+
+def _import_once() -> None:
+    """Import for all ranks what torch's first optimizer imports, which takes seconds."""
+    import torch._dynamo  # noqa: F401
 
 
 def _join(world: World, request: Request, parent_pid: int, keep: SharedStore) -> Job:

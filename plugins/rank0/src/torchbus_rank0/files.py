@@ -49,7 +49,7 @@ SYNCHRONISED_MODULES = (
     "torch.distributed",
     "torch._",
 )  # they agree between ranks by themselves
-SEAMS = ("torchbus_rank0", "torchbus.patches", "torchbus.patching", "pluggy")
+SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 

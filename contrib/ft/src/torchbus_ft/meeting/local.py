@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torchbus.patching import making_internal
+from torchbus.patches.patching import making_internal
 from torchbus.plugin import Context, Unsupported, hookimpl, mark_internal
 
 from torchbus_ft._compat import Averaging, WithQuorum

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.patching import making_internal
+from torchbus.patches.patching import making_internal
 from torchbus.plugin import Context
 
 from torchbus_deepspeed._compat import hooks, package, zero

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType, ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
-from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchbus.bus.registry import Bus, Listeners
+from torchbus.objects import mark_internal
 
 MISSING = object()
 PUTS_BACK = "torchbus_puts_back"
@@ -209,25 +209,6 @@ def emits(
 ) -> Callable[[Callable[[EventEmitter], Callable[[], None]]], Patch]:
     """Make the decorated ``install`` function a ``Patch``."""
     return lambda install: Patch(place, events, install)
-
-
-MARK = "torchbus_internal"
-Thing = TypeVar("Thing", Module, Optimizer)
-
-
-def mark_internal(thing: Thing) -> Thing:
-    """Mark a module or an optimizer as a plugin's own, and return it.
-
-    It is in no ``explain()``, no checkpoint and no average. No event is sent for such an optimizer.
-    An optimizer's constructor sends ``parameters_added``: call it in ``making_internal``.
-    """
-    setattr(thing, MARK, True)
-    return thing
-
-
-def is_marked(thing: Module | Optimizer) -> bool:
-    """Whether this very object is marked."""
-    return getattr(thing, MARK, False) is True
 
 
 @contextmanager
