@@ -71,10 +71,10 @@ def page() -> str:
 
 def _row(one: Option) -> str:
     kind = one.kind.replace("typing.Literal", "").replace("collections.abc.", "")
-    kind = kind.replace("torchbus.bus.base.", "")
+    kind = kind.replace("torchbus.bus.base.", "").replace(" | ", " or ")
     default = f"`{one.default}`" if one.default else ""
     cells = (f"`{one.name}`", f"`{kind}`", default, one.words.replace("``", "`"))
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def main() -> int:
