@@ -22,6 +22,7 @@ ELSEWHERE = {
     "README.md": "index.md",
     "core/README.md": "packages/core.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/results/README.md": "benchmark-results.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
