@@ -16,7 +16,14 @@ from messages import GAP, messages
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md", "contrib/*/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "core/*.md",
+        "plugins/*/*.md",
+        "contrib/*/*.md",
+        "benchmarks/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 CODE = [
@@ -88,6 +95,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(found), (
             f"{target}#{anchor}: there is no such heading"
         )
+
+
+def test_the_paths_on_the_architecture_page_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:core|plugins)/[\w/.]+)`", text)
+    assert len(paths) > 15 and [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize(
