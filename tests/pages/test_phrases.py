@@ -16,7 +16,7 @@ GENERATED = {"docs/events.md", "docs/options.md"}
 PEOPLE = {"CODE_OF_CONDUCT.md"}
 PAGES = [
     path
-    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "*/*/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "*/*/README.md", "benchmarks/*/*.md")
     for path in sorted(ROOT.glob(pattern))
     if str(path.relative_to(ROOT)) not in GENERATED | PEOPLE
 ]
