@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+WIDE = {"comparison.md"}  # its tables need the room of the sidebars
 MESSAGE = re.compile(r"^```text\n(.*)\n", re.M)
 NESTED = re.compile(r"^( {2,3})(?=\S)", re.M)
 ELSEWHERE = {
@@ -52,6 +53,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite what the repository's Markdown means to what Python's Markdown understands."""
     here = page.file.src_uri
+    if here in WIDE:
+        page.meta["hide"] = ["navigation", "toc"]
 
     def to_site(match: re.Match[str]) -> str:
         path = _target(match[1], here)
