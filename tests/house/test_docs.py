@@ -97,6 +97,21 @@ def test_links_lead_somewhere(page):
         )
 
 
+FIRST = [
+    ROOT / "README.md",
+    *ROOT.glob("docs/getting-started.md"),
+    *ROOT.glob("docs/getting-started/*.md"),
+]
+
+
+@pytest.mark.parametrize("page", FIRST, ids=name)
+def test_code_of_the_first_pages_fits_a_column(page):
+    blocks = re.findall(
+        r"^```(?:python|sh|diff).*?\n(.*?)^```", page.read_text("utf-8"), re.M | re.S
+    )
+    assert blocks and [line for one in blocks for line in one.splitlines() if len(line) > 80] == []
+
+
 def test_the_paths_on_the_architecture_page_are_there():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:core|plugins)/[\w/.]+)`", text)
