@@ -26,6 +26,7 @@ ELSEWHERE = {
     "core/README.md": "packages/core.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/results/README.md": "benchmark-results.md",
+    "benchmarks/results/corpus.md": "benchmark-corpus.md",
     "benchmarks/results/scale.md": "benchmark-scale.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
