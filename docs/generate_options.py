@@ -27,7 +27,7 @@ INTRODUCTION = """\
 <!-- docs/generate_options.py writes this page from the constructors of the plugins. -->
 
 Pass them by keyword: `session(strategy="ddp", precision="bf16-mixed")`. An option brings its
-plugin. `torchbus options` prints what is installed where you are, plugins of others included.
+plugin. `torchbus options` prints what is installed where you are, third-party plugins included.
 
 `torchbus run` takes the same ones, those of plugins after `-o`:
 
@@ -45,7 +45,7 @@ plugins = ["gpu"]
 ```
 
 The command line wins over the file. `s.explain()` lists what comes from the file, and what was
-overridden. A name that is no option is an error. On Python 3.10, this needs `torchbus[toml]`.
+overridden. An unknown name is an error. On Python 3.10, this needs `torchbus[toml]`.
 
 A shell completes commands, options and names with `torchbus[completion]` installed:
 
@@ -53,8 +53,8 @@ A shell completes commands, options and names with `torchbus[completion]` instal
 torchbus completion bash > ~/.local/share/bash-completion/completions/torchbus
 ```
 
-Type checkers and editors know all of these, and the verbs of `s.`. Run `torchbus stubs` once to
-tell them of plugins of others.
+Type checkers and editors know all of these, and the methods of `s.`. Run `torchbus stubs` once to
+add those of third-party plugins.
 """
 
 
@@ -71,10 +71,10 @@ def page() -> str:
 
 def _row(one: Option) -> str:
     kind = one.kind.replace("typing.Literal", "").replace("collections.abc.", "")
-    kind = kind.replace("torchbus.bus.base.", "")
+    kind = kind.replace("torchbus.bus.base.", "").replace(" | ", " or ")
     default = f"`{one.default}`" if one.default else ""
     cells = (f"`{one.name}`", f"`{kind}`", default, one.words.replace("``", "`"))
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def main() -> int:

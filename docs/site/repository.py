@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+WIDE = {"comparison.md"}  # its tables need the room of the sidebars
+MESSAGE = re.compile(r"^```text\n(.*)\n", re.M)
 NESTED = re.compile(r"^( {2,3})(?=\S)", re.M)
 ELSEWHERE = {
     "README.md": "index.md",
     "core/README.md": "packages/core.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/results/README.md": "benchmark-results.md",
+    "benchmarks/results/corpus.md": "benchmark-corpus.md",
+    "benchmarks/results/scale.md": "benchmark-scale.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
@@ -48,6 +54,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite what the repository's Markdown means to what Python's Markdown understands."""
     here = page.file.src_uri
+    if here in WIDE:
+        page.meta["hide"] = ["navigation", "toc"]
 
     def to_site(match: re.Match[str]) -> str:
         path = _target(match[1], here)
@@ -55,7 +63,22 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             posixpath.relpath(_place(path), posixpath.dirname(here)) if _exists(path) else match[1]
         )
 
-    return _outside_code(lambda text: NESTED.sub(r"\1\1", LINK.sub(to_site, text)), markdown)
+    text = _outside_code(lambda text: NESTED.sub(r"\1\1", LINK.sub(to_site, text)), markdown)
+    return _messages(text) if here.startswith("troubleshooting/") else text
+
+
+def _messages(markdown: str) -> str:
+    """Give each message of a page an anchor, its first words, and let it wrap (pages.css)."""
+    seen: Counter[str] = Counter()
+
+    def anchored(match: re.Match[str]) -> str:
+        words = re.findall(r"[a-z0-9]+", match[1].lower())[:10]
+        name = "-".join(words)
+        seen[name] += 1
+        anchor = name if seen[name] == 1 else f"{name}_{seen[name]}"
+        return f"``` {{ .text .message #{anchor} }}\n{match[1]}\n"
+
+    return MESSAGE.sub(anchored, markdown)
 
 
 def _outside_code(change: Any, markdown: str) -> str:

@@ -5,6 +5,7 @@ somewhere.
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -16,7 +17,14 @@ from messages import GAP, messages
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md", "contrib/*/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "core/*.md",
+        "plugins/*/*.md",
+        "contrib/*/*.md",
+        "benchmarks/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 CODE = [
@@ -88,6 +96,65 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(found), (
             f"{target}#{anchor}: there is no such heading"
         )
+
+
+FIRST = [
+    ROOT / "README.md",
+    *ROOT.glob("docs/getting-started.md"),
+    *ROOT.glob("docs/getting-started/*.md"),
+]
+
+
+@pytest.mark.parametrize("page", FIRST, ids=name)
+def test_code_of_the_first_pages_fits_a_column(page):
+    blocks = re.findall(
+        r"^```(?:python|sh|diff).*?\n(.*?)^```", page.read_text("utf-8"), re.M | re.S
+    )
+    assert blocks and [line for one in blocks for line in one.splitlines() if len(line) > 80] == []
+
+
+NAME = re.compile(r"`(torchbus(?:_\w+)?(?:\.\w+)+)(?:\(\))?`")
+FILE = re.compile(r"`(torchbus(?:_\w+)?/[\w/]+\.py)`")
+GROUPS = {
+    group
+    for path in ROOT.glob("*/*/pyproject.toml")
+    for group in re.findall(r'entry-points\."?([\w.]+)"?\]', path.read_text("utf-8"))
+}
+
+
+def test_names_of_modules_on_pages_are_there():
+    named = {
+        (name(page), one)
+        for page in PAGES
+        if page.name != "events.md"
+        for one in NAME.findall(page.read_text("utf-8"))
+        if one not in GROUPS and not one.endswith((".py", ".md", ".io"))
+    }
+    assert len(named) > 20 and sorted(one for one in named if not resolves(one[1])) == []
+
+
+def resolves(dotted: str) -> bool:
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_source_files_on_pages_are_there():
+    roots = [ROOT / "core/src", *ROOT.glob("*/*/src")]
+    named = {(name(page), one) for page in PAGES for one in FILE.findall(page.read_text("utf-8"))}
+    assert (
+        named
+        and sorted(one for one in named if not any((root / one[1]).exists() for root in roots))
+        == []
+    )
+
+
+def test_the_paths_on_the_architecture_page_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:core|plugins)/[\w/.]+)`", text)
+    assert len(paths) > 15 and [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize(

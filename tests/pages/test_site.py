@@ -67,6 +67,12 @@ def test_every_page_is_reached_by_links(site: Path) -> None:
     assert {"how-to/accumulate.html", "packages/ddp.html", "api/session.html"} < seen
 
 
+def test_each_message_has_an_anchor(site: Path) -> None:
+    page = (site / "troubleshooting/warnings.html").read_text("utf-8")
+    anchors = re.findall(r'<div id="([^"]+)" class="message highlight">', page)
+    assert len(anchors) == len({*anchors}) > 30
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -50,7 +50,7 @@ class Newcomer:
 
     def installs(self, line: str, where: Path) -> None:
         """Install as a line says, without a network."""
-        _, command, *packages = shlex.split(line)
+        _, command, *packages = shlex.split(line.replace("\\\n", " "))
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--quiet", command]
         offline = ["--no-index", "--no-build-isolation"]
         run([*pip, *offline, *packages], cwd=where, timeout_s=PATIENCE_S).ok()

@@ -1,0 +1,91 @@
+"""Pages are written in plain English: phrases that a native engineer would not write are listed.
+
+It is a word list, no style engine. A phrase is here because it was never the best one on a page of
+this project. Code, quotations and generated text are left out: docstrings make those.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = {"docs/events.md", "docs/options.md"}
+PEOPLE = {"CODE_OF_CONDUCT.md"}
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "*/*/README.md", "benchmarks/*/*.md")
+    for path in sorted(ROOT.glob(pattern))
+    if str(path.relative_to(ROOT)) not in GENERATED | PEOPLE
+]
+LEFT_OUT = re.compile(
+    r"^ *```.*?^ *```$"  # code
+    r"|`[^`\n]*`"
+    r"|\"[^\"\n]{1,80}\""  # a quotation
+    r"|\]\([^)\n]*\)"  # the target of a link
+    r"|^\| `[\w-]+` \| [A-Z][^|\n]*\. \| [^\n]*$",  # a rule of the conformance kit
+    re.M | re.S,
+)
+PHRASES = {
+    r"(?<!there )\b(?:is|are|was|were|be) no (?!longer|more|less|other|\w+er\b)": "is not a",
+    r"\bof (?:its|their|one's) own(?= (?:for|when|that|to|in|by|with|and|are|is)\b|[^ \w]|$)": (
+        "its own X, a separate X"
+    ),
+    r"\bas (?:many|few)\b(?! (?:[\w-]+ ){0,3}as\b)": "the same number",
+    r"\bfor good\b": "forever, permanently",
+    r"\bin vain\b": "without success",
+    r"\bnobody\b|\bno one\b": "not X-ed; the session does not",
+    r"\bbelongs? into\b": "belongs in",
+    r"\bby (?:itself|themselves)\b": "automatically; without the others; in one process",
+    r"\bwhat becomes? of\b": "what happens to",
+    r"\bnames? (?:that )?goe?s?\b": "is removed, is deprecated",
+    r"\bwhat (?:it|they) (?:has|have|had)\b": "the X that it has",
+    r"\b(?:told|tells?|telling)\b": "says, reports, exchanges, distinguishes",
+    r"\banew\b": "again",
+    r"\b(?:hears?|heard|hearing)\b": "listens to, gets",
+    r"\bequally many\b": "the same number of",
+    r"\bfor (?:itself|themselves)\b": "separately",
+    r"\b(?:somebody|anybody) (?:has|have|else|waits)\b": "another user, someone else",
+    r"\bcomes? to no\b": "has no, reaches no",
+    r"\b(?:is|are|was|were) said\b": "a warning says so",
+    r"\bwithout a word\b|\bin silence\b": "without an error",
+    r"\bseams?\b": "patch",
+    r"\b(?:gradients|ranks|replicas|they) meet\b": "are averaged, connect",
+    r"\bstands? in (?!for\b)": "is in",
+    r"\bstands still\b": "stalls, is stopped",
+    r"\bof the field\b": "frequent, usual",
+    r"\bplugins of others\b|\bpackages of others\b": "third-party plugins",
+    r"\bwhoever\b": "anyone who",
+    r"\bunlike (?:counts?|ends|samples|lengths?|draws|layers|parts|shapes|dtypes)\b": "different",
+    r"\balike\b": "in the same way, equal",
+    r"\bwas taken for\b|\bwere taken for\b|\btaken away\b": "was mistaken for; removed",
+    r"\b(?:let|lets|letting) go of\b": "release, delete",
+    r"\bon (?:its|their) way\b": "in transit",
+}
+
+
+def found(text: str) -> list[str]:
+    """The listed phrases in a page, each with its line and what to write. They may cross a line."""
+    left = LEFT_OUT.sub(lambda match: "x" + "\n" * match[0].count("\n"), text)
+    left = "\n".join(line.strip() for line in left.split("\n"))
+    return [
+        f"line {left.count(chr(10), 0, match.start()) + 1}: {match[0]!r}; write: {instead}"
+        for phrase, instead in PHRASES.items()
+        for match in re.finditer(phrase, left.replace("\n", " "), re.I)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_stock_phrase(page: Path) -> None:
+    assert found(page.read_text("utf-8")) == []
+
+
+def test_the_list_finds_phrases_but_not_in_code_and_quotations() -> None:
+    assert len(PAGES) > 90
+    assert found("A pause\nis no error. It is told\nthat.") == [
+        "line 2: 'is no '; write: is not a",
+        "line 2: 'told'; write: says, reports, exchanges, distinguishes",
+    ]
+    assert found('`told` and "told"\n\n```text\ntold\n```\n') == []
