@@ -9,11 +9,12 @@ NET = """
         net = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
-        def train(dataset, size=2, shuffle=False):
+        def train(dataset, size=2, shuffle=False, then=lambda: None):
             for (x,) in DataLoader(dataset, batch_size=size, shuffle=shuffle):
                 optimizer.zero_grad()
                 net(x).mean().backward()
                 optimizer.step()
+                then()
 """
 
 
@@ -58,7 +59,7 @@ def test_inputs_whose_numbers_can_t_be_read_as_rows(forward: str) -> None:
 )
 def test_parts_of_a_data_set_that_differ_between_ranks_are_refused(part: str) -> None:
     """A script that chooses clients, folds or splits by a rank's own random numbers: the order is
-    the same, the samples are not.
+    the same, the samples are not. Between two passes, ranks draw the same.
     """
     result = run(
         NET
@@ -76,11 +77,16 @@ def test_parts_of_a_data_set_that_differ_between_ranks_are_refused(part: str) ->
         whole = TensorDataset(torch.arange(60.0).reshape(20, 3) / 60)
         indices = list(range(8))
         train({part})
-        indices = torch.randperm(20)[:8]  # after the first backward each rank draws its own
+        indices = torch.randperm(20)[:8]
+        train({part})
+        drawn = []
+        train({part}, then=lambda: drawn.append(torch.randperm(20)[:8]))
+        print("drawn alike between passes")
+        indices = drawn[-1]
         train({part})
         """
     )
-    assert result.status
+    assert result.status and "drawn alike between passes" in result.stdout
     assert "the ranks' data sets do not hold the same samples" in result.stderr
     assert "random numbers drawn while a model trains" in result.stderr
 

@@ -9,11 +9,12 @@ NET = """
         net = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
-        def train(dataset, size=2, shuffle=False):
+        def train(dataset, size=2, shuffle=False, then=lambda: None):
             for (x,) in DataLoader(dataset, batch_size=size, shuffle=shuffle):
                 optimizer.zero_grad()
                 net(x).mean().backward()
                 optimizer.step()
+                then()
 """
 
 
@@ -45,25 +46,24 @@ def test_an_optimizer_over_parameters_without_values_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_weights_that_are_drawn_anew_in_training(mode: str) -> None:
-    """Lottery tickets, restarts: each rank draws for itself in training, and alike in eval mode."""
+@pytest.mark.parametrize("place", ["in a pass", "between passes"])
+def test_weights_that_are_drawn_anew_in_training(place: str) -> None:
+    """Lottery tickets, restarts: each rank draws for itself in a pass, and alike between passes."""
+    drawing = "then=net.reset_parameters" if place == "in a pass" else ""
     result = run(
         NET
         + f"""
         whole = TensorDataset(torch.arange(24.0).reshape(8, 3) / 24)
-        train(whole)
-        net.{mode}()
-        net.reset_parameters()
-        net.train()
+        train(whole, {drawing})
+        net.reset_parameters() if {not drawing} else None
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         train(whole)
         """
     )
-    assert bool(result.status) is (mode == "train")
-    assert (
-        "weights that were drawn anew in training: draw them in eval mode" in result.stderr
-    ) is (mode == "train")
+    refused = place == "in a pass"
+    assert bool(result.status) is refused
+    words = "weights that were drawn anew in training: draw them in eval mode"
+    assert (words in result.stderr) is refused
 
 
 def test_statistics_of_an_averaged_model_over_a_loader_of_its_own_are_alike() -> None:

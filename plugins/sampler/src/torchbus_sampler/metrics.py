@@ -12,7 +12,7 @@ from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, hookimp
 
 from torchbus_sampler._compat import UPDATE_COUNT
 
-INPUTS_SEEN = "_torchbus_fed"
+INPUTS_SEEN = "torchbus_inputs_seen"
 MIXED = (
     "this {} was updated with batches that are divided over ranks, and with whole ones, and no"
     " reduction fits both. Reset it in between, or make one metric for each"
