@@ -107,8 +107,10 @@ def test_what_was_typed_can_not_be_run_again(words, tmp_path):
 
 
 def test_what_was_typed_can_be_forked():
-    result = run([sys.executable, "-"], stdin=FORKED)
-    assert result.ok() and result.stdout == TOLD
+    """And the compiler, which torch's first optimizer needs, is imported before the fork."""
+    compiler = "import sys; print('torch._dynamo' in sys.modules)\n"
+    result = run([sys.executable, "-"], stdin=compiler + FORKED + compiler)
+    assert result.ok() and result.stdout == f"False\n{TOLD}True\n"
 
 
 def test_a_test_runner_can_not_be_run_again(monkeypatch):

@@ -40,3 +40,11 @@ def begun() -> int | None:
         return None if group is None else collectives_begun(group)
     except RuntimeError:
         return None
+
+
+def import_compiler() -> None:
+    """Import what torch's first optimizer imports, which takes seconds.
+
+    Once before a fork, not once on each rank. Without ``_dynamo``: ImportError at the fork.
+    """
+    import torch._dynamo  # noqa: F401

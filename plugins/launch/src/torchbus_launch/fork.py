@@ -11,6 +11,7 @@ from torchbus.errors import UsageError
 from torchbus.world import SharedStore, World
 
 from torchbus_device import accelerators
+from torchbus_launch import compat
 from torchbus_launch.children import Child, error_file, standard_input
 from torchbus_launch.choice import (
     count_devices_for_backward,
@@ -47,7 +48,7 @@ def start(request: Request) -> Job:
     """
     _refuse_what_is_lost(request.devices.kind)
     if request.devices.count > 1:
-        _import_once()
+        compat.import_compiler()
     nodes = find_nodes(request)
     store = nodes.open_store(request)
     children: list[Child] = []
@@ -71,11 +72,6 @@ def start(request: Request) -> Job:
         store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
     )
     return Job(world, request, children=children)
-
-
-def _import_once() -> None:
-    """Import for all ranks what torch's first optimizer imports, which takes seconds."""
-    import torch._dynamo  # noqa: F401
 
 
 def _join(world: World, request: Request, parent_pid: int, keep: SharedStore) -> Job:
