@@ -30,7 +30,8 @@ from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stre
 from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import kind_of_order, settle
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
-from torchbus_strategy import random_streams
+from torchbus_strategy import random_streams, script_generators
+from torchbus_strategy.script_generators import STRIDE
 
 
 class Divider:
@@ -71,7 +72,8 @@ class Divider:
         if not self._session.captures(loader):
             return None
         if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
-            self._contents.compare(loader)
+            with self._session.random.order():
+                self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
         if decision.divide and not decision.evaluation:
             self._between.begins()
@@ -135,7 +137,7 @@ class Divider:
     def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         decision, origin = self._decisions.get(loader), iterator.origin
         if decision is not None and decision.divide and not decision.evaluation:
-            self._between.opened(iterator)
+            self._between.opened(loader, iterator)
         self._session.random.use(
             "evaluation" if decision is not None and decision.evaluation else "own"
         )
@@ -285,10 +287,14 @@ class BetweenPasses:
         if _in_main_thread():
             self._session.random.pass_begins()
 
-    def opened(self, iterator: LoaderIterator) -> None:
+    def opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         """The pass has its iterator."""
         if _in_main_thread():
             self._opened[iterator.origin] = next(self._events)
+            part, parts = self._session.world.data
+            if parts > 1:
+                found = script_generators.of_pass(loader, self._session.frame)
+                self._session.random.draw_apart(found, part)
 
     def takes(self, origin: Origin) -> None:
         """The loop takes a batch of a divided pass, or has taken some in an earlier run.
@@ -324,9 +330,6 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-STRIDE = 2**20
-
-
 class SeedWorker:
     """A ``worker_init_fn`` that seeds by rank, and then calls the user's own.
 
@@ -341,6 +344,7 @@ class SeedWorker:
     def __call__(self, worker_id: int) -> None:
         if self._rank:
             random_streams.seed(torch.initial_seed() + STRIDE * self._rank)
+            script_generators.seed_in_worker(STRIDE * self._rank)
         if self._user is not None:
             self._user(worker_id)
 

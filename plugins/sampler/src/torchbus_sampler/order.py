@@ -133,10 +133,8 @@ class DividedOrder:
         first = True
         item: Any
         while True:
-            if first or not draws_once:
-                with self._random.order():
-                    item = next(source, done)
-            else:
+            drawing = self._random.order if first or not draws_once else self._random.script_alike
+            with drawing():
                 item = next(source, done)
             if item is done:
                 return

@@ -31,6 +31,7 @@ from torchbus_ddp.dp.rows import (
 )
 from torchbus_ddp.dp.team import Team
 from torchbus_strategy import random_streams
+from torchbus_strategy.script_generators import STRIDE, ScriptGenerators, reached
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ class DividedForward:
 
         local_args, local_kwargs = map_numbers((tuple(args), kwargs), take)
         with (
-            self._stream.drawn_from(),
+            self._stream.drawn_from(model),
             failing(model, rows, self._dim) if layout.is_new else nullcontext(),
         ):
             outputs = forward(*local_args, **local_kwargs)
@@ -217,20 +218,31 @@ def _whole_phrases(model: Module) -> str:
 
 
 class LocalStream:
-    """A stream that is seeded from the common one, without advancing that."""
+    """A stream that is seeded from the common one, without advancing that.
+
+    So are streams of generators that a model holds.
+    """
 
     def __init__(self, rank: int) -> None:
         common = random_streams.read()
         random_streams.seed(int(torch.randint(2**62, (1,))) + rank)
         self._state = random_streams.read()
         random_streams.write(common)
+        self._rank = rank
+        self._script = ScriptGenerators()
+        self._known: weakref.WeakSet[Module] = weakref.WeakSet()
 
     @contextmanager
-    def drawn_from(self) -> Iterator[None]:
+    def drawn_from(self, model: Module) -> Iterator[None]:
+        if model not in self._known:
+            self._known.add(model)
+            self._script.begin(reached([model]), STRIDE * self._rank)
         common = random_streams.read()
         random_streams.write(self._state)
+        self._script.use(True)
         try:
             yield
         finally:
+            self._script.use(False)
             self._state = random_streams.read()
             random_streams.write(common)

@@ -100,7 +100,8 @@ class Slices:
                 self._begin()
                 start, count = self._reach()
         else:
-            start, count = self._reach()
+            with self._order._random.script_alike():
+                start, count = self._reach()
         self._step += 1
         if not count:
             self._end()
