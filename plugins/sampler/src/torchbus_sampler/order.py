@@ -133,8 +133,10 @@ class DividedOrder:
         first = True
         item: Any
         while True:
-            drawing = self._random.order if first or not draws_once else self._random.script_alike
-            with drawing():
+            if first or not draws_once:
+                with self._random.order():
+                    item = next(source, done)
+            else:
                 item = next(source, done)
             if item is done:
                 return

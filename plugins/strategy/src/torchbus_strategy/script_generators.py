@@ -170,8 +170,18 @@ def _seed(one: Generator, number: int) -> None:
 
 
 def of_pass(loader: DataLoader[object], outermost: FrameType | None) -> list[Generator]:
-    """Return those that a loader's data set and the script's variables lead to."""
-    return reached([loader.dataset, loader.collate_fn, *_variables(users_frames(outermost))])
+    """Return those that a loader's data set and the script's variables lead to.
+
+    Those from which the order of the data is drawn are common to all ranks all the time.
+    """
+    found = reached([loader.dataset, loader.collate_fn, *_variables(users_frames(outermost))])
+    samplers = (
+        loader.batch_sampler,
+        loader.sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    held = {id(loader.generator)} | {id(one) for two in samplers for one in _attributes(two)}
+    return [one for one in found if id(one) not in held]
 
 
 def seed_in_worker(number: int) -> None:
@@ -233,7 +243,11 @@ def _parts(one: Any) -> Iterable[object]:
     if isinstance(one, Module):
         return [value for part in one.modules() for value in _own(part)]
     is_looked_into = _module_of(one) or isinstance(one, Dataset) or callable(one)
-    return list(getattr(one, "__dict__", {}).values()) if is_looked_into else ()
+    return _attributes(one) if is_looked_into else ()
+
+
+def _attributes(one: object) -> list[object]:
+    return list(getattr(one, "__dict__", {}).values())
 
 
 def _own(module: Module) -> Iterator[object]:

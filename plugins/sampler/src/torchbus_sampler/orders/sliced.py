@@ -100,8 +100,7 @@ class Slices:
                 self._begin()
                 start, count = self._reach()
         else:
-            with self._order._random.script_alike():
-                start, count = self._reach()
+            start, count = self._reach()
         self._step += 1
         if not count:
             self._end()
