@@ -59,7 +59,11 @@ def test_a_running_mean_of_the_batches_can_be_that_of_one_process(ranks: int) ->
 def test_else_it_is_rank_0s_and_this_is_said_once_with_the_option() -> None:
     found = trained(2)
     (said,) = found["said"]
-    assert "Centered.center" in said and "sync_buffers={'center': 'mean'}" in said and "mask" not in said
+    assert (
+        "Centered.center" in said
+        and "sync_buffers={'center': 'mean'}" in said
+        and "mask" not in said
+    )
     assert found["all"][0] == found["all"][1]
 
 
