@@ -18,6 +18,7 @@ from torchbus.plugin import (
     Pass,
     Unsupported,
     hookimpl,
+    warn,
 )
 
 from torchbus_sampler._compat import auto_collation, index_sampler
@@ -26,12 +27,18 @@ from torchbus_sampler.content.first_item import begin, left_whole
 from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, Feeding, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream
+from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream, without_samples
 from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import kind_of_order, settle
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
 from torchbus_strategy import random_streams, script_generators
 from torchbus_strategy.script_generators import STRIDE
+
+IDLE = (
+    "batch='global' divides batches of size {} over {} ranks, and each rank gets two samples at"
+    " least, so {} of them have none, and nothing to do. Use batches of {} samples or more,"
+    " fewer devices, or batch='per_device'"
+)
 
 
 class Divider:
@@ -55,6 +62,7 @@ class Divider:
         self._contents = Contents(session)
         self._between = BetweenPasses(session)
         self._memory = memory_of(session.world)
+        self._has_said_idle = False
         self._passes: weakref.WeakKeyDictionary[DataLoader[object], Origin] = (
             weakref.WeakKeyDictionary()
         )
@@ -76,6 +84,7 @@ class Divider:
                 self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
         if decision.divide and not decision.evaluation:
+            self._say_idle(loader)
             self._between.begins()
         self._session.random.use("order")  # until the iterator exists, which draws a seed
         if isinstance(loader.dataset, IterableDataset):
@@ -90,6 +99,13 @@ class Divider:
         if self._ledger is not None:
             self._ledger.begin(loader)
         return Pass(**replacements) if replacements else None
+
+    def _say_idle(self, loader: DataLoader[object]) -> None:
+        parts, size = self._session.world.data.parts, loader.batch_size
+        idle = without_samples(parts, size) if self._global else 0
+        if idle and self._session.is_main and not self._has_said_idle:
+            self._has_said_idle = True
+            warn(IDLE.format(size, parts, idle, 2 * parts))
 
     def _order(self, loader: DataLoader[object], decision: Decision) -> dict[str, object]:
         """Return this rank's share. In evaluation, return the whole order from the same stream."""
