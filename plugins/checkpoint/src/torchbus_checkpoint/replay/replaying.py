@@ -112,7 +112,7 @@ class Replay:
         if saved is None:
             self.arrive(draws_on=True)
             return None
-        course.refuse_another_loader(saved, loader, position.passes_begun)
+        course.refuse_another_loader(saved, loader, position.section, position.passes_begun)
         gap = position.gaps.ended(frames) if self._compares else UNKNOWN
         self._compares &= course.draws_alike(saved, gap, *key)
         if key in self._target.open:
