@@ -18,10 +18,11 @@ ZIPPED = (
 IN_NO_GRAPH = "the graph does not tell which of them each term of the loss is a mean over"
 IN_WINDOW = "in a window of several backwards all terms have one weight"
 NEITHER = (
-    "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
-    " samples ({}) nor of all ranks' ({}): it is taken for one that is normalised over ranks"
-    " already, and the ranks' gradients are averaged. If one process would divide by that constant"
-    " as well, say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
+    "the loss is a sum divided by {0:g} (or times {3:.3g}) on every rank, which is neither the"
+    " number of this rank's samples ({1}) nor of all ranks' ({2}): it is taken for one that is"
+    " normalised over ranks already, and the ranks' gradients are averaged. If one process would"
+    " divide by that constant as well, say loss_reduction='sum'; if it is this rank's count,"
+    " s.backward_weight(count)"
 )
 SILENT = (
     "backwards under s.no_sync(), and what is averaged with them, are weighted by samples, but this"
@@ -48,6 +49,17 @@ COMPARES = (
 )
 SUM = (
     "the loss is a sum over samples, as its graph says: losses and gradients are summed over ranks"
+)
+SUM_BESIDE = (
+    "a term of the loss is a sum over samples, and the others are no means over samples whose"
+    " number the graph shows: all are averaged over ranks and over the batches of a window, so the"
+    " gradient of the sum is too small. Divide the sum by its number of samples, or call backward"
+    " for each term"
+)
+SHOWN_TOO_SMALL = (
+    "the gradients are those of one process, but the loss that the loop shows is the mean of the"
+    " ranks' losses, in which a sum over samples is too small: the graph has not kept the values of"
+    " its terms. To show it, add up the terms by s.reduce(term, 'sum')"
 )
 NORMALISED = (
     "the loss multiplies this rank's samples by weights that add up to one, or are one on average:"
@@ -86,6 +98,10 @@ WORDS = {
     "terms": (
         "the terms of the loss are means over unlike counts, as many as its graph says: each term"
         " counts by its own"
+    ),
+    "sums": (
+        "a term of the loss is a sum over samples, as its graph says, and is summed over ranks;"
+        " the others are averaged"
     ),
     "zipped": (
         "at the ragged end each term of the loss is weighted by the share of the loader whose batch"

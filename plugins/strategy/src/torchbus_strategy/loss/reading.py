@@ -232,8 +232,32 @@ def is_sum(terms: Sequence[Term]) -> bool:
     """Whether a loss is a plain sum over samples, of which parts may be multiplied by constants:
     ``(x - y).square().sum() - 0.5 * kl.sum()``.
     """
-    kinds = {term.reduction for term in terms if not term.divisors}
+    kinds = {
+        "sum" if is_in_full(term) else term.reduction
+        for term in terms
+        if is_in_full(term) or not term.divisors
+    }
     return kinds == {"sum"}
+
+
+def is_in_full(term: Term) -> bool:
+    """Whether it is a sum that nothing divides, or divides by less than one: that is no count of
+    anything, so it is a coefficient.
+    """
+    if term.reduction == "sum":
+        return True
+    number = term.number
+    return bool(term.divisors) and isinstance(number, float) and 0.0 < number < 1.0
+
+
+def sums_samples(term: Term) -> bool:
+    """Whether a term is a plain sum over samples, and not only of parameters, as far as the graph
+    shows.
+    """
+    if not is_in_full(term) or term.node is None:
+        return False
+    child = term.node.next_functions[0][0]
+    return child is None or bool(samples_in(child, term.sizes).dims)
 
 
 def relates_samples(term: Term) -> bool:
@@ -345,7 +369,7 @@ def _in_two_steps(
     if found.related or samples_in(child, sizes).dims or len(found.dims) != 1:
         return None
     if type(child).__name__ == "SumBackward1":
-        return [Term("sum", sizes=before, node=node)]
+        return [_summed(before, divisors, node)]
     (dim,) = found.dims
     return [Term("mean", float(before[dim]), sizes=before, over=divisors, node=node)]
 

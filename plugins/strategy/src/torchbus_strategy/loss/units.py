@@ -95,7 +95,9 @@ class ConstantDivisors:
         if self._alike < ALIKE_FOR:
             self._alike = self._alike + 1 if own == self._before and not known else 0
             self._before = own
-            return NEITHER.format(own, rows, share.count) if self._alike == ALIKE_FOR else ""
+            return (
+                NEITHER.format(own, rows, share.count, 1 / own) if self._alike == ALIKE_FOR else ""
+            )
         return ""
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
