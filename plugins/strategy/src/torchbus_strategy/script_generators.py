@@ -115,7 +115,6 @@ def _kinds_of_numpy() -> tuple[type, ...]:
 def _of_libraries() -> Iterator[object]:
     """The generators behind the functions of torch, random and NumPy."""
     yield torch.default_generator
-    yield from torch.cuda.default_generators
     yield getattr(random.random, "__self__", None)
     if "numpy" in sys.modules:
         yield getattr(sys.modules["numpy"].random.random, "__self__", None)

@@ -18,11 +18,10 @@ ZIPPED = (
 IN_NO_GRAPH = "the graph does not tell which of them each term of the loss is a mean over"
 IN_WINDOW = "in a window of several backwards all terms have one weight"
 NEITHER = (
-    "the loss is a sum divided by {0:g} (or times {3:.3g}) on every rank, which is neither the"
-    " number of this rank's samples ({1}) nor of all ranks' ({2}): it is taken for one that is"
-    " normalised over ranks already, and the ranks' gradients are averaged. If one process would"
-    " divide by that constant as well, say loss_reduction='sum'; if it is this rank's count,"
-    " s.backward_weight(count)"
+    "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
+    " samples ({}) nor of all ranks' ({}): it is taken for one that is normalised over ranks"
+    " already, and the ranks' gradients are averaged. If one process would divide by that constant"
+    " as well, say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
 )
 SILENT = (
     "backwards under s.no_sync(), and what is averaged with them, are weighted by samples, but this"

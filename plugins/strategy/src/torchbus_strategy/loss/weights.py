@@ -15,7 +15,13 @@ from torchbus.runtime.user_code import warn_of_gradients
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages
 from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
-from torchbus_strategy.loss.reading import is_sum, relates_samples, sums_samples, terms_of
+from torchbus_strategy.loss.reading import (
+    is_elsewhere,
+    is_sum,
+    relates_samples,
+    sums_samples,
+    terms_of,
+)
 from torchbus_strategy.loss.term_weights import TermWeights, of_one_batch, of_sums, unique
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
@@ -65,6 +71,8 @@ class Deciding:
         """That it has such sums, and other terms."""
         self._compares = False
         self._looks_left = LOOKS
+        self._elsewhere = False
+        """Some loss had its samples in another dimension than the first."""
         self._by_rows = 0
         self._numbers_of_terms: set[int] = set()
         """That the loss has whatever the number of rows."""
@@ -74,7 +82,8 @@ class Deciding:
     ) -> tuple[Term | None, float, Apart | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed, self.beside = None, 0.0, None
-        terms = terms_of(loss, rows)
+        terms = terms_of(loss, rows, self._looks_left > 0 or self._elsewhere)
+        self._elsewhere |= any(map(is_elsewhere, terms))
         self.is_sum, self.is_empty = is_sum(terms), not terms
         self._look_between(terms)
         if self.is_sum:

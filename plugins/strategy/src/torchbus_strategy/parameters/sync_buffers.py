@@ -102,8 +102,8 @@ class SyncBuffers:
 
     def synchronise(self, buffers: Buffers, alike: bool) -> None:
         """The gradients are averaged. ``alike``: buffers have equal shapes."""
-        looks = bool(self._looks and alike)
-        entries = buffers.entries() if looks or self._how != "rank0" else []
+        entries = buffers.entries() if self._looks or self._how != "rank0" else []
+        looks = bool(self._looks and alike and not all(entry.is_statistic for entry in entries))
         mine = [entry.tensor.clone() for entry in entries] if looks else []
         counting = self._growing_by_samples(entries) if looks else set()
         for entry in entries if alike else []:
