@@ -49,6 +49,9 @@ def uncompiled(model: Module) -> Module:
 
 
 PARTS = "_schedulers"
+"""Of SequentialLR and ChainedScheduler, and in their state. Without it: UsageError at the first
+checkpoint with a scheduler.
+"""
 
 
 def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
