@@ -69,3 +69,65 @@ def test_a_run_killed_twice_goes_on_bit_for_bit(
         assert run(LOOP, ranks, kind, die, leave, folder=tmp_path / "killed").status != 0
     rest = run(LOOP, ranks, kind, -1, leave, folder=tmp_path / "killed").ok().stdout.splitlines()
     assert rest and rest == whole[-len(rest) :]
+
+
+NOISY = """
+import os, signal, sys, torch
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchbus import session
+
+ranks, kind, die = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+class Noisy(Dataset):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        return torch.tensor(i + self.rng.random())
+
+def everywhere(value):
+    return [one for part in s.all_gather_object(value) for one in part]
+
+def train(s):
+    torch.manual_seed(0)
+    data, noise = Noisy(), torch.Generator().manual_seed(3)
+    train_set, test = Subset(data, range(24)), DataLoader(Subset(data, range(24, 30)), batch_size=3)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    loader, step = DataLoader(train_set, batch_size=6, shuffle=True), 0
+    for epoch in s.epochs(3) if kind == "epochs" else range(3):
+        model.train()
+        for a in loader:
+            a = a + torch.rand(len(a), generator=noise)
+            optimizer.zero_grad()
+            loss = model(a[:, None].float() / 24).square().mean()
+            loss.backward()
+            optimizer.step()
+            print(step, everywhere(a.tolist()), loss.item(), flush=True)
+            if step == die:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step += 1
+        model.eval()
+        with torch.no_grad():
+            seen = everywhere([b.tolist() for b in test])
+        print(epoch, seen, everywhere([noise.initial_seed(), data.rng.random()]), flush=True)
+
+with session(devices=ranks, batch="global", checkpoint="kept", every_n_steps=1) as s:
+    train(s)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "range"), (2, "epochs")])
+def test_generators_of_the_script_go_on_bit_for_bit(
+    run: Any, tmp_path: Path, ranks: int, kind: str
+) -> None:
+    whole = run(NOISY, ranks, kind, -1, folder=tmp_path / "whole").ok().stdout.splitlines()
+    for die in (2, 6):
+        folder = tmp_path / str(die)
+        assert run(NOISY, ranks, kind, die, folder=folder).status != 0
+        rest = run(NOISY, ranks, kind, -1, folder=folder).ok().stdout.splitlines()
+        assert rest and rest == whole[-len(rest) :]

@@ -99,3 +99,40 @@ def test_what_a_replay_cannot_find_again_is_refused(tmp_path: Path, wrap: Wrap, 
         train(wrap)
         with pytest.raises(UsageError, match=why):
             s.save(tmp_path / "by hand")
+
+
+def with_rows_kept(keep: Callable[[torch.Tensor], object], cut: int = 0) -> float:
+    """Rows of the first batch are looked at after each epoch."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(torch.randn(12, 3), batch_size=4, shuffle=True)
+    kept: object = None
+    steps, seen = itertools.count(1), 0.0
+    for _ in range(3):
+        for x in loader:
+            kept = keep(x) if kept is None else kept
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if next(steps) == cut:
+                raise KeyboardInterrupt
+        with torch.no_grad():
+            seen = model(torch.as_tensor(kept).reshape(-1, 3)).sum().item()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda x: x[:2], lambda x: x, lambda x: x[0], lambda x: x.numpy()[1:]]
+)
+def test_rows_of_a_batch_that_the_loop_keeps_refuse_nothing(
+    tmp_path: Path, keep: Callable[[torch.Tensor], object]
+) -> None:
+    for cut in (2, 5):
+        folder = tmp_path / str(cut)
+        with pytest.raises(KeyboardInterrupt), session(checkpoint=folder, every_n_steps=1):
+            with_rows_kept(keep, cut)
+        with session(checkpoint=folder, every_n_steps=1):
+            resumed = with_rows_kept(keep)
+        if keep(torch.ones(2, 3)).__class__ is torch.Tensor:
+            assert resumed == with_rows_kept(keep)

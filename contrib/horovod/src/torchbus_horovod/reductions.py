@@ -125,7 +125,7 @@ class Sets:
         if key not in self._made:
             self._made[key] = WhileBackward(
                 parameters,
-                rank0_values.Buffers(self._trained.models(parameters)),
+                self._trained.buffers(parameters),
                 self._make_averaging(f"torchbus.{next(self._numbers)}"),
             )
         return self._made[key]

@@ -51,6 +51,22 @@ def users_frame() -> tuple[FrameType, int]:
     return frames[level], level
 
 
+def users_frames(outermost: FrameType | None) -> list[FrameType]:
+    """Return the frames of the user's code, innermost first, up to that frame."""
+    frames = _outwards(current_frame(1))
+    if outermost in frames:
+        frames = frames[: frames.index(outermost) + 1]
+    return [frame for frame in frames if is_users_module(frame.f_globals.get("__name__") or "")]
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module is the user's: not torchbus, torch or an installed package."""
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name == "__main__" or not (
+        name == "torch" or name.startswith(INSIDE) or not path or path.startswith(LIBRARIES)
+    )
+
+
 def is_inside(frame: FrameType) -> bool:
     """Whether torchbus, a plugin of this project or torch runs in the frame."""
     name = frame.f_globals.get("__name__") or ""

@@ -48,13 +48,19 @@ def uncompiled(model: Module) -> Module:
     return inner if isinstance(inner, Module) else model
 
 
+PARTS = "_schedulers"
+"""Of SequentialLR and ChainedScheduler, and in their state. Without it: UsageError at the first
+checkpoint with a scheduler.
+"""
+
+
 def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
     """The schedulers that another one is made of.
 
     Without ``_schedulers``: UsageError at the first checkpoint with a scheduler.
     """
-    require(SequentialLR, "_schedulers", "tells which schedulers are parts of another one")
-    return list(getattr(scheduler, "_schedulers", ()))
+    require(SequentialLR, PARTS, "tells which schedulers are parts of another one")
+    return list(getattr(scheduler, PARTS, ()))
 
 
 def open_iterator(loader: Any) -> None:

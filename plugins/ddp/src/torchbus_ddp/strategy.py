@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from torchbus.plugin import Context, UsageError, expect
@@ -10,6 +11,7 @@ from torchbus_ddp import events
 from torchbus_ddp.backward.plan import Plans
 from torchbus_ddp.backward.reducer import reducer_options
 from torchbus_strategy.parameters import trained as strategy_trained
+from torchbus_strategy.parameters.sync_buffers import How
 from torchbus_strategy.strategy import Strategy
 
 
@@ -27,7 +29,7 @@ class ByReducer(Strategy):
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
-        sync_buffers: Literal["rank0", "mean"] = "rank0",
+        sync_buffers: How | Mapping[str, How] = "rank0",
     ) -> None:
         super().__init__(
             backend=backend,
@@ -65,6 +67,8 @@ class DDP(ByReducer):
             SyncBatchNorm).
         sync_buffers: what all ranks have in a buffer after ``backward``. "rank0": rank 0's values.
             "mean": the mean over ranks of what is not an integer, for running means of the batches.
+            "sum": the value before, with the changes of all ranks, for counts and for banks in
+            which each sample writes a row. Or a dict of these by the buffers' names.
 
     Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB
     2020.

@@ -18,6 +18,7 @@ from torchbus.plugin import (
     Pass,
     Unsupported,
     hookimpl,
+    warn,
 )
 
 from torchbus_sampler._compat import auto_collation, index_sampler
@@ -26,11 +27,18 @@ from torchbus_sampler.content.first_item import begin, left_whole
 from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, TrainingLoaders, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream
+from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream, without_samples
 from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import drop_skipped, kind_of_order
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
-from torchbus_strategy import random_streams
+from torchbus_strategy import random_streams, script_generators
+from torchbus_strategy.script_generators import STRIDE
+
+IDLE = (
+    "batch='global' divides batches of size {} over {} ranks, and each rank gets two samples at"
+    " least, so {} of them have none, and nothing to do. Use batches of {} samples or more,"
+    " fewer devices, or batch='per_device'"
+)
 
 
 class Divider:
@@ -54,6 +62,7 @@ class Divider:
         self._contents = Contents(session)
         self._between = BetweenPasses(session)
         self._memory = memory_of(session.world)
+        self._has_said_idle = False
         self._passes: weakref.WeakKeyDictionary[DataLoader[object], Origin] = (
             weakref.WeakKeyDictionary()
         )
@@ -71,9 +80,11 @@ class Divider:
         if not self._session.captures(loader):
             return None
         if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
-            self._contents.compare(loader)
+            with self._session.random.order():
+                self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
         if decision.divide and not decision.evaluation:
+            self._say_idle(loader)
             self._between.begins()
         self._session.random.use("order")  # until the iterator exists, which draws a seed
         if isinstance(loader.dataset, IterableDataset):
@@ -88,6 +99,13 @@ class Divider:
         if self._ledger is not None:
             self._ledger.begin(loader)
         return Pass(**replacements) if replacements else None
+
+    def _say_idle(self, loader: DataLoader[object]) -> None:
+        parts, size = self._session.world.data.parts, loader.batch_size
+        idle = without_samples(parts, size) if self._global else 0
+        if idle and self._session.is_main and not self._has_said_idle:
+            self._has_said_idle = True
+            warn(IDLE.format(size, parts, idle, 2 * parts))
 
     def _order(self, loader: DataLoader[object], decision: Decision) -> dict[str, object]:
         """Return this rank's share. In evaluation, return the whole order from the same stream."""
@@ -135,7 +153,7 @@ class Divider:
     def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         decision, origin = self._decisions.get(loader), iterator.origin
         if decision is not None and decision.divide and not decision.evaluation:
-            self._between.opened(iterator)
+            self._between.opened(loader, iterator)
         self._session.random.use(
             "evaluation" if decision is not None and decision.evaluation else "own"
         )
@@ -285,10 +303,14 @@ class BetweenPasses:
         if _in_main_thread():
             self._session.random.pass_begins()
 
-    def opened(self, iterator: LoaderIterator) -> None:
+    def opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         """The pass has its iterator."""
         if _in_main_thread():
             self._opened[iterator.origin] = next(self._events)
+            part, parts = self._session.world.data
+            if parts > 1:
+                found = script_generators.of_pass(loader, self._session.frame)
+                self._session.random.draw_apart(found, part)
 
     def takes(self, origin: Origin) -> None:
         """The loop takes a batch of a divided pass, or has taken some in an earlier run.
@@ -324,9 +346,6 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-STRIDE = 2**20
-
-
 class SeedWorker:
     """A ``worker_init_fn`` that seeds by rank, and then calls the user's own.
 
@@ -341,6 +360,7 @@ class SeedWorker:
     def __call__(self, worker_id: int) -> None:
         if self._rank:
             random_streams.seed(torch.initial_seed() + STRIDE * self._rank)
+            script_generators.seed_in_worker(STRIDE * self._rank)
         if self._user is not None:
             self._user(worker_id)
 

@@ -22,7 +22,7 @@ class TrackedBatch:
     gives the batch again.
     """
 
-    __slots__ = ("_tensors", "key", "number", "origin", "rows", "serial", "share")
+    __slots__ = ("_outside", "_tensors", "key", "number", "origin", "rows", "serial", "share")
 
     def __init__(self, origin: Origin, number: int, share: Share | None, batch: object) -> None:
         self.origin, self.number, self.share, self.serial = origin, number, share, 0
@@ -35,6 +35,7 @@ class TrackedBatch:
         self.rows = shape[0] if shape else 1
         self.key = id(found[0]) if found else id(self)
         self._tensors = [weakref.ref(tensor) for tensor in found]
+        self._outside: dict[int, int] = {}
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -57,8 +58,14 @@ class TrackedBatch:
 
     @property
     def is_in_graph(self) -> bool:
-        """Whether a graph has saved a tensor of it (or a view of one is alive)."""
-        return any(map(_is_saved, self.tensors))
+        """Whether a graph has saved a tensor of it, or a view has been made that is alive."""
+        return any(_references(one) > self._outside.get(id(one), 0) for one in self.tensors)
+
+    def note_views(self) -> None:
+        """A later pass begins: what refers to its tensors now is kept by the loop, as rows of a
+        first batch are, and is in no graph of that pass.
+        """
+        self._outside = {id(one): _references(one) for one in self.tensors}
 
     @property
     def is_last(self) -> bool:
@@ -66,9 +73,10 @@ class TrackedBatch:
         return self.number == self.origin.length
 
 
-def _is_saved(tensor: Tensor) -> bool:
+def _references(tensor: Tensor) -> int:
+    """Return how many graphs and views refer to it."""
     # the node that gathers a tensor's gradient holds it too, as long as an old loss lives
-    return use_count(tensor) > 1 + (tensor.requires_grad and tensor.is_leaf)
+    return use_count(tensor) - 1 - (tensor.requires_grad and tensor.is_leaf)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -168,6 +176,11 @@ class BatchHistory:
     def forget_lost(self) -> None:
         self.used = {key: one for key, one in self.used.items() if one.lives}
         self._room["used"] = max(PRUNE_AT, 2 * len(self.used))
+
+    def note_views(self) -> None:
+        """A pass begins."""
+        for one in list(self.used.values()):
+            one.note_views()
 
     def _forget_lost_if_many(self) -> None:
         if len(self.used) >= self._room["used"]:
@@ -314,6 +327,8 @@ class Batches:
         if not self._follows:
             self._session.share = share_of([tracked]) or self._session.share
             return
+        if tracked.number == 1:
+            self._history.note_views()
         self._history.add(tracked)
         if threading.get_ident() != self._thread:
             tracked.origin.threaded = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,9 @@ from torchbus.plugin import UsageError, expect
 
 from torchbus_strategy.checks.divergence import Watch
 from torchbus_strategy.loss.terms import check_mode
+from torchbus_strategy.parameters.sync_buffers import How, check_how
 
 LOSS_REDUCTIONS = ("auto", "mean", "sum")
-SYNC_BUFFERS = ("rank0", "mean")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class SyncOptions:
     loss_weight: str = "auto"
     sync_loss: bool = True
     sync_batchnorm: bool = False
-    sync_buffers: str = "rank0"
+    sync_buffers: How | Mapping[str, How] = "rank0"
 
     def __post_init__(self) -> None:
         expect("sync_loss", self.sync_loss, bool, "True or False")
@@ -32,10 +33,7 @@ class SyncOptions:
             raise UsageError(
                 f"loss_reduction={self.loss_reduction!r} is unknown: use 'auto', 'mean' or 'sum'"
             )
-        if self.sync_buffers not in SYNC_BUFFERS:
-            raise UsageError(
-                f"sync_buffers={self.sync_buffers!r} is unknown: use 'rank0' or 'mean'"
-            )
+        check_how(self.sync_buffers)
         check_mode(self.loss_weight)
 
     def check_device(self, device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torchbus.runtime.builtin import seed as seed
 
 from torchbus_device import accelerators
 from torchbus_strategy.collectives import broadcast_object
+from torchbus_strategy.script_generators import STRIDE, ScriptGenerators
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -33,6 +34,9 @@ class RandomStreams:
     (``pass_ends``), "order" is drawn from instead of "own". So splits, models of the next run, and
     what a data set shuffles between epochs are common. ``clock`` is a number that is equal on all
     ranks at the same place of the loop. A run that resumes from a ``state`` counts on from there.
+
+    Generators of the script's own are switched along, from their first pass on (``draw_apart``).
+    They have no stream of evaluation.
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
@@ -45,6 +49,7 @@ class RandomStreams:
         self._clock_before = 0
         self._marked: dict[str, object] = {}
         self._drew = False
+        self._script = ScriptGenerators()
 
     @property
     def current(self) -> str:
@@ -105,6 +110,7 @@ class RandomStreams:
 
         Does nothing before the first ``split``.
         """
+        self._script.use(False)
         if self._states:
             self._rests = True
             self.use("order")
@@ -116,11 +122,17 @@ class RandomStreams:
             if self._current == "order":
                 self.use("own")
 
+    def draw_apart(self, generators: Iterable[object], rank: int) -> None:
+        """A pass over divided data has begun: until ``pass_ends``, ranks draw apart from these."""
+        self._script.begin(generators, self.now + STRIDE * rank)
+        self._script.use(self._current != "evaluation")
+
     def pass_ends(self) -> None:
         """Draw from "order" instead of "own" until ``pass_begins``, in training.
 
-        Does nothing before the first ``split``.
+        Before the first ``split``, that holds for the script's own generators only.
         """
+        self._script.end()
         if self._states:
             self._is_between = True
             if self._current == "own":
@@ -139,6 +151,8 @@ class RandomStreams:
 
     def goes_on(self) -> None:
         """Draw from "own" again: training goes on without another pass."""
+        self._script.go_on()
+        self._script.use(self._current != "evaluation")
         if self._is_between:
             self._is_between = False
             if self._current == "order":
@@ -148,11 +162,16 @@ class RandomStreams:
         """Leave the generators as they are from now on."""
         self._states.clear()
         self._rests = self._is_between = False
+        self._script.forget()
 
     def use(self, stream: str) -> None:
-        """Draw from "order", "own" or "evaluation". Does nothing before ``split``."""
+        """Draw from "order", "own" or "evaluation".
+
+        Before ``split``, that holds for the script's own generators only.
+        """
         if stream == "own" and (self._rests or self._is_between):
             stream = "order"
+        self._script.use(stream == "own")
         if not self._states or stream == self._current:
             return
         if self._current == "evaluation":
@@ -184,6 +203,8 @@ class RandomStreams:
         write(streams[self._current])
         streams.pop("evaluation", None)
         self._states = streams if len(streams) > 1 else {}
+        if self._states:
+            self._script.use(self._current == "own")
 
     def load_common(self, state: dict[str, Any], rank: int, world_size: int) -> None:
         """Continue from a ``state()`` of any rank.
@@ -197,6 +218,7 @@ class RandomStreams:
         self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
             self._derive(rank)
+            self._script.begin_anew(self.now + STRIDE * rank)
             if state.get("rests", False):
                 self.pause()
             if state.get("between", False):
@@ -209,11 +231,22 @@ class RandomStreams:
     def order(self) -> Iterator[None]:
         """Draw from "order" inside the block."""
         before = self._current
-        self.use("order")
+        with self.script_alike():
+            self.use("order")
+            try:
+                yield
+            finally:
+                self.use(before)
+
+    @contextmanager
+    def script_alike(self) -> Iterator[None]:
+        """Draw alike from the script's own generators inside the block."""
+        apart = self._script.apart
+        self._script.use(False)
         try:
             yield
         finally:
-            self.use(before)
+            self._script.use(apart)
 
 
 def of_session(session: Context) -> RandomStreams:

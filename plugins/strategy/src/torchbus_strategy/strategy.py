@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import ClassVar, Literal
 
@@ -15,6 +16,7 @@ from torchbus_strategy.checks.first_steps import TriedAverage
 from torchbus_strategy.checks.replicas import watch_replicas
 from torchbus_strategy.opening import check_backend, join_ranks, make_group, refuse_gloo
 from torchbus_strategy.options import Division, SyncOptions
+from torchbus_strategy.parameters.sync_buffers import How
 from torchbus_strategy.parameters.trained import Trained
 
 NO_SAMPLER = (
@@ -45,6 +47,8 @@ class Strategy(Plugin):
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only).
         sync_buffers: what all ranks have in a buffer after ``backward``. "rank0": rank 0's values.
             "mean": the mean over ranks of what is not an integer, for running means of the batches.
+            "sum": the value before, with the changes of all ranks, for counts and for banks in
+            which each sample writes a row. Or a dict of these by the buffers' names.
 
     Raises:
         PluginError: the subclass does not say how gradients meet.
@@ -73,7 +77,7 @@ class Strategy(Plugin):
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
-        sync_buffers: Literal["rank0", "mean"] = "rank0",
+        sync_buffers: How | Mapping[str, How] = "rank0",
     ) -> None:
         self._refuse_without_engine()
         self.backend = check_backend(backend)

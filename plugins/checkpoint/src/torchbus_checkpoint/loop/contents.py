@@ -20,6 +20,8 @@ from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_checkpoint._compat import parts_of, uncompiled
 from torchbus_checkpoint.loop import frames
+from torchbus_checkpoint.state.edits import hyperparameters
+from torchbus_checkpoint.state.plain import State
 
 Named = list[tuple[str, Any]]
 ShapeOf = Callable[[Tensor], torch.Size]
@@ -31,7 +33,8 @@ class Contents:
     """The objects of a loop with their names.
 
     ``trained`` models are in the order in which optimizers hold them, ``other`` models by name.
-    ``shape_of`` tells the shape of a whole parameter.
+    ``shape_of`` tells the shape of a whole parameter, ``built`` the constants with which the script
+    has made an optimizer.
     """
 
     trained: Named
@@ -40,6 +43,7 @@ class Contents:
     schedulers: Named
     scalers: Named
     shape_of: ShapeOf
+    built: Callable[[Optimizer], list[State]] = lambda optimizer: []
 
     @property
     def models(self) -> Named:
@@ -59,6 +63,7 @@ class Finder:
         self._session = session
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._built: weakref.WeakKeyDictionary[Optimizer, list[State]] = weakref.WeakKeyDictionary()
         self._unnamed: list[weakref.ref[object]] | None = None
         self._last: Contents | None = None
 
@@ -101,6 +106,7 @@ class Finder:
             _named(schedulers, names),
             _named(scalers, names),
             partial(objects.shape_of, bus=self._session.bus),
+            lambda optimizer: self._built.get(optimizer, []),
         )
         return self._last
 
@@ -138,6 +144,7 @@ class Finder:
     def _add(self, optimizer: Optimizer) -> None:
         if optimizer not in self._known and self._session.captures(optimizer):
             self._known.add(optimizer)
+            self._built[optimizer] = hyperparameters(optimizer)
             self._optimizers.append(weakref.ref(optimizer))
 
     def _models(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -28,10 +28,10 @@ def read(loader: DataLoader[object]) -> State:
     return found | stateful
 
 
-def write(loader: DataLoader[object], states: State) -> None:
-    """Set the generators and samplers to what ``read`` returned."""
+def write(loader: DataLoader[object], states: State, but: Sequence[Generator] = ()) -> None:
+    """Set the generators, but for some, and samplers to what ``read`` returned."""
     for path, thing in _generators(loader):
-        if path in states:
+        if path in states and not any(thing is one for one in but):
             set_state(thing, states[path])
     for path, thing in _stateful(loader):
         if path in states:
@@ -50,6 +50,11 @@ def parts(loader: DataLoader[object]) -> Iterator[tuple[str, object]]:
             yield path, part
             inner = "dataset" if name == "dataset" else "sampler"
             part, path = getattr(part, inner, None), f"{path}.{inner}"
+
+
+def of(loader: DataLoader[object]) -> list[Generator]:
+    """Return the generators of a loader."""
+    return [thing for _, thing in _generators(loader)]
 
 
 def _generators(loader: DataLoader[object]) -> Iterator[tuple[str, Generator]]:

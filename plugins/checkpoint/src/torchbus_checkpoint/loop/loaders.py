@@ -5,7 +5,8 @@ The modules here look at loaders and their iterators. They put back only random 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,7 +16,7 @@ from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters
-from torchbus_checkpoint.loop.generators import parts
+from torchbus_checkpoint.loop.generators import Generator, parts
 from torchbus_checkpoint.loop.values import same
 from torchbus_checkpoint.replay.history import Section
 from torchbus_checkpoint.state.plain import State, digest
@@ -59,12 +60,16 @@ def signature(loader: DataLoader[object]) -> str:
 class KnownLoaders:
     """Keeps no loader alive.
 
-    States from a checkpoint wait here until a loader with the same signature is read.
+    States from a checkpoint wait here until a loader with the same signature is read. During a pass
+    over another loader, a rank's states are those that are common to all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session: Context, in_use: Callable[[DataLoader[object]], bool]) -> None:
+        self._session = session
+        self._in_use = in_use
         self._loaders: list[weakref.ref[DataLoader[object]]] = []
         self._waiting: list[tuple[str, State]] = []
+        self._restored: list[Generator] = []
 
     def __iter__(self) -> Iterator[DataLoader[object]]:
         return iter(
@@ -79,18 +84,31 @@ class KnownLoaders:
 
     def state(self) -> list[list[object]]:
         """Return the signature of each loader, and the states of its generators."""
-        return [[signature(loader), generators.read(loader)] for loader in self]
-
-    def load(self, saved: list[tuple[str, State]]) -> None:
-        """Set the generators of the known loaders, and of others when the loop reads them."""
-        self._waiting = [(over, states) for over, states in saved if states]
+        found: list[list[object]] = []
         for loader in self:
-            self._put(loader)
+            with self._stream_of(loader):
+                found.append([signature(loader), generators.read(loader)])
+        return found
+
+    def load(self, saved: list[tuple[str, State]], restored: list[Generator]) -> None:
+        """Set the generators of the known loaders, and of others when the loop reads them.
+
+        Those that several share, or that are ``restored`` already, go on from here.
+        """
+        self._waiting = [(over, states) for over, states in saved if states]
+        self._restored = restored
+        for loader in self:
+            with self._stream_of(loader):
+                self._put(loader)
+        self._restored += [one for loader in self for one in generators.of(loader)]
+
+    def _stream_of(self, loader: DataLoader[object]) -> AbstractContextManager[None]:
+        return nullcontext() if self._in_use(loader) else self._session.random.script_alike()
 
     def _put(self, loader: DataLoader[object]) -> None:
         for index, (over, states) in enumerate(self._waiting):
             if over == signature(loader):
-                generators.write(loader, states)
+                generators.write(loader, states, self._restored)
                 del self._waiting[index]
                 return
 

@@ -47,7 +47,9 @@ class Position:
         self.expected_after = 0
         self.random = RandomNumbers(session)
         self.workers = Workers()
-        self.loaders = KnownLoaders()
+        self.loaders = KnownLoaders(
+            session, lambda loader: any(one.loader() is loader for one in self._in_use())
+        )
         self._opening: OpenPass | None = None
 
     @property

@@ -78,6 +78,11 @@ def generators_in(frames: list[FrameType]) -> Iterator[tuple[tuple[str, str], ob
         yield (place, name), generators.state_of(generator)
 
 
+def generators_named(frames: list[FrameType]) -> list[Generator]:
+    """Return each random generator that a variable names."""
+    return [generator for _, _, generator in _generators(frames)]
+
+
 def put_generators(frames: list[FrameType], states: Mapping[tuple[str, str], object]) -> None:
     """Set the generators that still exist to the states of ``generators_in``."""
     for place, name, generator in _generators(frames):

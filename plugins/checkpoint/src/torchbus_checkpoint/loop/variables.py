@@ -67,7 +67,7 @@ class Variables:
 
     @staticmethod
     def fill(frames: list[FrameType], saved: Saved) -> None:
-        """Give saved values to the variables that do not exist yet.
+        """Give saved values to the variables that do not exist yet, or are None.
 
         A pass that is left out would have assigned them, and the loop may show them.
         """
@@ -77,7 +77,7 @@ class Variables:
                 {
                     name: values.restored(None, value)
                     for name, value in missing
-                    if name not in scope.values
+                    if scope.values.get(name) is None
                 }
             )
 

@@ -23,8 +23,19 @@ DRAWS = (
 )
 
 
-def refuse_another_loader(saved: Pass, loader: DataLoader[object], number: int) -> None:
+OTHER_PASS = (
+    "epoch {} of this loop is over a loader of {}; the interrupted run was in the middle of that"
+    " epoch, over one of {}. Let the run end this epoch with the data and the batch size that it"
+    " had, and edit them then; or begin again, with resume='never' and another folder"
+)
+
+
+def refuse_another_loader(
+    saved: Pass, loader: DataLoader[object], section: Section, number: int
+) -> None:
     """Raise UsageError if this pass is over other data."""
+    if saved.over != signature(loader) and section[0] % 2:  # in an epoch of s.epochs
+        raise UsageError(OTHER_PASS.format(section[1], signature(loader), saved.over))
     if saved.over != signature(loader):
         raise UsageError(
             f"pass {number} of this loop is over a loader of {signature(loader)}; in the checkpoint"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -22,7 +22,9 @@ from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimp
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import loaders
 from torchbus_checkpoint.loop.frames import user_frames
+from torchbus_checkpoint.loop.generators import Generator
 from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.scopes import generators_named
 from torchbus_checkpoint.replay import course
 from torchbus_checkpoint.replay.course import REMEDY, refuse_hidden
 from torchbus_checkpoint.replay.gaps import UNKNOWN
@@ -110,7 +112,7 @@ class Replay:
         if saved is None:
             self.arrive(draws_on=True)
             return None
-        course.refuse_another_loader(saved, loader, position.passes_begun)
+        course.refuse_another_loader(saved, loader, position.section, position.passes_begun)
         gap = position.gaps.ended(frames) if self._compares else UNKNOWN
         self._compares &= course.draws_alike(saved, gap, *key)
         if key in self._target.open:
@@ -203,7 +205,7 @@ class Replay:
         )
         self.put_back()
         self._position.variables.put_back(frames, self._saved["variables"])
-        self.drop()
+        self.drop(generators_named(frames))
         if standing is None:
             self._position.gaps.go_on(self._target.gap, self._target.saves)
         else:
@@ -219,12 +221,15 @@ class Replay:
             )
         self.drop()
 
-    def drop(self) -> None:
-        """Put back the random numbers, and leave the loop alone from now on."""
+    def drop(self, restored: Sequence[Generator] = ()) -> None:
+        """Put back the random numbers, and leave the loop alone from now on.
+
+        ``restored``: generators that are put back already.
+        """
         self.pending = False
         self._quiet.close()
         self._numbering.close()
-        self._position.loaders.load(self._saved["loaders"])
+        self._position.loaders.load(self._saved["loaders"], list(restored))
         self._position.random.put(self._saved, None)
         self._session.bus.unregister(self)
         self._session.seams.refresh()

@@ -47,7 +47,7 @@ def training(contents: Contents, gradients_of: GradientsOf, registered: State) -
         "trained": [_model(name, model) for name, model in contents.trained],
         "other": [_model(name, model) for name, model in contents.other],
         "optimizers": [
-            _optimizer(name, optimizer, gradients_of(optimizer), contents.shape_of)
+            _optimizer(name, optimizer, gradients_of(optimizer), contents)
             for name, optimizer in contents.optimizers
         ],
         "loose": loose(contents),
@@ -81,13 +81,14 @@ def gradients(optimizer: Optimizer) -> list[Tensor | None]:
 
 
 def _optimizer(
-    name: str, optimizer: Optimizer, gradients: list[Tensor | None] | None, shape_of: ShapeOf
+    name: str, optimizer: Optimizer, gradients: list[Tensor | None] | None, contents: Contents
 ) -> State:
     return {
         "name": name,
         "class": type(optimizer).__name__,
-        "shapes": shapes_in(optimizer, shape_of),
+        "shapes": shapes_in(optimizer, contents.shape_of),
         "state": encode(optimizer.state_dict(), name),
+        "built": contents.built(optimizer),
         "gradients": gradients,
     }
 

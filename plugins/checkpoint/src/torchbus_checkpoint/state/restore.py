@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop.contents import Contents, hidden_buffers, parameters
 from torchbus_checkpoint.state.capture import loose
+from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, is_part
 
 TakeGradients = Callable[[Optimizer, list[Tensor | None]], bool]
@@ -27,7 +28,9 @@ def put_loose(contents: Contents, saved: State) -> None:
         tensor.copy_(value)
 
 
-def put_training(contents: Contents, saved: State, take_gradients: TakeGradients) -> None:
+def put_training(
+    contents: Contents, saved: State, take_gradients: TakeGradients, edits: Edits
+) -> None:
     """``take_gradients``: offers the gradients of an optimizer to an engine that keeps them."""
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):
         put_flags(model, entry)
@@ -37,14 +40,21 @@ def put_training(contents: Contents, saved: State, take_gradients: TakeGradients
     for _, optimizer in contents.optimizers:
         for parameter in parameters(optimizer):
             parameter.grad = None
+    schedulers = [
+        (scheduler, entry["state"])
+        for entry, (_, scheduler) in zip(saved["schedulers"], contents.schedulers, strict=True)
+    ]
+    edits.look([optimizer for _, optimizer in contents.optimizers], schedulers)
     for entry, (_, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
         _load(optimizer, entry)
+        edits.put_optimizer(optimizer, decode(entry.get("built", [])))
         gradients = list(entry["gradients"] or ())
         if not take_gradients(optimizer, gradients):
             _put_gradients(optimizer, gradients)
     for kind, things in (("schedulers", contents.schedulers), ("scalers", contents.scalers)):
         for entry, (_, thing) in zip(saved[kind], things, strict=True):
-            _load(thing, entry)
+            if kind == "scalers" or not edits.put_scheduler(thing, entry["state"]):
+                _load(thing, entry)
 
 
 def _load(thing: Stateful, entry: State) -> None:

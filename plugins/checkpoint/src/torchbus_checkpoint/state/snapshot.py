@@ -17,6 +17,7 @@ from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Epochs, Steps
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.state import capture, comparison, completeness, restore, shapes, written
+from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
 
 
@@ -179,8 +180,16 @@ class Snapshot:
         restore.put_weights(contents, weights)
         with shapes.as_written(found, choice.TRAINING):
             restore.put_loose(contents, saved)
-            restore.put_training(contents, saved, self._take_gradients)
+            self._put_training(contents, saved)
         return saved
+
+    def _put_training(self, contents: Contents, saved: State) -> None:
+        bus = self._session.bus
+        edits = Edits(contents.built, lambda: bus.muted([one for _, one in bus.plugins()]))
+        restore.put_training(contents, saved, self._take_gradients, edits)
+        if self._session.is_main:
+            for words in edits.words:
+                warn(words)
 
     def _take_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool:
         """Whether an engine has taken them."""

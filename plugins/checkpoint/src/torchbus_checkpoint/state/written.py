@@ -89,7 +89,12 @@ MODEL = {
     "hidden": {str: Tensor},
 }
 STATE = {"name": str, "class": str, "state": plain}
-OPTIMIZER = {**STATE, "shapes": [[[int]]], "gradients": (type(None), [(type(None), Tensor)])}
+OPTIMIZER = {
+    **STATE,
+    "shapes": [[[int]]],
+    "gradients": (type(None), [(type(None), Tensor)]),
+    "built?": [{str: plain}],
+}
 COMMON = {
     "trained": [MODEL],
     "other": [MODEL],

@@ -41,13 +41,12 @@ class Plans:
 
     def _make(self, key: tuple[bool, ...]) -> Plan:
         parameters = self._trained.requiring_gradients()
-        models = self._trained.models(parameters)
         plan = self._made[key] = Plan(
             self._session,
             parameters,
-            rank0_values.Buffers(models),
+            self._trained.buffers(parameters),
             self._trained.holders(parameters),
-            _sparse(models),
+            _sparse(self._trained.models(parameters)),
             self._options,
         )
         return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,16 @@ from torchbus_ddp.dp.rows import (
 )
 from torchbus_ddp.dp.team import Team
 from torchbus_strategy import random_streams
+from torchbus_strategy.script_generators import STRIDE, ScriptGenerators, reached
 
 T = TypeVar("T")
+
+CONSTANT = (
+    "strategy='dp': {}.forward is given the same tensor of shape {} in each call, with as many rows"
+    " in dim {} as the batch, and so it is divided with the batch. If it has a row for each sample,"
+    " all is well; if each sample needs all of its rows (prototypes, class embeddings), make it a"
+    " buffer or an attribute of the model"
+)
 
 
 class DividedForward:
@@ -60,7 +68,7 @@ class DividedForward:
         )
         self._joins = Joins(team)
         self._inside = False
-        self._warned = False
+        self._warned = self._has_asked = False
         session.on_close.callback(self._surround.close)
 
     @hookimpl
@@ -95,6 +103,28 @@ class DividedForward:
         finally:
             self._inside = False
 
+    def _is_batched(self, leaf: object, total: int) -> TypeGuard[Tensor]:
+        """Whether it is taken for a batch. That a tensor has as many rows may be a coincidence: one
+        that stays the same in each call is asked about, and a parameter is none.
+        """
+        return (
+            has_rows(leaf, self._dim)
+            and leaf.shape[self._dim] == total
+            and not isinstance(leaf, nn.Parameter)
+        )
+
+    def _batched(self, args: object, kwargs: object, total: int) -> list[Tensor]:
+        return [leaf for leaf in numbers_in((args, kwargs)) if self._is_batched(leaf, total)]
+
+    def _ask_of_constant(self, model: Module, layout: Layout, given: list[Tensor]) -> None:
+        """Ask, once, of tensors that the loop gives again while it gives others anew."""
+        before = [reference() for reference in layout.given]
+        again = [any(one is leaf for one in before) for leaf in given]
+        if any(again) and not all(again) and self._session.is_main and not self._has_asked:
+            self._has_asked = True
+            shape = tuple(given[again.index(True)].shape)
+            warn(CONSTANT.format(type(model).__name__, shape, self._dim))
+
     def _outermost(
         self,
         model: Module,
@@ -111,6 +141,7 @@ class DividedForward:
             outputs = forward(*args, **kwargs)
             known[form] = Layout(type(model).__name__, outputs, total, self._dim)
             known[form].learned_before = self._job.backwards + 1
+            known[form].given = [weakref.ref(leaf) for leaf in self._batched(args, kwargs, total)]
             self._warn(model, known[form])
             return outputs
         if (
@@ -119,16 +150,18 @@ class DividedForward:
             or self._may_be_again(layout)
         ):
             return forward(*args, **kwargs)
+        if layout.is_new:
+            self._ask_of_constant(model, layout, self._batched(args, kwargs, total))
         rows = share_rows(total, self._team.size, self._team.rank)
 
         def take(leaf: Leaf) -> Leaf:
-            if has_rows(leaf, self._dim) and leaf.shape[self._dim] == total:
+            if self._is_batched(leaf, total):
                 return part(leaf, rows, self._dim, self._team)
             return leaf
 
         local_args, local_kwargs = map_numbers((tuple(args), kwargs), take)
         with (
-            self._stream.drawn_from(),
+            self._stream.drawn_from(model),
             failing(model, rows, self._dim) if layout.is_new else nullcontext(),
         ):
             outputs = forward(*local_args, **local_kwargs)
@@ -217,20 +250,31 @@ def _whole_phrases(model: Module) -> str:
 
 
 class LocalStream:
-    """A stream that is seeded from the common one, without advancing that."""
+    """A stream that is seeded from the common one, without advancing that.
+
+    So are streams of generators that a model holds.
+    """
 
     def __init__(self, rank: int) -> None:
         common = random_streams.read()
         random_streams.seed(int(torch.randint(2**62, (1,))) + rank)
         self._state = random_streams.read()
         random_streams.write(common)
+        self._rank = rank
+        self._script = ScriptGenerators()
+        self._known: weakref.WeakSet[Module] = weakref.WeakSet()
 
     @contextmanager
-    def drawn_from(self) -> Iterator[None]:
+    def drawn_from(self, model: Module) -> Iterator[None]:
+        if model not in self._known:
+            self._known.add(model)
+            self._script.begin(reached([model]), STRIDE * self._rank)
         common = random_streams.read()
         random_streams.write(self._state)
+        self._script.use(True)
         try:
             yield
         finally:
+            self._script.use(False)
             self._state = random_streams.read()
             random_streams.write(common)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from enum import Enum
 from typing import TypeVar
@@ -31,7 +32,7 @@ class Layout:
 
     It is learnt from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
     ``is_new`` is True until a call was divided. ``learned_before``: the number of the backward that
-    came after that call.
+    came after that call. ``given``: the tensors that were taken for a batch in it.
     """
 
     def __init__(self, name: str, outputs: object, total: int, dim: int) -> None:
@@ -43,6 +44,7 @@ class Layout:
         self._sure = False
         self.is_new = True
         self.learned_before = 0
+        self.given: list[weakref.ref[Tensor]] = []
 
     @property
     def has_numbers(self) -> bool:

@@ -37,10 +37,15 @@ def in_phrases(session: Context, local_batch: bool, batch_size: int | None) -> s
     if session.world.divides_anew:
         over = f"{parts} ranks of all replicas, anew when one comes or goes,"
     if local_batch:
-        busy = parts if batch_size is None else min(parts, max(1, batch_size // 2))
-        idle = f"; {parts - busy} of them have none, as each gets two samples at least"
-        return f"divided, each batch over {over}" + (idle if busy < parts else "")
+        idle = without_samples(parts, batch_size)
+        words = f"; {idle} of them have none, as each gets two samples at least" if idle else ""
+        return f"divided, each batch over {over}{words}"
     return f"divided, {batch_size or 'a batch'} x {over} a step"
+
+
+def without_samples(parts: int, batch_size: int | None) -> int:
+    """Return how many ranks get nothing of the script's own batch: the others get two or more."""
+    return 0 if batch_size is None else parts - min(parts, max(1, batch_size // 2))
 
 
 class ElasticIndices(DividedOrder):

@@ -63,11 +63,11 @@ class GradientSync:
         self.steps = self._quiet_backwards = 0
         self._loss_note = ""
         self._buffers_vary = False
-        self._buffers = SyncBuffers(session, options.sync_buffers)
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._local = Local()
         self._lock = threading.Lock()
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
+        self._buffers = SyncBuffers(session, options.sync_buffers, self._trained.known_models)
         self._reductions = make_reductions(self._trained)
         session.on_close.callback(self._reductions.drop)
         session.on_close.push(self._compare_at_end)
@@ -87,6 +87,7 @@ class GradientSync:
     def _forget(self) -> None:
         """The parameters have changed. All ranks call it."""
         self._reductions.drop()
+        self._buffers.models_added()
         self._local &= {id(parameter) for parameter in self._trained.parameters}
         self._quiet_backwards = 0
 

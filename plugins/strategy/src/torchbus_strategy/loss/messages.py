@@ -49,6 +49,17 @@ COMPARES = (
 SUM = (
     "the loss is a sum over samples, as its graph says: losses and gradients are summed over ranks"
 )
+SUM_BESIDE = (
+    "a term of the loss is a sum over samples, and the others are no means over samples whose"
+    " number the graph shows: all are averaged over ranks and over the batches of a window, so the"
+    " gradient of the sum is too small. Divide the sum by its number of samples, or call backward"
+    " for each term"
+)
+SHOWN_TOO_SMALL = (
+    "the gradients are those of one process, but the loss that the loop shows is the mean of the"
+    " ranks' losses, in which a sum over samples is too small: the graph has not kept the values of"
+    " its terms. To show it, add up the terms by s.reduce(term, 'sum')"
+)
 NORMALISED = (
     "the loss multiplies this rank's samples by weights that add up to one, or are one on average:"
     " if the script has divided them by the sum or the mean of this batch's weights, each rank, and"
@@ -86,6 +97,10 @@ NOTES = {
     "terms": (
         "the terms of the loss are means over unlike counts, as many as its graph says: each term"
         " counts by its own"
+    ),
+    "sums": (
+        "a term of the loss is a sum over samples, as its graph says, and is summed over ranks;"
+        " the others are averaged"
     ),
     "zipped": (
         "at the ragged end each term of the loss is weighted by the share of the loader whose batch"

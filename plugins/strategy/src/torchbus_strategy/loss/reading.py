@@ -187,17 +187,26 @@ MEAN, SUM = 1, 2  # as torch numbers them
 READING_DEPTH = 64
 
 
-def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
+class Counted(NamedTuple):
+    """``rows``: the number of samples behind a loss on this rank, 0 if nobody has counted.
+    ``looks``: the graph is asked which dimension holds them, whatever the sizes.
+    """
+
+    rows: int
+    looks: bool
+
+
+def terms_of(loss: Tensor, rows: int = 0, looks: bool = True) -> list[Term]:
     """Return the terms of a loss.
 
     Terms that hold only parameters (weight decay) are left out: they are the same on all ranks.
-    ``rows``: the number of samples behind the loss on this rank, 0 if nobody has counted.
+    ``rows``, ``looks``: see ``Counted``.
     """
     node = loss.grad_fn
-    return [] if node is None else _terms(node, rows, (), READING_DEPTH)
+    return [] if node is None else _terms(node, Counted(rows, looks), (), READING_DEPTH)
 
 
-def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     name = type(node).__name__
     if name in WITH_COUNT:
         return [_with_count(node, divisors)]
@@ -232,8 +241,32 @@ def is_sum(terms: Sequence[Term]) -> bool:
     """Whether a loss is a plain sum over samples, of which parts may be multiplied by constants:
     ``(x - y).square().sum() - 0.5 * kl.sum()``.
     """
-    kinds = {term.reduction for term in terms if not term.divisors}
+    kinds = {
+        "sum" if is_in_full(term) else term.reduction
+        for term in terms
+        if is_in_full(term) or not term.divisors
+    }
     return kinds == {"sum"}
+
+
+def is_in_full(term: Term) -> bool:
+    """Whether it is a sum that nothing divides, or only by less than one: that is no count of
+    anything, so it is a coefficient.
+    """
+    if term.reduction == "sum":
+        return True
+    known = [number for number in term.divisors if isinstance(number, float) and 0.0 < number < 1.0]
+    return bool(known) and len(known) == len(term.divisors)
+
+
+def sums_samples(term: Term) -> bool:
+    """Whether a term is a plain sum over samples, and not only of parameters, as far as the graph
+    shows.
+    """
+    if not is_in_full(term) or term.node is None:
+        return False
+    child = term.node.next_functions[0][0]
+    return child is None or bool(samples_in(child, term.sizes).dims)
 
 
 def relates_samples(term: Term) -> bool:
@@ -266,7 +299,7 @@ def _with_count(node: Node, divisors: Divisors) -> Term:
     return Term("mean", count.item() if count.is_cpu else count, over=divisors, node=node)
 
 
-def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
+def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> Term:
     values = getattr(node, compat.SELF, None)
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
@@ -278,7 +311,7 @@ def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
     )
 
 
-def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def _mean(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(compat.sizes(node))
     found = _made_of(node, sizes, rows, (*divisors, *map(float, sizes[:1])), depth)
     if found is not None:
@@ -286,7 +319,7 @@ def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     return [Term("mean", _length(below(node), sizes, rows), sizes=sizes, over=divisors, node=node)]
 
 
-def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def _sum(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(compat.sizes(node) if hasattr(node, compat.SIZES) else compat.operand(node).shape)
     divisors = (*divisors, *_divided_inside(below(node)))
     found = _made_of(node, sizes, rows, divisors, depth)
@@ -315,7 +348,7 @@ def _of_statistics(child: Node, sizes: tuple[int, ...]) -> list[Term] | None:
 
 
 def _made_of(
-    node: Node, sizes: tuple[int, ...], rows: int, divisors: Divisors, depth: int
+    node: Node, sizes: tuple[int, ...], rows: Counted, divisors: Divisors, depth: int
 ) -> list[Term] | None:
     """The terms that a mean or a sum adds up. None if it is a term itself."""
     child = below(node)
@@ -345,7 +378,7 @@ def _in_two_steps(
     if found.related or samples_in(child, sizes).dims or len(found.dims) != 1:
         return None
     if type(child).__name__ == "SumBackward1":
-        return [Term("sum", sizes=before, node=node)]
+        return [_summed(before, divisors, node)]
     (dim,) = found.dims
     return [Term("mean", float(before[dim]), sizes=before, over=divisors, node=node)]
 
@@ -365,21 +398,31 @@ def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
     )
 
 
-def _length(made_by: Node, sizes: Sequence[int], rows: int) -> float:
-    """Return how many things a mean over so many elements counts: dim 0, or, where the graph shows
-    that another dimension holds the samples, these.
+def _length(made_by: Node, sizes: Sequence[int], counted: Counted) -> float:
+    """Return how many things a mean over so many elements counts: those of the dimension in which
+    the graph shows the samples, or of dim 0.
 
-    If none has as many as there are samples, none holds them.
+    Walking the graph takes longer than all the rest. So it is asked in the first losses, and if it
+    has shown none of them in another dimension, only where the sizes leave two: samples in another
+    dimension are as many as the batch has, unless a mask is new in this loop.
     """
     if not sizes:
         return 1.0
-    if rows not in sizes[1:] or sizes[0] == rows:
+    rows, looks = counted
+    is_plain = rows not in sizes[1:] or sizes[0] == rows
+    if len(sizes) == 1 or not rows or (is_plain and not looks):
         return float(sizes[0])
     dims = samples_in(made_by, sizes).dims
     return float(sizes[dims[0]] if dims and dims[0] < len(sizes) else sizes[0])
 
 
-def _stacked(places: list[Place], rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def is_elsewhere(term: Term) -> bool:
+    """Whether a mean counts another dimension than the first."""
+    is_mean = term.reduction == "mean" and not term.divisors and len(term.sizes) > 1
+    return bool(is_mean and term.number != term.sizes[0])
+
+
+def _stacked(places: list[Place], rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     return [
         term
         for one in places
@@ -400,13 +443,13 @@ def _weighed_by(node: Node, place: int | None, found: list[Term]) -> list[Term]:
     return [replace(term, node=node, place=place) for term in found]
 
 
-def _of_all(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def _of_all(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     children = [child for child, _ in node.next_functions if child is not None]
     return [term for child in children for term in _terms(child, rows, divisors, depth - 1)]
 
 
 def _reading_product(
-    node: Node, name: str, rows: int, divisors: Divisors, depth: int
+    node: Node, name: str, rows: Counted, divisors: Divisors, depth: int
 ) -> list[Term]:
     """Read a number times a term, or a term over a number."""
     children = [child for child, _ in node.next_functions if child is not None]
@@ -429,7 +472,7 @@ def _reading_product(
 
 
 def _product_of_two(
-    node: Node, name: str, children: list[Node], rows: int, divisors: Divisors, depth: int
+    node: Node, name: str, children: list[Node], rows: Counted, divisors: Divisors, depth: int
 ) -> list[Term]:
     """Read a term times a number that is made of parameters, such as the weight of a task."""
     first, second = children

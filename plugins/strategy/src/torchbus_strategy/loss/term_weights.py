@@ -19,6 +19,7 @@ from torchbus.plugin import Context, Share
 
 from torchbus_device import accelerators
 from torchbus_strategy.batches import TrackedBatch
+from torchbus_strategy.loss.reading import is_in_full, sums_samples
 from torchbus_strategy.loss.terms import Number, Term, WeightedTerms, same
 from torchbus_strategy.loss.values import value_of, weigh, weighed
 
@@ -159,6 +160,31 @@ def of_one_batch(loss: Tensor, terms: list[Term], rows: int, share: Share) -> We
     return WeightedTerms(
         loss, terms, counts, [rows] * len(terms), [share.weight] * len(terms), False
     )
+
+
+def of_sums(
+    loss: Tensor, terms: list[Term], rows: int, share: Share, parts: int
+) -> WeightedTerms | None:
+    """Return the terms, if some are sums over samples, in full on each rank, beside means over
+    samples. None if that can't be told for each of them.
+    """
+    sums = [sums_samples(term) for term in terms]
+    if any(term.node is None for term in terms):
+        return None
+    if not share.weight:  # the batch only fills in for missing samples
+        return WeightedTerms(
+            loss, terms, [0.0] * len(terms), [0] * len(terms), [0.0] * len(terms), True
+        )
+    others = [term for term, is_sum in zip(terms, sums, strict=True) if not is_sum]
+    if not rows or not all(is_in_full(term) or _counts_only(rows, term) for term in others):
+        return None
+    weights = [float(parts) if is_sum else share.weight for is_sum in sums]
+    counts: list[Number] = [float(rows)] * len(terms)
+    return WeightedTerms(loss, terms, counts, [rows] * len(terms), weights, True, "sums")
+
+
+def _counts_only(rows: int, term: Term) -> bool:
+    return not term.divisors and not isinstance(term.number, Tensor) and term.number == rows
 
 
 def of_batches(

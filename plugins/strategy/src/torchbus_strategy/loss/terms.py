@@ -55,8 +55,8 @@ class WeightedTerms(NamedTuple):
     """The terms of a loss.
 
     ``counts``: what each is a mean of on this rank. ``rows``: the rows of the batch behind each.
-    ``weights``: how much each weighs by the samples of that batch; in a step of several loaders
-    (``zipped``) they differ.
+    ``weights``: how much each weighs by the samples of that batch; in a step of several loaders,
+    or of sums beside means, they differ (``zipped``). ``note``: what ``explain`` says of it.
     """
 
     loss: Tensor
@@ -65,6 +65,7 @@ class WeightedTerms(NamedTuple):
     rows: list[int]
     weights: list[float]
     zipped: bool
+    note: str = "zipped"
 
     def ratio(self) -> float:
         """Return a digest of what the terms count for each sample, relative to each other.

@@ -95,7 +95,11 @@ class ConstantDivisors:
         if self._alike < ALIKE_FOR:
             self._alike = self._alike + 1 if divisor == self._before and not known else 0
             self._before = divisor
-            return NEITHER.format(divisor, rows, share.count) if self._alike == ALIKE_FOR else ""
+            return (
+                NEITHER.format(divisor, rows, share.count, 1 / divisor)
+                if self._alike == ALIKE_FOR
+                else ""
+            )
         return ""
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:

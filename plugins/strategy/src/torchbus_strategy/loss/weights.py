@@ -14,9 +14,15 @@ from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages
-from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, TIMES_ROWS
-from torchbus_strategy.loss.reading import is_sum, relates_samples, terms_of
-from torchbus_strategy.loss.term_weights import TermWeights, of_one_batch, unique
+from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
+from torchbus_strategy.loss.reading import (
+    is_elsewhere,
+    is_sum,
+    relates_samples,
+    sums_samples,
+    terms_of,
+)
+from torchbus_strategy.loss.term_weights import TermWeights, of_one_batch, of_sums, unique
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
     RATIO,
@@ -45,10 +51,12 @@ class Deciding:
     """Finds the deciding term, and remembers the latest loss.
 
     ``numbers``: the counts of its terms, if it had several. ``ratio``: a digest of these counts
-    relative to the deciding one.
+    relative to the deciding one. ``parts``: of the global batch. ``sums``: a sum over samples is
+    summed over ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int, sums: bool) -> None:
+        self._parts, self._sums = parts, sums
         self.numbers: list[Number] = []
         self.ratio = 0.0
         self.hidden: set[str] | None = None
@@ -57,22 +65,34 @@ class Deciding:
         """What one term counts, while another's count is not in the graph."""
         self.is_sum = self.is_empty = False
         """That it is a plain sum over samples; that it reaches none."""
+        self.beside: WeightedTerms | None = None
+        """Its terms, if sums over samples stand beside means over them."""
+        self.has_sums = False
+        """That it has such sums, and other terms."""
         self._compares = False
         self._looks_left = LOOKS
+        self._elsewhere = False
+        """Some loss had its samples in another dimension than the first."""
         self._by_rows = 0
         self._numbers_of_terms: set[int] = set()
         """That the loss has whatever the number of rows."""
 
     def find(
-        self, loss: Tensor, rows: int, share: Share, may_sync: bool
+        self, loss: Tensor, rows: int, share: Share, may_sync: bool, meets: bool
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
-        self.hidden, self.mixed = None, 0.0
-        terms = terms_of(loss, rows)
+        self.hidden, self.mixed, self.beside = None, 0.0, None
+        terms = terms_of(loss, rows, self._looks_left > 0 or self._elsewhere)
+        self._elsewhere |= any(map(is_elsewhere, terms))
         self.is_sum, self.is_empty = is_sum(terms), not terms
         self._look_between(terms)
         if self.is_sum:
             return None, 0.0, None
+        self.has_sums = self._sums and any(map(sums_samples, terms))
+        if self.has_sums and may_sync:
+            self.beside = of_sums(loss, unique(terms), rows, share, self._parts)
+        if self.beside is not None:
+            return None, 0.0, self.beside
         if len(terms) == 1 and terms[0].number is not None:
             return terms[0], 0.0, None
         if terms and all(_is_one_of(len(terms), term) for term in terms):
@@ -87,7 +107,8 @@ class Deciding:
             return None, 0.0, None
         first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
         self.numbers = [term.number for term in terms if term.number is not None]
-        weighted = of_one_batch(loss, unique(terms), rows, share) if may_sync else None
+        may_gather = may_sync and meets
+        weighted = of_one_batch(loss, unique(terms), rows, share) if may_gather else None
         known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
         if first.number and len(known) == len(self.numbers):
             weighed = sum((place + 2) * number for place, number in enumerate(known))
@@ -104,6 +125,7 @@ class Deciding:
         """Return what is to be said of the latest loss, whose deciding term is ``term``."""
         kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
         mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
+        mixed += [SUM_BESIDE] if self.has_sums and self.beside is None else []
         times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
         between = [COMPARES] if self._compares and not kinds else []
         return [*kinds, *mixed, *times, *between]
@@ -220,7 +242,7 @@ class LossWeights:
         self._has_unit = False
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
-        self._deciding = Deciding()
+        self._deciding = Deciding(session.world.data.parts, sums)
         self.note = ""
         self._said: set[str] = set()
         self._each = TermWeights(session, mean or session.reduce)
@@ -304,13 +326,15 @@ class LossWeights:
                 self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
             return count
         if not self._said:
-            self.note = messages.NOTES["terms" if weights else "zipped"]
+            self.note = messages.NOTES["terms" if weights else terms.note]
         return self._multiplied(count, terms, weights or terms.weights)
 
     def _multiplied(self, count: Count, terms: WeightedTerms, weights: Sequence[Number]) -> Count:
         self._unit.reset()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
         value = self._each.multiply(terms, weights)
+        if value is None and terms.note == "sums":
+            self._say(messages.SHOWN_TOO_SMALL)
         new.value, new.isolated = (
             terms.loss.detach() * self._session.share.weight if value is None else value,
             count.isolated,
@@ -336,6 +360,8 @@ class LossWeights:
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
             self.note = self.note or messages.SUM
             return self.of_sum(loss)
+        if self._deciding.beside is not None:
+            return Count(share.weight, ratio=1.0, weighted_terms=self._deciding.beside)
         if loss is not None and self._is_empty(loss):
             return self._of_empty()
         if loss is None or term is None or term.number is None:
@@ -395,10 +421,11 @@ class LossWeights:
     def _find(
         self, loss: Tensor | None, rows: int, may_sync: bool
     ) -> tuple[Term | None, float, WeightedTerms | None]:
-        self._deciding.is_sum = self._deciding.is_empty = False
+        self._deciding.is_sum = self._deciding.is_empty = self._deciding.has_sums = False
+        self._deciding.beside = None
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
-        found = self._deciding.find(loss, rows, self._shared, may_sync and self._each.meets)
+        found = self._deciding.find(loss, rows, self._shared, may_sync, self._each.meets)
         hidden = self._deciding.hidden
         if hidden is not None and self.mode == "tokens":
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))

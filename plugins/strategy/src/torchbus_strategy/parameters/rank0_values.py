@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -129,40 +129,59 @@ def _chunks(tensors: list[Tensor]) -> list[list[Tensor]]:
     return list(chunks.values())
 
 
-class Buffers:
-    """The buffers of the trained models, looked up at each use because models may replace them.
+class Entry(NamedTuple):
+    """A buffer, and the module that holds it."""
 
-    ``shapes``: a checksum, below ``MODULUS``, of the shapes; 0 if they are those on which the ranks
-    have agreed.
+    holder: Module
+    name: str
+    tensor: Tensor
+
+    @property
+    def label(self) -> str:
+        return f"{type(self.holder).__name__}.{self.name}"
+
+    @property
+    def is_statistic(self) -> bool:
+        """Whether it is a normalization's, whose values may differ between ranks."""
+        return self.name in STATISTICS
+
+
+def entries_of(models: Iterable[Module]) -> list[Entry]:
+    """Return the buffers of models, each module's once."""
+    modules = {id(module): module for model in models for module in model.modules()}
+    return [
+        Entry(module, name, buffer)
+        for module in modules.values()
+        for name, buffer in buffers(module).items()
+        if buffer is not None
+    ]
+
+
+class Buffers:
+    """The buffers of models, looked up at each use because models may replace them.
+
+    ``others``: modules without parameters. If the ranks have called unlike ones, these stay as they
+    are. ``shapes``: a checksum, below ``MODULUS``, of the shapes; 0 if they are those on which the
+    ranks have agreed.
     """
 
-    def __init__(self, models: Sequence[Module]) -> None:
+    def __init__(self, models: Sequence[Module], others: Sequence[Module] = ()) -> None:
         modules = {id(module): module for model in models for module in model.modules()}
         self._holders = [module for module in modules.values() if buffers(module)]
+        self._others = [one for other in others for one in other.modules() if buffers(one)]
         self._agreed: list[tuple[int, ...]] = []
 
     @property
     def shapes(self) -> int:
-        if not self._holders:
+        if not self._holders and not self._others:
             return 0
         now = [tuple(buffer.shape) for buffer in self._present()]
         return 0 if now == self._agreed else zlib.crc32(repr(now).encode()) % (MODULUS - 1) + 1
 
-    def named(self) -> dict[str, Tensor]:
-        """Those that should be the same on all ranks: not a normalization's statistics."""
-        return {
-            f"{type(module).__name__}.{name}": buffer
-            for module in self._holders
-            for name, buffer in buffers(module).items()
-            if buffer is not None and name not in STATISTICS
-        }
-
-    def average(self) -> None:
-        """Give all ranks the mean of those that are not integers. All ranks call it."""
-        unique = {id(buffer): buffer for buffer in self._present() if buffer.is_floating_point()}
-        for buffer in unique.values():
-            dist.all_reduce(buffer)
-            buffer.div_(dist.get_world_size())
+    def entries(self) -> list[Entry]:
+        """Return each of them once."""
+        unique = {id(entry.tensor): entry for entry in self._entries()}
+        return list(unique.values())
 
     def copy_from_rank0(self, alike: bool = True) -> None:
         """All of them, in one broadcast per device. All ranks call it.
@@ -170,31 +189,35 @@ class Buffers:
         ``alike``: they have the same shapes on all ranks. Else those that differ stay each rank's
         own: a module keeps something of its batch, and the ranks' shares are uneven.
         """
-        if not self._holders:
-            return
         present = self._present()
-        unique = list({id(buffer): buffer for buffer in present}.values())
         if alike:
             self._agreed = [tuple(buffer.shape) for buffer in present]
-        else:
-            reported = all_gather_object(
-                [tuple(one.shape) for one in unique], dist.get_world_size()
-            )
-            if len({len(theirs) for theirs in reported}) > 1:
-                return
-            unique = [
-                buffer
-                for buffer, shapes in zip(unique, zip(*reported, strict=True), strict=True)
-                if len(set(shapes)) == 1
-            ]
+        unique = list({id(buffer): buffer for buffer in present}.values())
+        if not alike:
+            unique = self._of_equal_shapes(unique)
         unique = [buffer for buffer in unique if buffer.numel()]
         for device in {buffer.device for buffer in unique}:
             broadcast([buffer for buffer in unique if buffer.device == device])
 
-    def _present(self) -> list[Tensor]:
+    def _of_equal_shapes(self, unique: list[Tensor]) -> list[Tensor]:
+        """Return those that have the same shape on all ranks."""
+        reported = all_gather_object([tuple(one.shape) for one in unique], dist.get_world_size())
+        if len({len(theirs) for theirs in reported}) > 1:
+            self._others = []
+            return []
         return [
             buffer
-            for module in self._holders
-            for buffer in buffers(module).values()
+            for buffer, shapes in zip(unique, zip(*reported, strict=True), strict=True)
+            if len(set(shapes)) == 1
+        ]
+
+    def _present(self) -> list[Tensor]:
+        return [entry.tensor for entry in self._entries()]
+
+    def _entries(self) -> list[Entry]:
+        return [
+            Entry(module, name, buffer)
+            for module in (*self._holders, *self._others)
+            for name, buffer in buffers(module).items()
             if buffer is not None
         ]

@@ -2,63 +2,216 @@
 
 from __future__ import annotations
 
-import torch
-from torchbus.plugin import Context, warn
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias
 
-from torchbus_strategy.parameters.rank0_values import Buffers
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl, warn
+
+from torchbus_strategy.parameters.rank0_values import Buffers, Entry, entries_of
+
+How: TypeAlias = Literal["rank0", "mean", "sum"]
+WAYS = ("rank0", "mean", "sum")
 
 LOOKS = 3
 DIFFER = (
     "the forward fills {} from its batch, so each rank's is another one, and after each backward"
-    " all ranks get {}: the samples of the other ranks do not enter as in one process. {}"
+    " all ranks get {}: the samples of the other ranks do not enter as in one process."
+    " sync_buffers={{'{}': 'mean'}} is exact for a running mean of equal shares, and 'sum' for"
+    " counts, sums, and a bank in which each sample writes its own row; of a queue, or a running"
+    " mean of sums, gather what is written: s.all_gather(...)"
 )
-RANK0 = (
-    "rank 0's",
-    "sync_buffers='mean' gives all ranks the mean, which is exact for running means of equal"
-    " shares. For a counter, a queue or a memory bank, gather what is written: s.all_gather(...)",
+COUNTS = (
+    "{} grew, in each of the first backwards, by the number of this rank's samples: if it counts"
+    " samples, it misses those of the other ranks. Pass sync_buffers={{'{}': 'sum'}}, which counts"
+    " all of them, or sync_buffers={{'{}': 'rank0'}} if it counts something else"
 )
-MEAN = (
-    "the mean, or rank 0's of integers",
-    "For a counter, a queue or a memory bank, gather what is written: s.all_gather(...)",
-)
+
+
+def check_how(how: object) -> None:
+    """Raise UsageError if it is not how buffers may be synchronised."""
+    ways = list(how.values()) if isinstance(how, Mapping) else [how]
+    unknown = [way for way in ways if way not in WAYS]
+    if unknown:
+        raise UsageError(
+            f"sync_buffers={unknown[0]!r} is unknown: use 'rank0', 'mean' or 'sum', or a dict of"
+            " them by the buffers' names"
+        )
 
 
 class SyncBuffers:
-    """``how``: "rank0" or "mean". In the first backwards it says once which buffers differ."""
+    """``how`` is for all buffers, or by name, such as "center" or "Loss.center".
 
-    def __init__(self, session: Context, how: str) -> None:
+    In the first backwards it says once which buffers differ, and which seem to count samples.
+    ``known`` returns the models that have buffers. All ranks call everything alike.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        how: How | Mapping[str, How],
+        known: Callable[[], Iterable[Module]],
+    ) -> None:
         self._session = session
         self._how = how
+        self._known = known
         self._looks = 0 if session.world.divides_anew else LOOKS
+        self._sums = how == "sum" or (isinstance(how, Mapping) and "sum" in how.values())
+        self._common = Common()
+        self._counting: set[str] | None = None
+        self._has_said = self._is_merged = False
+        if self._sums:
+            session.bus.register(self, "strategy.sums_of_buffers")
+
+    def _way(self, entry: Entry) -> How:
+        if isinstance(self._how, Mapping):
+            return self._how.get(entry.label, self._how.get(entry.name, "rank0"))
+        return "rank0" if entry.is_statistic and self._how == "sum" else self._how
+
+    # Before a backward ----------------------------------------------------------------------------
+
+    def models_added(self) -> None:
+        """The buffers of new models are equal on all ranks."""
+        for entry in self._of_interest():
+            self._common.note(entry)
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, iterator: LoaderIterator) -> None:
+        """The loop may have reset buffers since the last backward."""
+        if self._is_merged and torch.is_grad_enabled() and not iterator.origin.evaluates:
+            self._note_all()
+
+    def _note_all(self) -> None:
+        self._is_merged = False
+        for entry in self._of_interest():
+            self._common.note(entry, anew=True)
+
+    def _of_interest(self) -> Iterable[Entry]:
+        """The buffers of which the values before a backward are needed."""
+        return [
+            entry
+            for entry in (entries_of(self._known()) if self._sums or self._looks else ())
+            if self._way(entry) == "sum" or (self._looks and entry.tensor.numel() == 1)
+        ]
+
+    # After it -------------------------------------------------------------------------------------
 
     def synchronise(self, buffers: Buffers, alike: bool) -> None:
-        """The gradients are averaged. All ranks call it. ``alike``: buffers have equal shapes."""
-        looks = bool(self._looks and alike and buffers.named())
-        before = {name: one.clone() for name, one in buffers.named().items()} if looks else {}
-        if self._how == "mean" and alike:
-            buffers.average()
-        averaged = {name: one.clone() for name, one in buffers.named().items()} if looks else {}
+        """The gradients are averaged. ``alike``: buffers have equal shapes."""
+        entries = buffers.entries() if self._looks or self._how != "rank0" else []
+        looks = bool(self._looks and alike and not all(entry.is_statistic for entry in entries))
+        mine = [entry.tensor.clone() for entry in entries] if looks else []
+        counting = self._growing_by_samples(entries) if looks else set()
+        for entry in entries if alike else []:
+            self._combine(entry)
         buffers.copy_from_rank0(alike)
         if looks:
-            self._looks -= 1
-            integers_only = self._how == "mean"
-            self._say(
-                [
-                    name
-                    for name, now in buffers.named().items()
-                    if not _equal(averaged[name] if integers_only else before[name], now)
-                ]
+            self._say(self._lost(entries, mine), counting)
+        if self._sums or looks:
+            self._note_all()
+            self._is_merged = True
+
+    def _combine(self, entry: Entry) -> None:
+        way, tensor = self._way(entry), entry.tensor.data
+        if way == "mean" and tensor.is_floating_point():
+            dist.all_reduce(tensor)
+            tensor.div_(dist.get_world_size())
+        elif way == "sum" and (before := self._common.of(entry)) is not None:
+            repeats = self._session.share.weight == 0.0
+            tensor.copy_(sum_of_changes(before, before if repeats else tensor))
+
+    def _lost(self, entries: list[Entry], mine: list[Tensor]) -> list[str]:
+        """The buffers of which this rank's values are in no way in what all ranks have now."""
+        return [
+            entry.label
+            for entry, before in zip(entries, mine, strict=True)
+            if not entry.is_statistic
+            and (
+                self._way(entry) == "rank0"
+                or (self._way(entry) == "mean" and not before.is_floating_point())
             )
+            and not torch.equal(before.nan_to_num(), entry.tensor.nan_to_num())
+        ]
 
-    def _say(self, mine: list[str]) -> None:
-        reported = self._session.all_gather_object(mine)
-        names = sorted({name for theirs in reported for name in theirs})
-        if names:
-            self._looks = 0
-            if self._session.is_main:
-                whose, remedy = MEAN if self._how == "mean" else RANK0
-                warn(DIFFER.format(", ".join(names[:3]), whose, remedy))
+    def _growing_by_samples(self, entries: list[Entry]) -> set[str]:
+        """The numbers that grew by the number of this rank's samples, and are to be rank 0's."""
+        samples = len(self._session.share.indices)
+        return {
+            entry.label
+            for entry in entries
+            if entry.tensor.numel() == 1
+            and samples > 1
+            and self._how == "rank0"
+            and (before := self._common.of(entry)) is not None
+            and bool((entry.tensor - before == samples).all())
+        }
+
+    def _say(self, lost: list[str], counting: set[str]) -> None:
+        reported = self._session.all_gather_object((lost, sorted(counting)))
+        names = sorted({name for theirs, _ in reported for name in theirs})
+        common = set.intersection(*(set(theirs) for _, theirs in reported))
+        if self._session.share.count >= 2 * self._session.world.data.parts:  # else some have one
+            self._counting = common if self._counting is None else self._counting & common
+        self._looks -= 1
+        if names and not self._has_said:
+            self._has_said = True
+            whose = "the mean, or rank 0's of integers" if self._how == "mean" else "rank 0's"
+            self._warn(DIFFER.format(", ".join(names[:6]), whose, short(names[0])))
+        if self._counting and not self._looks:
+            first = min(self._counting)
+            self._warn(COUNTS.format(first, short(first), short(first)))
+
+    def _warn(self, text: str) -> None:
+        if self._session.is_main:
+            warn(text)
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+class Common:
+    """Buffers as they were when all ranks had them alike."""
+
+    def __init__(self) -> None:
+        self._held: weakref.WeakKeyDictionary[Module, dict[str, Tensor]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def note(self, entry: Entry, anew: bool = False) -> None:
+        held = self._held.setdefault(entry.holder, {})
+        if anew or entry.name not in held:
+            held[entry.name] = entry.tensor.detach().clone()
+
+    def of(self, entry: Entry) -> Tensor | None:
+        """Return None for another shape: the script has begun the buffer again."""
+        before = self._held.get(entry.holder, {}).get(entry.name)
+        return before if before is not None and before.shape == entry.tensor.shape else None
+
+
+def sum_of_changes(before: Tensor, mine: Tensor) -> Tensor:
+    """Return what came before, with the changes of all ranks. All ranks call it.
+
+    What one rank alone has changed gets the value of that rank, bit for bit.
+    """
+    kind = NARROW.get(mine.dtype, mine.dtype)
+    before, mine = before.to(kind), mine.to(kind)
+    changed = (mine != before) & ~((mine != mine) & (before != before))
+    total, count = torch.where(changed, mine, 0), changed.to(torch.int32)
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    several = total - (count - 1).to(kind) * before
+    return torch.where(count == 0, before, torch.where(count == 1, total, several))
+
+
+NARROW = {
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+
+
+def short(label: str) -> str:
+    """Return the name of a buffer without its class."""
+    return label.rpartition(".")[2]

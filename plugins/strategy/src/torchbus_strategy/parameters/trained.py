@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import BATCH_NORM
 from torchbus_strategy.parameters.per_rank import PerRankTensors
 from torchbus_strategy.parameters.rank0_values import (
+    Buffers,
     copy_from_rank0,
     gather_summaries,
     refuse_empty,
@@ -96,6 +97,8 @@ class Trained:
         self._known: dict[int, Tensor] = {}
         self._adopted: set[int] = set()
         self._models: list[weakref.ref[Module]] = []
+        self._others: list[weakref.ref[Module]] = []
+        """Called modules that have buffers and no parameters, such as a loss with a center."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._next_number = itertools.count()
         self._has_warned = False
@@ -170,6 +173,9 @@ class Trained:
     def model_found(self, model: Module) -> None:
         # flops are counted on meta tensors
         counted = [parameter for parameter in model.parameters() if not parameter.is_meta]
+        if not counted:
+            self._add_other(model)
+            return
         known = all(id(parameter) in self._known for parameter in counted)
         if (
             known
@@ -179,6 +185,13 @@ class Trained:
         ):
             return
         self._add(list(model.parameters()), [model], type(model).__name__, {})
+
+    def _add_other(self, model: Module) -> None:
+        """Give its buffers rank 0's values from the next backward on."""
+        is_new = not any(other() is model for other in self._others)
+        if is_new and self._session.captures(model) and any(True for _ in model.buffers()):
+            self._others.append(weakref.ref(model))
+            self._changed()
 
     def _add(
         self, parameters: list[Tensor], models: list[Module], what: str, made_with: Settings
@@ -242,7 +255,7 @@ class Trained:
 
         Those of an earlier cross-validation fold, for example. Returns whether there were any.
         """
-        alive: list[Module | Optimizer] = [*self._alive(), *self._numbers]
+        alive: list[Module | Optimizer] = [*self._alive(self._models), *self._numbers]
         held = {
             id(parameter) for thing in alive for parameter in _parameters_of(thing)
         } | self._adopted
@@ -255,13 +268,14 @@ class Trained:
             self._holders.pop(key, None)
         return any(dead)
 
-    def _alive(self) -> list[Module]:
-        return [model for model in (reference() for reference in self._models) if model is not None]
+    @staticmethod
+    def _alive(references: Iterable[weakref.ref[Module]]) -> list[Module]:
+        return [model for model in (reference() for reference in references) if model is not None]
 
     @hookimpl
     def mode_changed(self) -> None:
         """Let all ranks draw the same random numbers while every trained model is in eval mode."""
-        models = self._alive()
+        models = self._alive(self._models)
         if models:
             self._session.random.use(
                 "own" if any(model.training for model in models) else "evaluation"
@@ -285,6 +299,14 @@ class Trained:
                 key=lambda pair: pair[0],
             )
         )
+
+    def buffers(self, parameters: Sequence[Tensor]) -> Buffers:
+        """Those of the models that own the parameters, and of called modules without any."""
+        return Buffers(self.models(parameters), self._alive(self._others))
+
+    def known_models(self) -> list[Module]:
+        """The models that were found, and called modules without parameters."""
+        return [*self._alive(self._models), *self._alive(self._others)]
 
     def models(self, parameters: Sequence[Tensor]) -> list[Module]:
         """The models that own the parameters, except those that are already distributed."""

@@ -51,6 +51,7 @@ def _replace(run: Inside, mode: Any) -> None:
     if run.session is not None:
         # every rank goes on drawing what one process draws
         run.session.random.split = lambda rank: None
+        run.session.random.draw_apart = lambda generators, rank: None
     mode.__enter__()
     for kind in (DATA_ITERATOR, *DATA_ITERATOR.__subclasses__()):
         for name in {"__init__", "__next__", RESET} & set(vars(kind)):

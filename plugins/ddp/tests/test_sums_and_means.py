@@ -1,0 +1,70 @@
+"""A loss that adds sums over samples to means over samples: each is what it is in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchbus_testing.forking import fork_script
+
+SCRIPT = """
+import json, warnings, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+torch.set_default_dtype(torch.float64)
+LOSSES = {
+    "mean and sum": lambda net, z, out, a: F.mse_loss(out, a) + z.square().sum(),
+    "targets and sum": lambda net, z, out, a: F.cross_entropy(out, a.argmax(1)) + 2 * z.abs().sum(1).sum(),
+    "two of each": lambda net, z, out, a: out.mean() + F.l1_loss(z, a[:, :4]) - z.sum() - F.mse_loss(out, a, reduction="sum"),
+    "sum of weights": lambda net, z, out, a: F.mse_loss(out, a) + (net[0].weight.T @ net[0].weight).square().sum(),
+    "all": lambda net, z, out, a: F.mse_loss(out, a) + net[2].weight.abs().sum() + z.square().sum(),
+}
+
+def train(name):
+    torch.manual_seed(0)
+    x = torch.randn(26, 5)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    shown = []
+    for (a,) in DataLoader(TensorDataset(x), batch_size=8):  # a last batch of 2
+        z = net[0](a)
+        loss = LOSSES[name](net, z, net[2](torch.tanh(z)), a)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        shown.append(loss.item())
+    return shown, net[0].weight.flatten().tolist()
+
+found = {"alone": {name: train(name) for name in LOSSES}}
+for ranks in (2, 3):
+    for name in LOSSES:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with session(devices=ranks, batch="global", launch="fork", accelerator="cpu"):
+                result = train(name)
+        found[f"{ranks} {name}"] = [*result, [str(one.message) for one in said]]
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    with session(devices=2, accumulate_grad_batches=2, launch="fork", accelerator="cpu"):
+        train("mean and sum")
+found["window"] = [str(one.message) for one in said]
+print(json.dumps(found))
+"""
+
+
+def test_each_term_is_what_it_is_in_one_process() -> None:
+    found: dict[str, Any] = fork_script(SCRIPT).json()
+    for name, (losses, weights) in found["alone"].items():
+        for ranks in (2, 3):
+            theirs, mine, said = found[f"{ranks} {name}"]
+            assert mine == pytest.approx(weights, rel=1e-9), (name, ranks)
+            if name == "two of each":  # the graph keeps the values of two terms only
+                assert len(said) == 1 and "the loss that the loop shows is the mean" in said[0]
+                continue
+            assert theirs == pytest.approx(losses, rel=1e-9), (name, ranks)
+            assert not said, (name, said)
+    assert any("a term of the loss is a sum over samples" in one for one in found["window"])

@@ -1,0 +1,268 @@
+"""Random generators of the script's own, such as ``numpy.random.default_rng()`` of a data set.
+
+Ranks draw apart from them during a pass over divided data, and alike everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from types import FrameType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torchbus.compat import python
+from torchbus.runtime.user_code import is_users_module, users_frames
+
+Generator: TypeAlias = Any  # torch.Generator, random.Random, NumPy's Generator or RandomState
+
+OBJECTS_AT_MOST = 1000
+ITEMS_AT_MOST = 64
+STRIDE = 2**20
+
+
+@dataclass
+class Held:
+    """A generator, and the state of the stream that is not in use."""
+
+    generator: Generator
+    other: object
+
+
+class ScriptGenerators:
+    """Switches generators between a stream that is common to all ranks, and one of this rank.
+
+    ``apart``: whether this rank's own is in use. It begins anew with each pass, from where the
+    common one stands, and leaves that as it is.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, Held] = {}
+        self._is_inside = False
+        self.apart = False
+
+    def begin(self, found: Iterable[Generator], number: int) -> None:
+        """A pass has begun. ``number`` differs between ranks, and between passes."""
+        if not self._is_inside:
+            self._held, self._is_inside = {}, True
+        for one in found:
+            if id(one) not in self._held:
+                self._held[id(one)] = Held(one, derived(one, number))
+
+    def begin_anew(self, number: int) -> None:
+        """Begin this rank's own streams again, in the middle of a pass."""
+        apart = self.apart
+        self.use(False)
+        for held in self._held.values():
+            held.other = derived(held.generator, number)
+        self.use(apart)
+
+    def use(self, apart: bool) -> None:
+        """Draw apart, if a pass has begun, or alike."""
+        apart = apart and self._is_inside
+        if apart != self.apart:
+            self.apart = apart
+            for held in self._held.values():
+                now = state_of(held.generator)
+                set_state(held.generator, held.other)
+                held.other = now
+
+    def end(self) -> None:
+        """The pass is over."""
+        self.use(False)
+        self._is_inside = False
+
+    def go_on(self) -> None:
+        """Training goes on with batches of the pass."""
+        self._is_inside = True
+
+    def forget(self) -> None:
+        """Leave all generators as they are."""
+        self._held, self._is_inside, self.apart = {}, False, False
+
+
+# One generator -----------------------------------------------------------------------------------
+
+
+def _are_generators() -> Callable[[object], bool]:
+    """Return a test for generators with a state, other than the common ones of the libraries."""
+    kinds = (torch.Generator, random.Random, *_kinds_of_numpy())
+    others = set(map(id, _of_libraries()))
+
+    def is_one(thing: object) -> bool:
+        return (
+            isinstance(thing, kinds)
+            and not isinstance(thing, random.SystemRandom)
+            and id(thing) not in others
+        )
+
+    return is_one
+
+
+def _kinds_of_numpy() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+
+
+def _of_libraries() -> Iterator[object]:
+    """The generators behind the functions of torch, random and NumPy."""
+    yield torch.default_generator
+    yield getattr(random.random, "__self__", None)
+    if "numpy" in sys.modules:
+        yield getattr(sys.modules["numpy"].random.random, "__self__", None)
+
+
+def state_of(one: Generator) -> object:
+    """Return its state, for ``set_state``."""
+    if isinstance(one, random.Random):
+        return one.getstate()
+    return one.bit_generator.state if hasattr(one, "bit_generator") else one.get_state()
+
+
+def set_state(one: Generator, state: Any) -> None:
+    if isinstance(one, random.Random):
+        one.setstate(state)
+    elif hasattr(one, "bit_generator"):
+        one.bit_generator.state = state
+    else:
+        one.set_state(state)
+
+
+def derived(one: Generator, number: int) -> object:
+    """Return another state, which depends on the present one and a number."""
+    before = state_of(one)
+    try:
+        _seed(one, (_drawn(one) + number) % 2**63)
+        return state_of(one)
+    finally:
+        set_state(one, before)
+
+
+def _drawn(one: Generator) -> int:
+    if isinstance(one, torch.Generator):
+        return int(torch.randint(2**62, (1,), generator=one, device=one.device))
+    if isinstance(one, random.Random):
+        return one.getrandbits(62)
+    return int.from_bytes(one.bytes(7), "little")
+
+
+def _seed(one: Generator, number: int) -> None:
+    if isinstance(one, torch.Generator):
+        one.manual_seed(number)
+    elif isinstance(one, random.Random):
+        one.seed(number)
+    elif hasattr(one, "bit_generator"):
+        one.bit_generator.state = type(one.bit_generator)(number).state
+    else:
+        one.set_state(type(one)(number % 2**32).get_state())
+
+
+# Where they are ----------------------------------------------------------------------------------
+
+
+def of_pass(loader: DataLoader[object], outermost: FrameType | None) -> list[Generator]:
+    """Return those that a loader's data set and the script's variables lead to.
+
+    Those from which the order of the data is drawn are common to all ranks all the time.
+    """
+    found = reached([loader.dataset, loader.collate_fn, *_variables(users_frames(outermost))])
+    samplers = (
+        loader.batch_sampler,
+        loader.sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    held = {id(loader.generator)} | {id(one) for two in samplers for one in _attributes(two)}
+    return [one for one in found if id(one) not in held]
+
+
+def seed_in_worker(number: int) -> None:
+    """Let a loader's worker draw from other states than this process's other ranks do."""
+    worker = get_worker_info()
+    for one in reached([] if worker is None else [worker.dataset]):
+        set_state(one, derived(one, number))
+
+
+def _variables(frames: list[FrameType]) -> Iterator[object]:
+    for frame in frames:
+        yield from python.read(frame).values()
+    for names in {id(frame.f_globals): frame.f_globals for frame in frames}.values():
+        yield from list(names.values())
+
+
+def reached(values: Iterable[object]) -> list[Generator]:
+    """Return those among the values, and those that lists, functions and objects lead to.
+
+    Of a module that defines a class or a function, only its own variables count.
+    """
+    found: dict[int, Generator] = {}
+    seen: set[int] = set()
+    waiting: list[object] = []
+    is_generator = _are_generators()
+
+    def look(parts: Iterable[object]) -> None:
+        for part in parts:
+            if is_generator(part):
+                found[id(part)] = part
+            elif not isinstance(part, LEAVES) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+
+    look(values)
+    for one in waiting:
+        if len(waiting) > OBJECTS_AT_MOST:
+            break
+        look(_parts(one))
+    for name in {_module_of(one) for one in waiting} - {""}:
+        values = list(vars(sys.modules[name]).values())
+        found |= {id(value): value for value in values if is_generator(value)}
+    return list(found.values())
+
+
+LEAVES = (type, ModuleType, Tensor, DataLoader, str, bytes, int, float, complex, NoneType)
+
+
+def _parts(one: Any) -> Iterable[object]:
+    if isinstance(one, list | tuple | dict):
+        items = one.values() if isinstance(one, dict) else one
+        return list(islice(items, ITEMS_AT_MOST))
+    if isinstance(one, FunctionType):
+        return _closed_over(one) if _module_of(one) else ()
+    if isinstance(one, MethodType):
+        return (one.__self__, one.__func__)
+    if isinstance(one, functools.partial):
+        return (one.func, *one.args, *one.keywords.values())
+    if isinstance(one, Module):
+        return [value for part in one.modules() for value in _own(part)]
+    is_looked_into = _module_of(one) or isinstance(one, Dataset) or callable(one)
+    return _attributes(one) if is_looked_into else ()
+
+
+def _attributes(one: object) -> list[object]:
+    return list(getattr(one, "__dict__", {}).values())
+
+
+def _own(module: Module) -> Iterator[object]:
+    """The attributes of a module that the script has given it."""
+    return (value for name, value in vars(module).items() if not name.startswith("_"))
+
+
+def _closed_over(function: FunctionType) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+
+
+def _module_of(one: object) -> str:
+    """Return the module of the script's own code that defines a function, or an object's class."""
+    definer = one if isinstance(one, FunctionType) else type(one)
+    name = str(getattr(definer, "__module__", ""))
+    return name if is_users_module(name) else ""
