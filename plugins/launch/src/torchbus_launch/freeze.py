@@ -63,6 +63,10 @@ class Neighbours:
         """Return the ranks whose processes have ended."""
         return [rank for rank, other in self.found.items() if other.state() in ENDED]
 
+    def is_running(self, rank: int) -> bool:
+        """Return whether this is another rank of this host whose process has not ended."""
+        return rank in self.found and self.found[rank].state() not in ENDED
+
     def is_debugged(self, rank: int) -> bool:
         return rank in self.found and self.found[rank].is_debugged()
 

@@ -235,6 +235,8 @@ class Job:
         self._news.stop()
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
+        if error is not None:
+            self._health_checks.let_first_end()
         self.guard.stop()
         self.world.shared.close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
@@ -349,7 +351,7 @@ class FailureResolver:
             else failure.of(self._world.rank, error)
         )
         with contextlib.suppress(RuntimeError):
-            first = self._first_failure(error, mine)
+            self._health_checks.found = first = self._first_failure(error, mine)
             self._guard.release()
             if first.summary == LOST:
                 # print now: a launcher that sees a killed rank ends all ranks
