@@ -13,8 +13,8 @@ from torchbus.world import SharedStore, World
 from torchbus_launch import stall
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.failure import Failure
-from torchbus_launch.guard import say
 from torchbus_launch.request import Request
+from torchbus_launch.saying import say
 from torchbus_launch.stall import ENDED, STOPPED, Process, StallDetector
 
 FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0

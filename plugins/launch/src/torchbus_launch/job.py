@@ -23,10 +23,11 @@ from torchbus_launch.children import Child, end_children
 from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
-from torchbus_launch.guard import Guard, Leave, say
+from torchbus_launch.guard import Guard, Leave
 from torchbus_launch.lookout import GONE, HealthChecks, received
 from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
+from torchbus_launch.saying import say
 from torchbus_launch.store import StoreBarrier
 from torchbus_redaction.redactor import redacted
 

@@ -18,9 +18,9 @@ from torchbus_launch.children import Child
 from torchbus_launch.ending import Ended
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import Freeze
-from torchbus_launch.guard import say
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import END, Place
+from torchbus_launch.saying import say
 
 GONE = "rank 0, which serves the store, has gone"
 FIRST_ENDS_WITHIN_S = 3.0
