@@ -81,8 +81,10 @@ class Cell:
 
     def statuses(self) -> set[int]:
         """The exit statuses that what the user started may have."""
-        if self.fault == "exit 0" and PHASES.index(self.phase) > PHASES.index("worker"):
+        if self.fault == "exit 0" and self.phase in ("evaluation", "save"):
             return {0, 1}  # it depends on what the others still need it for
+        if self.fault == "exit 0" and self.phase in ("after the loop", "finally"):
+            return {0}
         if self.launch == "torchrun" or self.rank == 1 or self.phase == "worker":
             return {1}
         return {
@@ -103,7 +105,7 @@ class Cell:
             case "raise":
                 return f"the fault of {rank}"
             case "swallowed":
-                return f"the fault of {rank}|Diverged: .*{rank}"
+                return f"the fault of {rank}|RanksDiverged"  # which ones differ, and not why
             case _ if self.phase == "worker":
                 return r"dataloader\.py|DataLoader worker"
             case "exit 0":
