@@ -189,7 +189,9 @@ def lost(cell: Cell, folder: Path) -> Iterator[str]:
         done = steps.stat().st_size if steps.exists() else 0
         if done and (not log.exists() or log.read_text().count("\n") < done):
             yield f"lines of rank {rank} are lost"
-        excused = cell.rank == rank and (cell.kills_the_rank or cell.phase == "finally")
+        # torch's loader raises wherever the rank is when it hears that a worker has ended
+        can_not = cell.kills_the_rank or cell.phase in ("finally", "worker")
+        excused = cell.rank == rank and can_not
         if not excused and not (folder / f"finally{rank}").exists():
             yield f"finally of rank {rank} did not run"
     if cell.phase != PHASES[0]:
