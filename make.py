@@ -6,6 +6,7 @@
     python make.py test --torch 2.6.0    # only the tests, with another torch; also: --torch newest
     python make.py versions 2.6.0 2.9.1  # a loop on two ranks with each torch; without: the window
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
+    python make.py faults --every 40     # jobs with faults; without --every: 2,240 of them, hours
     python make.py docs                  # the documentation as a site, in site/; --serve shows it
     python make.py release 0.2.0 --dry-run   # build and try all packages; without it, also tag
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
@@ -45,6 +46,11 @@ def test(environment: Environment, words: Words) -> int:
     scripts = [ROOT / "tests/house/typed", ROOT / "examples/gallery"]
     checks = check(environment, Path("."), environment.packages, *scripts)
     return verdict({**checks, **tests})
+
+
+def faults(environment: Environment, words: Words) -> int:
+    """Judge how jobs end in which a rank has a fault."""
+    return environment.run("tests/ways_out/fault_matrix.py", *words)
 
 
 def docs(environment: Environment, words: Words) -> int:
@@ -142,7 +148,7 @@ def main() -> int:
     return run(environment, words)
 
 
-RUNS = {run.__name__: run for run in (demo, test, quick, docs, release, dists)}
+RUNS = {run.__name__: run for run in (demo, test, quick, faults, docs, release, dists)}
 
 
 if __name__ == "__main__":

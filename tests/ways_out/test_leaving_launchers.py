@@ -53,8 +53,8 @@ def test_under_torchbus_run(tmp_path, who, how):
 
 
 UNDER_TORCHRUN = {
-    (1, "raise others sleep"): "ValueError: boom",
     (0, "raise"): "ValueError: boom",
+    (1, "raise others sleep"): "ValueError: boom",
     (1, "SIGKILL"): "Signal 9 (SIGKILL)",
     (0, "exit 3"): "rank 0 failed first",
     (1, "uneven"): "ended its loop after",
@@ -70,7 +70,7 @@ UNDER_TORCHRUN = {
 )
 def test_under_torchrun(tmp_path, who, how):
     """torchrun's own words and status are its own; ours are that every rank leaves, and which one
-    failed.
+    failed. Its traceback comes first, and torchrun names it.
     """
     result = run(
         [
@@ -93,3 +93,7 @@ def test_under_torchrun(tmp_path, who, how):
     left = {0, 1} - ({who} if how == "SIGKILL" else set())
     assert {path.name for path in tmp_path.glob("finally*")} == {f"finally{rank}" for rank in left}
     assert UNDER_TORCHRUN[who, how] in result.stderr
+    if how == "raise":
+        errors = [line for line in result.stderr.splitlines() if "Error: boom" in line]
+        assert errors[0] == "ValueError: boom"
+        assert f"local_rank: {who} " in result.stderr

@@ -24,6 +24,17 @@ imported: States = {}
 """The states of the generators when a process that the user started imported torchbus."""
 
 
+NOT_FROM_HERE = "import sys; sys.path[:] = [path for path in sys.path if path]\n"
+
+
+def command(code: str) -> list[str]:
+    """Return the command that runs code in another Python.
+
+    ``python -c`` would import modules of the working directory first, which may be anybody's.
+    """
+    return [sys.executable, "-c", NOT_FROM_HERE + code]
+
+
 def read() -> None:
     """Read the generators' states, or become the rank that the variable describes.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -58,17 +60,29 @@ def test_many_metrics_make_a_page(logs: Path) -> None:
     assert "19700 more metrics are not drawn." in page([read(logs / BAD)])
 
 
-def test_a_page_that_can_not_be_written_leaves_the_old_one(logs: Path, tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full")
+def test_a_page_that_can_not_be_written_leaves_the_old_one(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     (tmp_path / "out.html").write_text("old")
-    (tmp_path / "out.html.part").symlink_to("/dev/full")
+    monkeypatch.setattr(os, "replace", full)
     status, _, err = called("report", str(logs / GOOD), "-o", str(tmp_path / "out.html"))
     assert (
         status == 2
         and "out.html can't be written: No space left on device" in err
         and (tmp_path / "out.html").read_text() == "old"
     )
+
+
+def test_a_link_in_the_place_of_the_page_is_not_followed(logs: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("somebody's")
+    for name in ("out.html", "out.html.part"):
+        (tmp_path / name).symlink_to(tmp_path / "other")
+    assert called("report", str(logs / GOOD), "-o", str(tmp_path / "out.html"))[0] == 0
+    assert (tmp_path / "other").read_text() == "somebody's"
+    assert "<html" in (tmp_path / "out.html").read_text()
 
 
 def test_lost_records_are_said(logs: Path) -> None:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+from torchbus import bootstrap
 from torchbus.compat.python import current_frame
 from torchbus.plugin import UsageError
 
@@ -129,7 +130,7 @@ def _build(folder: Path) -> None:
         )
         sources = [str(SOURCES / "simulated.cpp")]
         reported = subprocess.run(
-            [sys.executable, "-c", LOAD, NAME, mine, *sources],
+            [*bootstrap.command(LOAD), NAME, mine, *sources],
             env=os.environ | {"PATH": _path()},
             capture_output=True,
             text=True,

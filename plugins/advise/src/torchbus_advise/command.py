@@ -12,6 +12,7 @@ from torchbus_advise.estimate.plans import installed
 from torchbus_advise.page import Page
 from torchbus_advise.trial import NoStep, Request, survey
 from torchbus_cli.parser import Parser, complain
+from torchbus_redaction.redactor import redacted_output
 
 USAGE = """torchbus advise [OPTION]... SCRIPT [ARG]...
        torchbus advise [OPTION]... -m MODULE [ARG]..."""
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
         page = _page(given, argv)
         print(page.json() if given.json else page.text())
     except NoStep as error:
-        print(error.trace, file=sys.stderr, end="")
+        print(redacted_output(error.trace), file=sys.stderr, end="")
         complain("torchbus advise", error)
         return NO_VERDICT
     except TorchbusError as error:

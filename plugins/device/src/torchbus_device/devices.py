@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 
 import torch
+from torchbus import bootstrap
 from torchbus.errors import UsageError
 from torchbus.world import Devices
 
@@ -235,7 +235,7 @@ def _free_devices(kind: str) -> list[int]:
         ]
     else:
         answer = subprocess.run(
-            [sys.executable, "-c", _PROBE, kind], capture_output=True, text=True, check=True
+            [*bootstrap.command(_PROBE), kind], capture_output=True, text=True, check=True
         )
         numbers = iter(map(int, answer.stdout.split()))
         reported = list(zip(numbers, numbers, numbers, strict=True))

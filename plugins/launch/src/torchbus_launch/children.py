@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from typing import IO
 
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.guard import DELIVER_AFTER_S, FORCED, KILL_AFTER_S
+from torchbus_launch.saying import say
+from torchbus_redaction.redactor import redacted_output
 
 
 class Child:
@@ -71,7 +72,7 @@ class Child:
         if self._errors is None:
             return ""
         self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")[-max_chars:]
+        return redacted_output(self._errors.read().decode(errors="replace")[-max_chars:])
 
 
 def standard_input() -> int:
@@ -128,21 +129,19 @@ def end_children(children: list[Child], in_peace: bool) -> None:
     late = wait_for(children, CHILD_GRACE_S)
     if late and in_peace:
         ranks = ", ".join(str(child.rank) for child in late)
-        print(
+        say(
             f"torchbus: waiting up to {ATEXIT_GRACE_S:.0f} s for rank {ranks}, which still runs"
-            " after the block",
-            file=sys.__stderr__,
+            " after the block"
         )
         wait_for(late, ATEXIT_GRACE_S)
     for child in end(late, 0.0):
-        print(
+        say(
             f"torchbus: rank {child.rank} did not end by itself after the block and"
-            f" {child.describe_exit()}",
-            file=sys.__stderr__,
+            f" {child.describe_exit()}"
         )
     for child in children:
         reported = child.last_errors()
         start = reported.find(f"torchbus: rank {child.rank} {FORCED}")
         if start >= 0:
-            print(reported[start:].rstrip(), file=sys.__stderr__)
+            say(reported[start:])
         child.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from dataclasses import asdict, dataclass
 
@@ -11,6 +10,7 @@ from torchbus.errors import PluginError, RankFailed, RanksDiverged
 from torchbus.world import SharedStore
 
 from torchbus_launch.broadcast_log import FAILED, BroadcastLog
+from torchbus_launch.saying import say
 from torchbus_redaction.redactor import redacted, redacted_traceback
 
 KEY = "failure"
@@ -76,11 +76,10 @@ def parse(text: bytes) -> Failure:
 
 def show(failure: Failure) -> None:
     """Print the traceback of the rank that failed, or its error if it is without one."""
-    text = failure.traceback or f"torchbus: {failure.as_error()}"
-    mark = f"[rank {failure.rank}] " if failure.traceback else ""
-    lines = [mark + line for line in text.rstrip().splitlines()]
-    sys.stdout.flush()
-    print("\n".join(lines), file=sys.__stderr__ or sys.stderr, flush=True)
+    if failure.traceback:
+        say(failure.traceback, f"[rank {failure.rank}] ")
+    else:
+        say(f"torchbus: {failure.as_error()}")
 
 
 def is_consequence(error: BaseException) -> bool:

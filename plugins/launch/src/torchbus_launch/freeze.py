@@ -13,8 +13,8 @@ from torchbus.world import SharedStore, World
 from torchbus_launch import stall
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.failure import Failure
-from torchbus_launch.guard import say
 from torchbus_launch.request import Request
+from torchbus_launch.saying import say
 from torchbus_launch.stall import ENDED, STOPPED, Process, StallDetector
 
 FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0
@@ -62,6 +62,10 @@ class LocalProcesses:
     def ended(self) -> list[int]:
         """Return the ranks whose processes have ended."""
         return [rank for rank, other in self.found.items() if other.state() in ENDED]
+
+    def is_running(self, rank: int) -> bool:
+        """Return whether this is another rank of this host whose process has not ended."""
+        return rank in self.found and self.found[rank].state() not in ENDED
 
     def is_debugged(self, rank: int) -> bool:
         return rank in self.found and self.found[rank].is_debugged()

@@ -19,22 +19,7 @@ from torchbus.compat.python import frames_of_threads
 from torchbus.errors import RankFailed
 
 from torchbus_launch.broadcast_log import FairClock, Looking, leave_to_no_debugger
-
-
-def say(text: str, within_s: float = 2.0) -> None:
-    """Write to the stderr that this process began with.
-
-    Returns after ``within_s`` even if the text is not written yet.
-    """
-
-    def write() -> None:
-        with contextlib.suppress(Exception):
-            print(text, file=sys.__stderr__, flush=True)
-
-    thread = threading.Thread(target=write, name="torchbus-say", daemon=True)
-    thread.start()
-    thread.join(within_s)
-
+from torchbus_launch.saying import say
 
 _one_at_a_time = threading.Lock()
 

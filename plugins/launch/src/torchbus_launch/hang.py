@@ -12,8 +12,9 @@ from torchbus.errors import RanksDiverged
 from torchbus.world import SharedStore
 
 from torchbus_launch.broadcast_log import ASKED, REPORTED, BroadcastLog
-from torchbus_launch.guard import say
 from torchbus_launch.place import BLIND, END, LOOKS, Place
+from torchbus_launch.saying import say
+from torchbus_redaction.redactor import Redactor, redacted_output
 
 ANSWERS_WITHIN_S = 2.0
 ALL_ANSWER = 1024
@@ -111,7 +112,8 @@ class Questions:
 
 
 def _written(place: Place) -> str:
-    return json.dumps(asdict(place))
+    """Return a place for the other ranks, without secrets in its line of code."""
+    return json.dumps(asdict(replace(place, source=Redactor().code(place.source))))
 
 
 def _call(place: Place) -> list[object]:
@@ -305,7 +307,7 @@ class HangWatch:
         if self._rank == 0 or (self._questions.all_answer and rank_0_is_silent):
             self._say(text)
         else:
-            self._store.set(f"report/{number}", text)
+            self._store.set(f"report/{number}", redacted_output(text))
         self._log.append(self._store, f"{REPORTED}{number}")
 
     def _print_reports(self) -> None:

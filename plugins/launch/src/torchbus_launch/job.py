@@ -23,10 +23,11 @@ from torchbus_launch.children import Child, end_children
 from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
-from torchbus_launch.guard import Guard, Leave, say
+from torchbus_launch.guard import Guard, Leave
 from torchbus_launch.lookout import STORE_LOST, HealthChecks, received
 from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
+from torchbus_launch.saying import say
 from torchbus_launch.store import StoreBarrier
 from torchbus_redaction.redactor import redacted
 
@@ -235,6 +236,8 @@ class Job:
         self._log.stop()
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
+        if error is not None:
+            self._health_checks.let_first_end()
         self.guard.stop()
         self.world.shared.close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
@@ -349,7 +352,7 @@ class FailureResolver:
             else failure.of(self._world.rank, error)
         )
         with contextlib.suppress(RuntimeError):
-            first = self._first_failure(error, mine)
+            self._health_checks.found = first = self._first_failure(error, mine)
             self._guard.release()
             if first.summary == LOST:
                 # print now: a launcher that sees a killed rank ends all ranks

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from torchbus.errors import RankFailed, RanksDiverged
@@ -17,11 +18,12 @@ from torchbus_launch.children import Child
 from torchbus_launch.ending import Ended
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import Freeze
-from torchbus_launch.guard import say
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import END, Place
+from torchbus_launch.saying import say
 
 STORE_LOST = "rank 0, which serves the store, has gone"
+FIRST_ENDS_WITHIN_S = 3.0
 
 
 class HealthChecks:
@@ -140,6 +142,20 @@ class HealthChecks:
             with contextlib.suppress(RuntimeError):  # the store has gone with it
                 return self.publish(self._store, lost)
         return lost
+
+    def let_first_end(self) -> None:
+        """Wait a moment until the rank that failed first has ended, so that its traceback comes
+        first, and a launcher names that rank.
+
+        A session's own ranks need not: rank 0 prints for all.
+        """
+        if self.found is None or self.found.diverged or self._is_ours or self._freeze is None:
+            return
+        deadline = time.monotonic() + FIRST_ENDS_WITHIN_S
+        while (
+            self._freeze.local_processes.is_running(self.found.rank) and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
 
     def _frozen(self) -> Failure | None:
         found = self._freeze.look() if self._freeze is not None else None

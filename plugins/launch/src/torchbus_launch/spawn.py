@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
+from torchbus import bootstrap
 from torchbus.errors import UsageError
 
 from torchbus_launch.job import Job
@@ -162,7 +163,7 @@ def start(request: Request, call: Call | None) -> Job:
     payload = _payload(call)
     nodes = find_nodes(request)
     store = nodes.open_store(request)
-    argv = [sys.executable, "-c", BOOT]
+    argv = bootstrap.command(BOOT)
     children = [
         start_child(argv, nodes, store, local_rank, request, payload)
         for local_rank in range(1, nodes.local_world_size)

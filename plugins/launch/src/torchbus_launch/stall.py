@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from torchbus_launch.broadcast_log import FairClock
+from torchbus_redaction.redactor import redacted_output
 
 STOPPED, ENDED = "T", ("", "Z", "X")
 
@@ -47,7 +48,7 @@ class Process(NamedTuple):
                 f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
             )
             with open(file, "wb", buffering=0) as stderr:
-                stderr.write(f"{text}\n".encode())
+                stderr.write(f"{redacted_output(text)}\n".encode())
 
     def end(self, spare: Collection[int]) -> None:
         """Send SIGKILL to it and its descendants.

@@ -22,6 +22,7 @@ from torchbus_pipeline.model import elsewhere
 from torchbus_pipeline.model.cut import Cut, first_mark, mark_of
 from torchbus_pipeline.model.elsewhere import Elsewhere
 from torchbus_pipeline.model.models import Models
+from torchbus_strategy import sharding
 
 
 class End:
@@ -248,7 +249,7 @@ class WholeOptimizers:
 
     def make_whole(self) -> None:
         """Give all ranks all states. All ranks call it, while parameters are still elsewhere."""
-        for optimizer in [found for known in self._known if (found := known()) is not None]:
+        for optimizer in sharding.alive_on_all(self._session, self._known):
             mine = {
                 index: optimizer.state[one]
                 for index, one in enumerate(_parameters(optimizer))

@@ -8,6 +8,7 @@ changes a file.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torchbus.runtime.services import JobService
 
 WAIT_FOR_RANK0_S = 20.0
+LEAVING_WAITS_S = 2.0  # while it handles an exception: rank 0 need not come to the same place
 ASKS_AFTER_S = 0.1
 HISTORY = 32  # of the last changes to a path
 ELSEWHERE = "elsewhere"
@@ -59,6 +61,7 @@ class Changes:
     def __init__(self, session: Context, job: JobService) -> None:
         self._session = session
         self._job = job
+        self._handled_before = sys.exc_info()[1]
         self._lock = threading.RLock()
         self._made: dict[str, tuple[int, list[Change]]] = {}  # by rank 0
         self._at_line: Counter[tuple[str, int]] = Counter()
@@ -127,8 +130,12 @@ class Changes:
 
     def _waited(self, met: Callable[[SharedStore], bool]) -> bool:
         """Wait for rank 0, unless this rank must stop: its ``finally`` writes by itself."""
+        handled = sys.exc_info()[1]
+        is_leaving = handled is not None and handled is not self._handled_before
         try:
-            self._job.wait_until(met, WAIT_FOR_RANK0_S)
+            self._job.wait_until(met, LEAVING_WAITS_S if is_leaving else WAIT_FOR_RANK0_S)
+        except RuntimeError:  # also of the store, which goes with rank 0
+            return False
         except BaseException:
             if not self._job.is_ending:
                 raise

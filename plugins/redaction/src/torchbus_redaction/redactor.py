@@ -22,8 +22,9 @@ from torchbus_redaction.texts import HIDDEN, Speaks, hides, speaks
 
 # what moves the cursor, changes colours or the direction of a line, or can't be printed at all
 CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+CODE = re.compile(r'[ |+-]*File "|  rank \d+ ')
 
 
 def redacted(text: str) -> str:
@@ -37,18 +38,40 @@ def redacted(text: str) -> str:
 
 def redacted_traceback(error: BaseException) -> str:
     """Return a traceback that is fit to be shown. Code such as ``login(key=key)`` stays."""
-    redactor = Redactor()
-    return printable(
-        "".join(
-            (redactor.code if part.lstrip(" |+-").startswith('File "') else redactor.text)(part)
-            for part in traceback.format_exception(error)
-        )
+    return redacted_output("".join(traceback.format_exception(error)))
+
+
+def redacted_output(text: str) -> str:
+    """Return what a program has written so that it is fit to be shown.
+
+    Lines of code stay, but for known secrets and quoted texts: those of a traceback, and those in a
+    report of where ranks are.
+    """
+    redactor, is_code = Redactor(), False
+    parts: list[tuple[bool, list[str]]] = []
+    for line in text.splitlines(keepends=True):
+        is_code = bool(CODE.match(line)) or (is_code and line.startswith("    "))
+        if not parts or parts[-1][0] != is_code:
+            parts.append((is_code, []))
+        parts[-1][1].append(line)
+    shown = (
+        (redactor.code if is_code else redactor.text)("".join(lines)) for is_code, lines in parts
     )
+    return printable("".join(shown))
 
 
 def printable(text: str) -> str:
     """Escape the characters that control a terminal, and those that it can't print."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROLS.sub(_escaped, text)
+
+
+def one_line(text: str) -> str:
+    """Escape every character that is not printable, such as the end of a line in a file's name."""
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(found: str | re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def of_session(session: object) -> Redactor:

@@ -69,7 +69,9 @@ def write(path: Path, text: str) -> None:
     """Write the whole page, or leave what was there before. Raises UsageError."""
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8", errors="replace")
+        part.unlink(missing_ok=True)  # of a command that was killed
+        with part.open("x", encoding="utf-8", errors="replace") as file:  # follows no link
+            file.write(text)
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True) if part.is_file() else None

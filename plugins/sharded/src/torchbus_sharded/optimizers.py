@@ -110,6 +110,10 @@ class Optimizers:
             if optimizer is not None:
                 sharding.swap(optimizer, replaced)
 
+    def alive_on_all(self) -> list[Optimizer]:
+        """Return those that live on every rank. All ranks call it."""
+        return sharding.alive_on_all(self._session, self._known)
+
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object]:
         """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
         if not self._session.gathers_states:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, Unsupported
 
+from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import READ, forget_meshes, handlers, local_part
 
 if TYPE_CHECKING:
@@ -48,6 +50,19 @@ def like(value: object, parameter: Tensor) -> Any:
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
     return distribute_tensor(value, mesh, placements, src_data_rank=None)
+
+
+def alive_on_all(session: Context, references: Sequence[weakref.ref[Optimizer]]) -> list[Optimizer]:
+    """Return the optimizers that live on every rank, whose states can be gathered.
+
+    All ranks call it, with as many. What an exception holds on one rank is gone on the others, and
+    Python collects garbage at unlike moments.
+    """
+    found = [reference() for reference in references]
+    counted = extremes([one is not None for one in found], session.world_size)
+    return [
+        one for one, (on_all, _) in zip(found, counted, strict=True) if one is not None and on_all
+    ]
 
 
 aten = torch.ops.aten

@@ -54,7 +54,7 @@ class DividedModels:
             plan, ranks.tensor, self._undo, loss_parallel, gradients.gathered, True
         )
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._local_steps = sharding.LocalSteps(session)
         self._loss = PlainLoss()
         self._replaced: dict[int, nn.Parameter] = {}
@@ -73,8 +73,9 @@ class DividedModels:
         for model in objects.models_of(parameters):
             if model not in self._models:
                 self._divide(model)
-        for one in self._optimizers:
-            sharding.swap(one, self._replaced)
+        for one in [reference() for reference in self._optimizers]:
+            if one is not None:
+                sharding.swap(one, self._replaced)
         parameters[:] = [self._replaced.get(id(one), one) for one in parameters]
 
     @hookimpl
@@ -100,10 +101,10 @@ class DividedModels:
         return norm
 
     def _take(self, optimizer: Optimizer) -> None:
-        if optimizer in self._optimizers:
+        if any(reference() is optimizer for reference in self._optimizers):
             return
         refuse_optimizer(optimizer)
-        self._optimizers.add(optimizer)
+        self._optimizers.append(weakref.ref(optimizer))
         self._local_steps.add(optimizer)
         self._undo.callback(optimizer.register_state_dict_post_hook(_whole_state).remove)
         self._undo.callback(
@@ -151,9 +152,10 @@ class DividedModels:
         if error is not None:
             return
         self._plan.refuse_unused()
+        optimizers = sharding.alive_on_all(self._session, self._optimizers)
         for model in list(self._models):
             made = _make_whole(model)
-            for optimizer in self._optimizers:
+            for optimizer in optimizers:
                 sharding.swap(optimizer, made)
 
     @hookimpl

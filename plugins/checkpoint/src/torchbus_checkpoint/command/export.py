@@ -16,6 +16,7 @@ from torchbus_checkpoint.command.show import amount, check
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.state.plain import State, decode
+from torchbus_redaction.redactor import one_line
 
 FORMATS = ("pt", "safetensors")
 NO_LOOP = Contents([], [], [], [], [], lambda parameter: parameter.shape)
@@ -29,7 +30,7 @@ def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
         files = _files(checkpoint, format, optimizers)
     for name, content in files.items():
         num_bytes = _write(output, name, content)
-        print(f"{output / name}: {amount(num_bytes)}, from {show.printable(str(checkpoint))}")
+        print(f"{output / name}: {amount(num_bytes)}, from {one_line(str(checkpoint))}")
     return 0
 
 
@@ -41,7 +42,7 @@ def _chosen(path: Path) -> Path:
     with show.reading(path):
         latest = choice.latest(path)
     if latest is None:
-        names = ", ".join(show.printable(one.name) for one in found)
+        names = ", ".join(one_line(one.name) for one in found)
         raise UsageError(
             f"the script named the checkpoints in {path} itself: pass the path of one of {names}"
         )

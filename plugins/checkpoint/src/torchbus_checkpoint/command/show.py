@@ -17,6 +17,7 @@ from torchbus_checkpoint.disk.divided import NOTE
 from torchbus_checkpoint.disk.formats import Entry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_cli.parser import table
+from torchbus_redaction.redactor import one_line
 
 
 def verify(path: Path) -> int:
@@ -31,7 +32,7 @@ def _verify_one(checkpoint: Path) -> int:
         print(error)
         return 1
     print(
-        f"{printable(str(checkpoint))}: whole, {len(files)} files with"
+        f"{one_line(str(checkpoint))}: whole, {len(files)} files with"
         f" {amount(sum(entry['bytes'] for entry in files.values()))}"
     )
     return 0
@@ -134,7 +135,7 @@ def _order(found: list[Path]) -> Callable[[Facts | Broken], int]:
 
 
 def _name(checkpoint: Path) -> str:
-    return printable(str(checkpoint))
+    return one_line(str(checkpoint))
 
 
 def _facts(checkpoint: Path) -> Facts:
@@ -164,7 +165,7 @@ def _one(facts: Facts) -> str:
     ]
     rows += [("metric", f"{facts['metric']:g}")] if facts["metric"] is not None else []
     rows += [(kind, _listed(facts[kind])) for kind in KINDS if facts[kind]]
-    rows += [("files", f"{', '.join(map(printable, facts['files']))}: {amount(facts['bytes'])}")]
+    rows += [("files", f"{', '.join(map(one_line, facts['files']))}: {amount(facts['bytes'])}")]
     return "\n".join([facts["checkpoint"], table([(f"  {name}", text) for name, text in rows])])
 
 
@@ -189,11 +190,11 @@ def _row(one: Facts) -> tuple[str, ...]:
 
 def _writer(facts: Facts) -> str:
     programs = [f"{name} {version}" for name, version in facts["written_by"].items()]
-    return printable(", ".join([*programs, f"format {facts['format']}"]))
+    return one_line(", ".join([*programs, f"format {facts['format']}"]))
 
 
 def _listed(entries: list[str]) -> str:
-    return ", ".join(map(printable, entries))
+    return ", ".join(map(one_line, entries))
 
 
 def amount(num_bytes: float) -> str:
@@ -269,12 +270,12 @@ def reading(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except TorchbusError as error:
-        raise type(error)(printable(str(error))) from None
+        raise type(error)(one_line(str(error))) from None
     # made-up bytes may raise anything in torch's and Python's readers
     except Exception as error:
-        message = printable(str(error).strip().split("\n", 1)[0][:300])
+        message = one_line(str(error).strip().split("\n", 1)[0][:300])
         raise CheckpointError(
-            f"checkpoint {printable(str(checkpoint))} can't be read: {type(error).__name__}:"
+            f"checkpoint {one_line(str(checkpoint))} can't be read: {type(error).__name__}:"
             f" {message}"
         ) from None
 
@@ -294,10 +295,3 @@ def safely_manifest(checkpoint: Path) -> Manifest:
                 " is not a number"
             )
     return content
-
-
-def printable(text: str) -> str:
-    """Escape the characters that control a terminal, and those that it can't print."""
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )

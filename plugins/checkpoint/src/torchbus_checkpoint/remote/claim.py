@@ -11,6 +11,7 @@ import sys
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.folder_lock import Owner
 from torchbus_checkpoint.remote.store import Store
+from torchbus_redaction.redactor import redacted
 
 NAME = ".torchbus-job.json"
 
@@ -66,4 +67,4 @@ class Claim:
 
 
 def say(text: str) -> None:
-    print(f"torchbus: {text}", file=sys.stderr, flush=True)
+    print(f"torchbus: {redacted(text)}", file=sys.stderr, flush=True)

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from torchbus_redaction.redactor import printable
 
 MIB = 1 << 20
 LONGEST_LINE, LONGEST_FILE, LONGEST_CONFIG = MIB, 256 * MIB, MIB
@@ -81,21 +82,17 @@ def _message(error: OSError) -> str:
     )
 
 
-NOT_SHOWN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-REPLACED = "\ufffd"
 LONGEST = 2_000
 
 
 def showable(text: str) -> str:
-    """Remove control characters, marks of text direction and halves of characters.
+    """Escape control characters, marks of text direction and halves of characters.
 
     Of a long text, keep the beginning.
     """
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}..."
-    return NOT_SHOWN.sub(REPLACED, text) if not text.isascii() or not text.isprintable() else text
+    return printable(text) if not text.isascii() or not text.isprintable() else text
 
 
 def shown(value: Any) -> Any:

@@ -225,8 +225,14 @@ class ShardedModels:
             # that ranks, and nodes, gather at unlike speed is no sign of anything
             self._job.wait_in(END)
             self.undivided.refuse_trained()
-        for model in list(self._models) if error is None else []:
-            self._optimizers.swap(make_whole(model))
+            self._leave_whole()
+
+    def _leave_whole(self) -> None:
+        optimizers = self._optimizers.alive_on_all()
+        for model in list(self._models):
+            replaced = make_whole(model)
+            for optimizer in optimizers:
+                sharding.swap(optimizer, replaced)
             put_strides(model, self._strides[model])
 
     def _forget(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from torchbus.tree import map_tensors
 
 from torchbus_cli import session_options
 from torchbus_cli.programs import Program
+from torchbus_redaction.redactor import redacted_traceback
 from torchbus_verify._compat import DATA_ITERATOR
 from torchbus_verify.record.batches import Batches
 from torchbus_verify.record.steps import Enough, Steps, Stopping
@@ -117,8 +117,7 @@ def _close(session: Any, error: BaseException | None, folder: Path) -> int:
     if error is None:
         return 0
     if not isinstance(error, WritesOutside):
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        _note(folder / FAILED, text)
+        _note(folder / FAILED, redacted_traceback(error))
     return 1
 
 

@@ -1,0 +1,66 @@
+"""Somebody else on this machine, with any Python: noise.py PORTS PIDS FOLDER.
+
+Until FOLDER/end is there, it connects to the ports in the file PORTS and sends what they do not
+expect, or nothing; and it tries to read what belongs to the processes in the file PIDS. Tells how
+often it was let in, and what it could read.
+"""
+
+import json
+import os
+import struct
+import sys
+import time
+from contextlib import suppress
+from socket import create_connection
+
+PORTS, PIDS, END = sys.argv[1], sys.argv[2], os.path.join(sys.argv[3], "end")
+BEGIN = b"\0" + struct.pack("<I", 0x3C85F7CE)  # of torch's store
+SENT = [
+    b"",
+    bytes(4096),
+    b"\xff" * 4096,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    BEGIN + b"\x01" + struct.pack("<Q", 50) + b"half of a name",
+    BEGIN + b"\x7f" * 64,
+]
+HELD_AT_MOST = 100
+
+
+def numbers(file):
+    with suppress(OSError, ValueError), open(file) as source:
+        return [int(word) for word in source.read().split()]
+    return []
+
+
+def attack(port, held):
+    """Leave some connections open, as one who waits; return how many ports let it in."""
+    entered = 0
+    for sent in SENT:
+        with suppress(OSError):
+            connection = create_connection(("127.0.0.1", port), timeout=0.5)
+            entered += 1
+            connection.sendall(sent)
+            if len(held) < HELD_AT_MOST:
+                held.append(connection)
+            else:
+                connection.close()
+    return entered
+
+
+def readable(pid):
+    for name in ("environ", "mem", "maps", "fd"):
+        with suppress(OSError):
+            path = f"/proc/{pid}/{name}"
+            if os.listdir(path) if name == "fd" else open(path, "rb").read(1):
+                yield name  # what is there of a process that has just ended is empty
+
+
+held, entered, attacked, read = [], 0, set(), set()
+while not os.path.exists(END):
+    for port in numbers(PORTS):
+        attacked.add(port)
+        entered += attack(port, held)
+    for pid in numbers(PIDS):
+        read.update(readable(pid))
+    time.sleep(0.02)
+print(json.dumps([os.getuid(), entered, len(attacked), sorted(read)]))
