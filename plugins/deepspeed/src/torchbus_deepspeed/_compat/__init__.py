@@ -22,9 +22,10 @@ from torchbus_deepspeed._compat.package import (
     use_cpu,
     zero_keys,
 )
-from torchbus_deepspeed._compat.subclasses import SHALLOW_COPY, as_plain_tensors
 from torchbus_deepspeed._compat.zero import (
     PARTITION_NUMEL,
+    SHALLOW_COPY,
+    as_plain_tensors,
     averaged,
     backward_counts,
     begin_backward,

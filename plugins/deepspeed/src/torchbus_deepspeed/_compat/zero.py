@@ -7,6 +7,7 @@ or AttributeError, when the first engine is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,12 @@ will_execute: Callable[[Node], bool] = private(
     torch._C, "_will_engine_execute_node", "tells which parameters a backward will reach"
 )
 """Without it: UsageError at the first backward."""
+
+as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
+"""Without it: AttributeError when the package is imported."""
+
+SHALLOW_COPY = "_has_compatible_shallow_copy_type"
+"""What ``model.to`` asks of two tensors. Without it: Unsupported at ``model.to`` under stage 3."""
 
 
 # ZeRO's optimizers ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.nn import Module
 from torchbus.plugin import Unsupported
 from torchbus.tree import leaves
 
-from torchbus_deepspeed._compat import subclasses, zero
+from torchbus_deepspeed._compat import zero
 
 EMPTY = (
     "{} of {}: under strategy='{}', parameters are empty outside of the forward of their own module"
@@ -30,7 +30,7 @@ FACTS = (
     "__hash__",
     "__repr__",
     "__deepcopy__",
-    subclasses.SHALLOW_COPY,
+    zero.SHALLOW_COPY,
     "data_ptr",
     "element_size",
     "get_device",
@@ -68,7 +68,7 @@ class Partitioned(nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given, (name, is_fact) = kwargs or {}, _kind(function)
-        with subclasses.as_plain_tensors():
+        with zero.as_plain_tensors():
             empty = None if is_fact else _first_empty((*args, *given.values()))
             if empty is None:
                 return function(*args, **given)
