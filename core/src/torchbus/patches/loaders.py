@@ -258,6 +258,8 @@ class LoaderIterator:
 
     Its other attributes, its class included, are those of torch's iterator. Like that, it can't be
     copied.
+
+    ``limit``: a plugin sets after how many batches the pass ends, at the latest.
     """
 
     def __init__(
@@ -274,6 +276,7 @@ class LoaderIterator:
         self._ready = bus.listeners("batch_ready")
         self._bus = bus
         self.order = order
+        self.limit: int | None = None
         self._looks_ahead = self._finds_last = False
         self._ahead: list[object] = []
         self._failed: Exception | None = None
@@ -338,7 +341,9 @@ class LoaderIterator:
 
         Returns None if nothing was read.
         """
-        if self._ahead or self._failed or self.ended or not loaders.has_ready(self._inner):
+        if self._ahead or self._failed or self.ended or self._is_full(self.taken):
+            return None
+        if not loaders.has_ready(self._inner):
             return None
         try:
             self._ahead.extend(islice(self._inner, 1))
@@ -355,7 +360,8 @@ class LoaderIterator:
         order = self.elastic
         if order is not None:
             self._finds_last = True
-            self.origin.length = self.taken if self.taken and not order.has_more() else None
+            is_last = self.taken and (self._is_full(self.taken) or not order.has_more())
+            self.origin.length = self.taken if is_last else None
             return
         try:
             self.origin.length = len(self.loader)
@@ -385,7 +391,12 @@ class LoaderIterator:
             and loaders.dataset_kind(self._inner) == loaders.MAP_STYLE
         )
 
+    def _is_full(self, taken: int) -> bool:
+        return self.limit is not None and taken >= self.limit
+
     def _read(self) -> object:
+        if self._is_full(self.taken):
+            raise StopIteration
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
@@ -399,12 +410,14 @@ class LoaderIterator:
         return batch
 
     def _look_ahead(self, consumed: int) -> None:
-        self._ahead.extend(islice(self._inner, 1))
+        if not self._is_full(consumed):
+            self._ahead.extend(islice(self._inner, 1))
         if not self._ahead:
             self.origin.length = consumed
 
     def __len__(self) -> int:
-        return len(cast(Sized, self._inner))
+        length = len(cast(Sized, self._inner))
+        return length if self.limit is None else min(length, self.limit)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -464,7 +477,8 @@ def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Ite
 
 def _received_len(emitter: Ears, original: Callable[..., int]) -> Callable[..., int]:
     def __len__(self: DataLoader[object]) -> int:
-        length: int | None = emitter.hook.loader_length(loader=self)
-        return original(self) if length is None else length
+        whole = partial(original, self)
+        length: int | None = emitter.hook.loader_length(loader=self, whole=whole)
+        return whole() if length is None else length
 
     return __len__

@@ -51,6 +51,7 @@ class AutomaticSaves:
             self._when.is_due(self._steps.count, self._steps.epochs)
             or requests.save
             or requests.leave
+            or self._session.bus.hook.cut_short()
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
             self._save()
@@ -58,8 +59,12 @@ class AutomaticSaves:
                 self._leave(requests.leave)
 
     def at_end(self) -> None:
-        """The loop has ended. Save it, unless the last checkpoint has its end already."""
-        is_new = self._steps.since_save or not self._snapshot.end_is_saved
+        """The loop has ended. Save it, unless the last checkpoint has its end already.
+
+        A loop that was cut short has no end.
+        """
+        is_over = not (self._snapshot.end_is_saved or self._session.bus.hook.cut_short())
+        is_new = self._steps.since_save or is_over
         if self._position.trains and is_new:
             self._snapshot.loop_has_ended = True
             self._save()

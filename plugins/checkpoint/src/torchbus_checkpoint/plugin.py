@@ -134,7 +134,7 @@ class Checkpoint:
         session.batches.follow(
             "" if self._options.folder is None else "the position in a checkpoint"
         )
-        if self._options.folder is not None:
+        if self._options.folder is not None and not session.dry_run:
             self._begin_in_folder(self._options.folder)
 
     @hookimpl
@@ -228,6 +228,8 @@ class Checkpoint:
         One rank is enough. It may call it in any thread, at any time, and again. Needs
         ``checkpoint``.
         """
+        if self._session.dry_run:
+            return
         if self._automatic is None:
             raise UsageError("s.save_and_leave() needs checkpoint=..., the folder that it saves to")
         self._automatic.requests.ask()

@@ -23,7 +23,7 @@ from torchbus.plugin import (
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import OWN, Contents
 from torchbus_sampler.content.first_item import begin, left_whole
-from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, Feeding, decide
+from torchbus_sampler.decision import BYPASSED, Decision, Feeding, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
 from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream
@@ -31,6 +31,7 @@ from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import kind_of_order, settle
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
 from torchbus_strategy import random_streams
+from torchbus_strategy.evaluating import DecidingModels
 
 
 class Divider:
