@@ -236,7 +236,9 @@ def test_an_optimizer_without_a_rate_to_scale(defaults: dict[str, Any]) -> None:
         Own(nn.Linear(1, 1).parameters(), defaults)
     with (
         session(warmup_steps=3),
-        pytest.raises(UsageError, match=r"^warmup_steps=\.\.\. with Own: its groups have no number"),
+        pytest.raises(
+            UsageError, match=r"^warmup_steps=\.\.\. with Own: its groups have no number"
+        ),
     ):
         Own(nn.Linear(1, 1).parameters(), defaults)
     with session(scale_lr="linear"):  # once is nothing to scale

@@ -1,5 +1,5 @@
-"""The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, a loop that is cut short,
-a restore, and gradients that an engine keeps.
+"""The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, a loop that is cut
+short, a restore, and gradients that an engine keeps.
 """
 
 from __future__ import annotations

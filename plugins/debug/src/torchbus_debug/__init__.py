@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torchbus_debug.anomaly import Anomaly
 from torchbus_debug.limits import Limits
+from torchbus_debug.nan import NonFinite, StopOnNan
 
-__all__ = ["Limits"]
+__all__ = ["Anomaly", "Limits", "NonFinite", "StopOnNan"]

@@ -72,7 +72,7 @@ def _fixed(loader: DataLoader[Any], count: int | None) -> dict[str, object]:
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         samples = None if count is None else count * batches.batch_size
-        sampler = Fixed(drawn(batches.sampler, samples))
+        sampler: Any = Fixed(drawn(batches.sampler, samples))
         instead = BatchSampler(sampler, batches.batch_size, batches.drop_last)
         return {"batch_sampler": instead, "sampler": sampler}
     if batches is not None:
