@@ -207,7 +207,7 @@ def loader_start(loader: DataLoader[object]) -> Pass | None:
 def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """The iterator of this pass is made and its workers are started. No batch was taken yet.
 
-    Sent once per pass.
+    A listener may set ``iterator.limit``: the pass ends after so many batches. Sent once per pass.
 
     Since 0.1.
     """
@@ -260,9 +260,11 @@ def batch_ready(
 
 
 @hookspec(firstresult=True)
-def loader_length(loader: DataLoader[object]) -> int | None:
+def loader_length(loader: DataLoader[object], whole: Callable[[], int]) -> int | None:
     """The script asks for ``len(loader)``. A returned number of batches (of this rank) is the
     answer.
+
+    ``whole()`` is torch's own answer. It raises TypeError if the loader has no length.
 
     Since 0.1.
     """

@@ -71,12 +71,15 @@ class KnownOptions(MoreOptions, total=False):
     compression: typing.Literal["none", "fp16"]
     config: collections.abc.Mapping[str, typing.Any] | str | os.PathLike[str] | None
     cpu_offload: bool
+    detect_anomaly: bool
+    deterministic: bool | typing.Literal["warn"]
     early_stop: str | None
     early_stop_mode: typing.Literal["min", "max"]
     ema_decay: float | None
     every_minutes: float | None
     every_n_epochs: int | None
     every_n_steps: int | None
+    fast_dev_run: bool | int
     flops: bool | float | None
     forward_methods: tuple[str, ...]
     fp8_config: object
@@ -100,6 +103,8 @@ class KnownOptions(MoreOptions, total=False):
     hybrid: bool
     interval_s: float
     keep: int | None
+    limit_eval_batches: float | None
+    limit_train_batches: float | None
     lint: bool
     local_copy: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str]
@@ -114,6 +119,7 @@ class KnownOptions(MoreOptions, total=False):
     mode: typing.Literal["min", "max"]
     model_summary: bool | int
     monitor: str | None
+    overfit_batches: float | None
     param_init_fn: collections.abc.Callable[[torch.nn.Module], object] | None
     patience: int
     peak_flops: float | None
@@ -146,6 +152,7 @@ class KnownOptions(MoreOptions, total=False):
     shard_gradients: bool
     sharded_save: bool
     stages: int | None
+    stop_on_nan: bool
     swa_start: int | None
     sync_batchnorm: bool
     sync_loss: bool

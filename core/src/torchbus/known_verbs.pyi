@@ -106,7 +106,10 @@ class KnownVerbs:
 
     gradient_norm: torch.Tensor | None
 
-    should_stop: bool
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop is to end."""
+        raise NotImplementedError
 
     def log(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_scale.plugin import Scale
+from torchbus_testing.forking import fork_script
 
 
 class Accumulating:
@@ -57,6 +59,92 @@ def test_warm_up_grows_from_the_scripts_own_rate() -> None:
             made.step()
             assert made.param_groups[0]["lr"] == pytest.approx(0.4)
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def rates_of(made: torch.optim.Optimizer) -> list[float]:
+    """The rates of its first group that its steps will use."""
+    rates: list[float] = []
+    made.register_step_post_hook(lambda one, *_: rates.append(float(one.param_groups[0]["lr"])))
+    return rates
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_a_warm_up_without_scaling_beside_the_loops_own_schedulers(rate: Any) -> None:
+    with session(warmup_steps=4) as s:
+        made = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=rate)
+        rates, scheduler = rates_of(made), torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+        for step in range(6):
+            made.step()
+            assert float(made.param_groups[0]["lr"]) == pytest.approx(0.1 * 0.5**step)
+            scheduler.step()
+        assert "learning rates grow over the first 4 steps" in s.explain()
+    parts = [0.25, 0.5, 0.75, 1, 1, 1]
+    assert rates == pytest.approx([0.1 * 0.5**step * part for step, part in enumerate(parts)])
+
+
+def test_every_optimizer_warms_up_by_its_own_steps() -> None:
+    with session(warmup_steps=2):
+        one, two = optimizer(), optimizer()
+        rates = rates_of(one), rates_of(two)
+        for _ in range(3):
+            one.step()
+        two.step()
+    assert rates[0] == pytest.approx([0.05, 0.1, 0.1]) and rates[1] == pytest.approx([0.05])
+
+
+def test_a_step_that_fails_leaves_the_rate_as_it_was() -> None:
+    def fails() -> float:
+        raise KeyError("closure")
+
+    with session(warmup_steps=4):
+        made = optimizer()
+        rates = rates_of(made)
+        with pytest.raises(KeyError, match="closure"):
+            made.step(fails)
+        assert made.param_groups[0]["lr"] == 0.1
+        made.step()
+    assert rates == pytest.approx([0.025])
+
+
+def test_a_warm_up_alone_goes_on_after_a_checkpoint() -> None:
+    first, second = Scale(warmup_steps=3), Scale(warmup_steps=3)
+    with session(first):
+        made = optimizer()
+        made.step()
+        state = first.state_dict()
+        del made
+    with session(second):
+        second.load_state_dict(state)
+        made = optimizer()
+        rates = rates_of(made)
+        made.step()
+        made.step()
+    assert rates == pytest.approx([0.2 / 3, 0.1])
+
+
+LOOP = """
+import json, sys, torch
+from torchbus import session
+with session(warmup_steps=3, batch="global", strategy="ddp", devices=int(sys.argv[1])):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    data = torch.utils.data.TensorDataset(torch.randn(36, 4), torch.randn(36, 1))
+    for x, y in torch.utils.data.DataLoader(data, batch_size=6, shuffle=True):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+print(json.dumps(weights))
+"""
+
+
+def test_a_warm_up_on_three_ranks_is_that_of_one_process() -> None:
+    one, three = (fork_script(LOOP, ranks) for ranks in ("1", "3"))
+    assert one.ok() and three.ok(), (one, three)
+    assert json.loads(three.stdout) == pytest.approx(json.loads(one.stdout), abs=1e-6)
 
 
 def test_the_effective_batch_size() -> None:
@@ -143,6 +231,13 @@ def test_an_optimizer_without_a_rate_to_scale(defaults: dict[str, Any]) -> None:
         session(Accumulating(4), scale_lr="linear"),
         pytest.raises(
             UsageError, match=r"^scale_lr=\.\.\. with Own: its groups have no number 'lr'"
+        ),
+    ):
+        Own(nn.Linear(1, 1).parameters(), defaults)
+    with (
+        session(warmup_steps=3),
+        pytest.raises(
+            UsageError, match=r"^warmup_steps=\.\.\. with Own: its groups have no number"
         ),
     ):
         Own(nn.Linear(1, 1).parameters(), defaults)

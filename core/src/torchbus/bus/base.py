@@ -62,6 +62,9 @@ class Plugin:
     its share.
     """
 
+    dry_run: bool = False
+    """The session only tries the script: other plugins leave nothing on disks and servers."""
+
     hears_trials: bool = True
     """Whether it hears events of a trial (``session.trial()``), of which nothing is to remain.
 

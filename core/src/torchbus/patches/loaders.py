@@ -262,6 +262,8 @@ class LoaderIterator:
 
     Its other attributes, its class included, are those of torch's iterator. Like that, it can't be
     copied.
+
+    ``limit``: a plugin sets after how many batches the pass ends, at the latest.
     """
 
     def __init__(
@@ -278,6 +280,7 @@ class LoaderIterator:
         self._ready = bus.listeners("batch_ready")
         self._bus = bus
         self.order = order
+        self.limit: int | None = None
         self._looks_ahead = self._finds_last = False
         self._ahead: list[object] = []
         self._failed: Exception | None = None
@@ -342,7 +345,9 @@ class LoaderIterator:
 
         Returns None if nothing was read.
         """
-        if self._ahead or self._failed or self.ended or not loaders.has_ready(self._inner):
+        if self._ahead or self._failed or self.ended or self._is_full(self.num_yielded):
+            return None
+        if not loaders.has_ready(self._inner):
             return None
         try:
             self._ahead.extend(islice(self._inner, 1))
@@ -359,9 +364,9 @@ class LoaderIterator:
         order = self.elastic
         if order is not None:
             self._finds_last = True
-            self.origin.length = (
-                self.num_yielded if self.num_yielded and not order.has_more() else None
-            )
+            done = self.num_yielded
+            is_last = done and (self._is_full(done) or not order.has_more())
+            self.origin.length = done if is_last else None
             return
         try:
             self.origin.length = len(self.loader)
@@ -391,7 +396,12 @@ class LoaderIterator:
             and loaders.dataset_kind(self._inner) == loaders.MAP_STYLE
         )
 
+    def _is_full(self, taken: int) -> bool:
+        return self.limit is not None and taken >= self.limit
+
     def _read(self) -> object:
+        if self._is_full(self.num_yielded):
+            raise StopIteration
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
@@ -405,12 +415,14 @@ class LoaderIterator:
         return batch
 
     def _look_ahead(self, count: int) -> None:
-        self._ahead.extend(islice(self._inner, 1))
+        if not self._is_full(count):
+            self._ahead.extend(islice(self._inner, 1))
         if not self._ahead:
             self.origin.length = count
 
     def __len__(self) -> int:
-        return len(cast(Sized, self._inner))
+        length = len(cast(Sized, self._inner))
+        return length if self.limit is None else min(length, self.limit)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -470,7 +482,8 @@ def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Ite
 
 def _patch_len(emitter: EventEmitter, original: Callable[..., int]) -> Callable[..., int]:
     def __len__(self: DataLoader[object]) -> int:
-        length: int | None = emitter.hook.loader_length(loader=self)
-        return original(self) if length is None else length
+        whole = partial(original, self)
+        length: int | None = emitter.hook.loader_length(loader=self, whole=whole)
+        return whole() if length is None else length
 
     return __len__

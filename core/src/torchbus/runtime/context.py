@@ -225,6 +225,11 @@ class Context(Ranks):
         finally:
             self.gathers_states = before
 
+    @property
+    def dry_run(self) -> bool:
+        """Whether plugins write no checkpoint, and start no run of a tracker."""
+        return any(getattr(one, "dry_run", False) for _, one in self.bus.plugins())
+
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Inside, the loop tries something: nothing of it counts, or is kept or shown.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from torchbus.plugin import Context, LoaderIterator
+from torchbus.plugin import Context, LoaderIterator, warn
 
+from torchbus_checkpoint.agreement.exchange import agree
 from torchbus_checkpoint.agreement.requests import Requests, When
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.loop.contents import Finder
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.remote import fetch
 from torchbus_checkpoint.remote.mirror import Mirror
 from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.state.snapshot import Snapshot
@@ -51,6 +54,7 @@ class AutomaticSaves:
             self._when.is_due(self._steps.count, self._steps.epochs)
             or requests.save
             or requests.leave
+            or self._session.bus.hook.cut_short()
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
             self._save()
@@ -58,11 +62,31 @@ class AutomaticSaves:
                 self._leave(requests.leave)
 
     def at_end(self) -> None:
-        """The loop has ended. Save it, unless the last checkpoint has its end already."""
-        is_new = self._steps.since_save or not self._snapshot.end_is_saved
+        """The loop has ended. Save it, unless the last checkpoint has its end already.
+
+        A loop that was cut short has no end.
+        """
+        is_over = not (self._snapshot.end_is_saved or self._session.bus.hook.cut_short())
+        is_new = self._steps.since_save or is_over
         if self._position.trains and is_new:
             self._snapshot.loop_has_ended = True
             self._save()
+
+    def load_best(self) -> None:
+        """Give the models the weights of the best checkpoint, if that is asked for."""
+        session, options = self._session, self._options
+        if not options.load_best:
+            return
+        found = agree(
+            session, "checkpoint/best", lambda: str(choice.best(self._folder, options.mode) or "")
+        )
+        if found:
+            self._snapshot.put_weights(fetch.to_this_host(session, options, Path(found)))
+        elif session.is_main:
+            warn(
+                f"load_best=True: no checkpoint in {self._folder} has a value of"
+                f" {options.monitor!r}, so the models have the weights of the end"
+            )
 
     def explain_lines(self) -> list[str]:
         """Say where and when checkpoints are written, and what can't be heard."""
@@ -71,6 +95,8 @@ class AutomaticSaves:
         lines = [
             f"written to {self._folder}{then}, {self._when.describe()}; {keep or 'all'} are kept"
         ]
+        if self._options.load_best:
+            lines.append(f"at the end models get the weights with the best {self._options.monitor}")
         if not self.requests.hears_signals:
             lines.append(
                 "SIGTERM and SIGUSR1 are not heard, because the session began in another thread"

@@ -1,5 +1,5 @@
-"""The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, a restore, and
-gradients that an engine keeps.
+"""The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, a loop that is cut
+short, a restore, and gradients that an engine keeps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ def end_epochs(epoch: int) -> bool | None:
     """``s.epochs`` is about to begin another epoch. True: the loop is over.
 
     ``epoch``: its number, from 0.
+
+    Since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def cut_short() -> bool | None:
+    """Does the loop end before it is over, as after ``max_steps``?
+
+    Asked between two steps, and at the end of the block. All ranks answer alike. True: a checkpoint
+    is written now, and a later run goes on from there.
 
     Since 0.1.
     """

@@ -27,6 +27,7 @@ class Options:
     keep: int | None
     monitor: str | None
     mode: str
+    load_best: bool
     resume: str | Path
     async_save: bool
     in_parts: bool
@@ -39,6 +40,7 @@ def checked(
     keep: int | None,
     monitor: str | None,
     mode: str,
+    load_best: bool,
     resume: Place,
     async_save: bool,
     safetensors: bool,
@@ -54,12 +56,21 @@ def checked(
         raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
     if mode not in MODES:
         raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
+    expect("load_best", load_best, bool, "True or False")
     expect("async_save", async_save, bool, "True or False")
     expect("safetensors", safetensors, bool, "True or False")
     expect("sharded_save", sharded_save, bool, "True or False")
     folder, url = _places(checkpoint, local_copy)
     return Options(
-        folder, url, keep, monitor, mode, _resume(resume, folder), async_save, sharded_save
+        folder,
+        url,
+        keep,
+        monitor,
+        mode,
+        load_best,
+        _resume(resume, folder),
+        async_save,
+        sharded_save,
     )
 
 

@@ -35,8 +35,9 @@ Thing = TypeVar("Thing")
     "mode",
     "resume",
     "time_limit",
+    "load_best",
 )
-@needs("monitor", "mode")
+@needs("monitor", "mode", "load_best")
 class Checkpoint:
     """Checkpoints of the whole loop, and its exact resume.
 
@@ -52,6 +53,7 @@ class Checkpoint:
         monitor: the name of a value given to ``s.log``. The value that is written orders the
             checkpoints: its mean over ranks, and with ``on_epoch`` over the epoch.
         mode: "min" or "max": which value is best.
+        load_best: at the end of the block, models get the weights of the best checkpoint.
         resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
             beginning, and rejects a folder that has checkpoints. A path names one.
         async_save: write in a thread. The loop only waits for a copy in main memory.
@@ -85,6 +87,7 @@ class Checkpoint:
         keep: int | None = 3,
         monitor: str | None = None,
         mode: Literal["min", "max"] = "min",
+        load_best: bool = False,
         resume: str | os.PathLike[str] = "auto",
         async_save: bool = False,
         safetensors: bool = False,
@@ -97,6 +100,7 @@ class Checkpoint:
             keep=keep,
             monitor=monitor,
             mode=mode,
+            load_best=load_best,
             resume=resume,
             async_save=async_save,
             safetensors=safetensors,
@@ -134,7 +138,7 @@ class Checkpoint:
         session.batches.follow(
             "" if self._options.folder is None else "the position in a checkpoint"
         )
-        if self._options.folder is not None:
+        if self._options.folder is not None and not session.dry_run:
             self._begin_in_folder(self._options.folder)
 
     @hookimpl
@@ -174,6 +178,8 @@ class Checkpoint:
         elif self._automatic is not None:
             self._automatic.at_end()
         self._snapshot.wait()
+        if error is None and self._automatic is not None:
+            self._automatic.load_best()
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
@@ -228,6 +234,8 @@ class Checkpoint:
         One rank is enough. It may call it in any thread, at any time, and again. Needs
         ``checkpoint``.
         """
+        if self._session.dry_run:
+            return
         if self._automatic is None:
             raise UsageError("s.save_and_leave() needs checkpoint=..., the folder that it saves to")
         self._automatic.requests.ask()

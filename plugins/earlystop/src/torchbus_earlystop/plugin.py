@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import weakref
+from datetime import timedelta
 from typing import Literal, TypedDict
 
-import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import UsageError, expect, hookimpl, needs
+from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-MODES = ("min", "max")
+from torchbus_earlystop.bounds import MaxSteps, MaxTime, seconds
+from torchbus_earlystop.judge import Judge
+from torchbus_strategy.evaluating import TrainedLoaders
+
+UNBOUNDED = -1
 
 
 class State(TypedDict):
@@ -21,7 +23,16 @@ class State(TypedDict):
     should_stop: bool
 
 
-@needs("monitor", "patience", "mode", "min_delta")
+@needs(
+    "monitor",
+    "patience",
+    "mode",
+    "min_delta",
+    "stopping_threshold",
+    "divergence_threshold",
+    "check_on_train_epoch_end",
+    "strict",
+)
 class EarlyStop:
     """Ends the loop when a value given to ``s.log`` has not improved for a while.
 
@@ -31,10 +42,20 @@ class EarlyStop:
         patience: how many values in a row without an improvement end the loop.
         mode: whether smaller ("min") or larger ("max") is better.
         min_delta: by how much a value must improve to count. NaN never counts.
+        stopping_threshold: a value that is better than this ends the loop at once.
+        divergence_threshold: a value that is worse than this ends the loop at once.
+        check_on_train_epoch_end: judge one value for each pass over the training data, the first
+            that is written when it has ended.
+        strict: whether a name that is never logged is an error.
+        max_steps: after how many real optimizer steps the loop ends, those of earlier runs
+            included. None and -1: any number.
+        max_time: after what time the loop ends: "02:00:00", "1:12:00:00" with days, a timedelta,
+            or seconds.
 
     Then ``s.should_stop`` is True, ``s.epochs`` ends, and loaders that have fed a backward give no
     more batches. So a loop over ``range`` runs through its other epochs without training.
-    Evaluation still works.
+    Evaluation still works. After ``max_steps`` and ``max_time``, the pass that runs ends too, and a
+    checkpoint is written from which a run with larger ones goes on.
     """
 
     owns = ("early stopping",)
@@ -47,61 +68,76 @@ class EarlyStop:
         patience: int = 3,
         mode: Literal["min", "max"] = "min",
         min_delta: float = 0.0,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_on_train_epoch_end: bool = False,
+        strict: bool = True,
+        max_steps: int | None = None,
+        max_time: str | float | timedelta | None = None,
     ) -> None:
         expect("early_stop", monitor, (str, type(None)), "the name of a value given to s.log")
-        expect("patience", patience, int, "a number of values")
-        expect("min_delta", min_delta, (int, float), "a number")
-        if patience < 1:
-            raise UsageError(
-                f"patience={patience}: at least one value must be worse before the loop ends"
-            )
-        if not min_delta >= 0:
-            raise UsageError(f"min_delta={min_delta}: it must be 0 or more")
-        if mode not in MODES:
-            raise UsageError(f"early_stop_mode={mode!r} is unknown: use 'min' or 'max'")
-        self._monitor = monitor
+        expect("check_on_train_epoch_end", check_on_train_epoch_end, bool, "True or False")
+        expect("early_stop_strict", strict, bool, "True or False")
+        expect("max_steps", max_steps, (int, type(None)), "a number of optimizer steps, or None")
+        if max_steps is not None and max_steps < 1 and max_steps != UNBOUNDED:
+            raise UsageError(f"max_steps={max_steps}: it must be 1 step or more, or -1 for any")
+        self._monitor, self._is_strict = monitor, strict
         self.companions = ("log",) if monitor is not None else ()
-        self._patience = patience
-        self._sign = 1.0 if mode == "min" else -1.0
-        self._min_delta = min_delta
-        self._best = math.inf
-        self._waited = 0
-        self._asked: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
-        self._trained: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
-        self.should_stop: bool = False
+        self._judge = Judge(patience, mode, min_delta, stopping_threshold, divergence_threshold)
+        self._once_a_pass, self._is_due = check_on_train_epoch_end, False
+        self._max_steps = None if max_steps == UNBOUNDED else max_steps
+        self._max_time_s = None if max_time is None else seconds(max_time)
+        self._trained = TrainedLoaders()
+        self._is_no_better = self._is_cut = False
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        session.bus.register(self._trained, "earlystop.trained")
+        if self._max_steps is not None:
+            bound: object = MaxSteps(session, self._max_steps, self._cut)
+            session.bus.register(bound, "earlystop.steps")
+        if self._max_time_s is not None:
+            bound = MaxTime(session, self._max_time_s, self._cut)
+            session.bus.register(bound, "earlystop.time")
 
     @hookimpl(optionalhook=True)
     def monitored_name(self) -> str | None:
         return self._monitor
 
     @hookimpl(optionalhook=True)
-    def monitored_value(self, name: str, value: float) -> None:
-        if name == self._monitor and not self.should_stop:
-            self._judge(value)
+    def optional_name(self) -> str | None:
+        return None if self._is_strict else self._monitor
 
-    def _judge(self, value: float) -> None:
-        if self._sign * value < self._best - self._min_delta:
-            self._best, self._waited = self._sign * value, 0
-        else:
-            self._waited += 1
-        self.should_stop = self._waited >= self._patience
+    @hookimpl(optionalhook=True)
+    def monitored_value(self, name: str, value: float) -> None:
+        if name != self._monitor or self.should_stop or (self._once_a_pass and not self._is_due):
+            return
+        self._is_due = False
+        self._is_no_better = self._judge.ends(value)
 
     # The end -------------------------------------------------------------------------------------
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop is to end."""
+        return self._is_no_better or self._is_cut
+
+    def _cut(self) -> None:
+        """End the loop with this step, on all ranks."""
+        self._is_cut = True
+
+    @hookimpl(optionalhook=True)
+    def cut_short(self) -> bool | None:
+        return self._is_cut or None
+
     @hookimpl
-    def batch_wanted(self, loader: DataLoader[object]) -> None:
-        if torch.is_grad_enabled():
-            self._asked.add(loader)
+    def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        if self._is_cut and loader in self._trained:
+            iterator.limit = iterator.num_yielded
 
     @hookimpl
     def loader_end(self, loader: DataLoader[object]) -> None:
-        """Forget the loader: an evaluation that ends before the backward has not fed it."""
-        self._asked.discard(loader)
-
-    @hookimpl
-    def after_backward(self) -> None:
-        self._trained |= self._asked
-        self._asked.clear()
+        self._is_due |= loader in self._trained
 
     @hookimpl
     def skip_pass(self, loader: DataLoader[object]) -> bool | None:
@@ -115,30 +151,43 @@ class EarlyStop:
 
     def state_dict(self) -> State:
         """Return the state for checkpoints."""
-        return {"best": self._best, "waited": self._waited, "should_stop": self.should_stop}
+        judge = self._judge
+        return {"best": judge.best, "waited": judge.waited, "should_stop": self._is_no_better}
 
     def load_state_dict(self, state: State) -> None:
-        self._best, self._waited = state["best"], state["waited"]
-        self.should_stop = state["should_stop"]
+        self._judge.best, self._judge.waited = state["best"], state["waited"]
+        self._is_no_better = state["should_stop"]
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
-        if self._monitor is None:
-            return None
-        best = f", best {self._sign * self._best:g}" if math.isfinite(self._best) else ""
-        return {
-            "early stop": [
-                f"when {self._monitor} is no better {self._patience} times in a row{best}"
-            ]
-        }
+        lines = [] if self._monitor is None else [f"when {self._monitor} is {self._judge}"]
+        lines += [] if self._max_steps is None else [f"after {self._max_steps} real steps"]
+        lines += [] if self._max_time_s is None else [f"after {self._max_time_s:g} s"]
+        return {"early stop": lines} if lines else None
 
 
-@needs("early_stop", "patience", "early_stop_mode", "min_delta", verbs=("should_stop",))
+@needs(
+    "early_stop",
+    "patience",
+    "early_stop_mode",
+    "min_delta",
+    "stopping_threshold",
+    "divergence_threshold",
+    "check_on_train_epoch_end",
+    "early_stop_strict",
+    verbs=("should_stop",),
+)
 def from_options(
     early_stop: str | None = None,
     patience: int = 3,
     early_stop_mode: Literal["min", "max"] = "min",
     min_delta: float = 0.0,
+    stopping_threshold: float | None = None,
+    divergence_threshold: float | None = None,
+    check_on_train_epoch_end: bool = False,
+    early_stop_strict: bool = True,
+    max_steps: int | None = None,
+    max_time: str | float | timedelta | None = None,
 ) -> EarlyStop:
     """``session(early_stop="val_loss", patience=3)``.
 
@@ -147,5 +196,25 @@ def from_options(
         patience: how many times in a row the value may be no better.
         early_stop_mode: whether smaller ("min") or larger ("max") is better.
         min_delta: how much better a value must be to count.
+        stopping_threshold: a value that is better than this ends the loop at once.
+        divergence_threshold: a value that is worse than this ends the loop at once.
+        check_on_train_epoch_end: judge one value for each pass over the training data, the first
+            that is written when it has ended.
+        early_stop_strict: whether a name that is never logged is an error.
+        max_steps: after how many real optimizer steps the loop ends, those of earlier runs
+            included. None and -1: any number.
+        max_time: after what time the loop ends: "02:00:00", "1:12:00:00" with days, a timedelta,
+            or seconds.
     """
-    return EarlyStop(early_stop, patience=patience, mode=early_stop_mode, min_delta=min_delta)
+    return EarlyStop(
+        early_stop,
+        patience=patience,
+        mode=early_stop_mode,
+        min_delta=min_delta,
+        stopping_threshold=stopping_threshold,
+        divergence_threshold=divergence_threshold,
+        check_on_train_epoch_end=check_on_train_epoch_end,
+        strict=early_stop_strict,
+        max_steps=max_steps,
+        max_time=max_time,
+    )

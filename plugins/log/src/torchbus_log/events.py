@@ -73,6 +73,16 @@ def monitored_name() -> str | None:
 
 
 @hookspec
+def optional_name() -> str | None:
+    """Which monitored name may be missing, without an error? Asked once, when the session starts.
+
+    All ranks answer alike.
+
+    Since 0.1.
+    """
+
+
+@hookspec
 def monitored_value(name: str, value: float) -> None:
     """A value that some plugin monitors is complete: at ``s.log``, or with ``on_epoch`` when the
     pass over the loader ends.

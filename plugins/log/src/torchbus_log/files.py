@@ -65,6 +65,8 @@ class Local:
 
     @hookimpl
     def session_start(self, session: Context) -> None:
+        if session.dry_run:
+            return
         self._redactor = session.redactor
         self._started_s, self._pid = time.monotonic(), os.getpid()
         self.folder = folder = self._root / chosen_by_rank0(session, "log/folder", new_run_name)
@@ -205,7 +207,11 @@ class Local:
         lost = self._disk.lost if self._disk is not None else 0
         return {
             "loggers": [
-                f"local: each rank writes into {self.folder}"
+                (
+                    f"local: each rank writes into {self.folder}"
+                    if self.folder
+                    else "local: not running"
+                )
                 + (f"; {lost} records of this one could not be written" if lost else "")
             ]
         }

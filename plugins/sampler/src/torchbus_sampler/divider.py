@@ -24,7 +24,7 @@ from torchbus.plugin import (
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import LOCAL_DATA, Contents
 from torchbus_sampler.content.first_item import begin, left_whole
-from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, TrainingLoaders, decide
+from torchbus_sampler.decision import BYPASSED, Decision, TrainingLoaders, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
 from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream, without_samples
@@ -32,6 +32,7 @@ from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import drop_skipped, kind_of_order
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
 from torchbus_strategy import random_streams, script_generators
+from torchbus_strategy.evaluating import DecidingModels
 from torchbus_strategy.script_generators import STRIDE
 
 IDLE = (

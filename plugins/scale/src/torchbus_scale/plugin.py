@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_scale import range_test, rates
 from torchbus_scale.rates import LearningRates
@@ -23,7 +23,6 @@ RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt
 LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
 
 
-@needs("scale_lr", "warmup_steps")
 class Scale:
     """Scales the learning rates of an unchanged script to its effective batch.
 
@@ -31,7 +30,9 @@ class Scale:
 
     Args:
         scale_lr: "linear" or "sqrt".
-        warmup_steps: real steps over which the rate grows from the script's own to the scaled one.
+        warmup_steps: real steps over which the rate of every optimizer grows linearly: with
+            ``scale_lr`` from the script's own to the scaled one, without it from almost 0 to the
+            script's own.
 
     ``s.effective_batch_size`` is the number of samples behind one real step.
     ``s.find_batch_size(function, start)`` finds the largest batch size that fits.
@@ -55,6 +56,7 @@ class Scale:
             raise UsageError(f"warmup_steps={warmup_steps}: it must be 0 or more")
         self._rule = scale_lr
         self._warmup_steps = warmup_steps
+        self._warms_alone = scale_lr is None and warmup_steps > 0
         self._session: Context | None = None
         self._batch_size: int | None = None
         self._batches = self._parts = 1
@@ -81,14 +83,14 @@ class Scale:
         if (
             optimizer is None
             or self._session is None
-            or self._factor == 1.0
+            or (self._factor == 1.0 and not self._warms_alone)
             or not self._session.captures(optimizer)
         ):
             return
         done = self._scaled.get(optimizer, 0)
         if not done:
             self._steps[optimizer] = self._loaded_steps.pop(0) if self._loaded_steps else 0
-        refuse_without_rate(optimizer)
+        refuse_without_rate(optimizer, "warmup_steps" if self._warms_alone else "scale_lr")
         scale_rates(optimizer, done, self._factor)
         self._scaled[optimizer] = len(optimizer.param_groups)
 
@@ -102,19 +104,30 @@ class Scale:
             )
         step = self._steps.get(optimizer, self._warmup_steps)
         if step < self._warmup_steps:
-            part = (1.0 + (self._factor - 1.0) * step / self._warmup_steps) / self._factor
+            part = self._part_of_rate(step)
             self._rates = [group["lr"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * part
 
+    def _part_of_rate(self, step: int) -> float:
+        """Return what a step of the warm-up takes of the rate. Alone, the first takes 1 / steps."""
+        if self._warms_alone:
+            return (step + 1) / self._warmup_steps
+        return (1.0 + (self._factor - 1.0) * step / self._warmup_steps) / self._factor
+
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.step_failed(optimizer)
+        if optimizer in self._steps:
+            self._steps[optimizer] += 1
+
+    @hookimpl
+    def step_failed(self, optimizer: Optimizer) -> None:
+        """Put the rates back. A step that has failed does not count."""
         if self._rates:
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
             self._rates = []
-        if optimizer in self._steps:
-            self._steps[optimizer] += 1
 
     def state_dict(self) -> dict[str, list[int]]:
         """The steps of the warm-up that each optimizer has made, in the order of the optimizers."""
@@ -222,6 +235,8 @@ class Scale:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
+        if self._warms_alone:
+            return {"warm-up": [f"learning rates grow over the first {self._warmup_steps} steps"]}
         if self._rule is None:
             return None
         size = (
@@ -239,14 +254,14 @@ class Scale:
         }
 
 
-def refuse_without_rate(optimizer: Optimizer) -> None:
+def refuse_without_rate(optimizer: Optimizer, option: str) -> None:
     """Raise UsageError for an optimizer that has no rate to scale, or finds its own."""
     if not all(
         isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups
     ):
         raise UsageError(
-            f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that"
-            " could be scaled; leave scale_lr out, or give it one"
+            f"{option}=... with {type(optimizer).__name__}: its groups have no number 'lr' that"
+            f" could be scaled; leave {option} out, or give it one"
         )
 
 

@@ -1,44 +1,24 @@
-"""Requests from outside the loop: a signal, a call, the clock. Rank 0 decides for all ranks.
-
-No rank may save or leave while another starts a step that needs it. So rank 0 decides one step
-ahead: at boundary ``n - 1`` it writes what all ranks do at boundary ``n``. The others read it at
-boundary ``n``, which they can't reach before rank 0 has taken part in the step between. They skip
-most boundaries: each decision names the next boundary to look at, a quarter of a second later."""
+"""Requests from outside the loop: a signal, a call, the clock. Rank 0 decides for all ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
-from typing import TypedDict, cast
 
 from torchbus.plugin import Context, UsageError, expect
 
-from torchbus_checkpoint.agreement.exchange import wait_for
-from torchbus_checkpoint.errors import CheckpointError
+from torchbus_strategy.ahead import Decisions
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-LOOK_EVERY_S = 0.25
-MAX_STRIDE = 1000
-MAX_DECISIONS = 1000  # decisions in the store: no rank is so many boundaries behind rank 0
 SIGNALLED = "checkpoint/signal"
-
-
-class Decision(TypedDict):
-    """``next`` is the next boundary at which the ranks look."""
-
-    save: bool
-    leave: int
-    next: int
 
 
 class Requests:
@@ -57,11 +37,7 @@ class Requests:
         self._signal = 0
         self._pid = os.getpid()
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-        self._boundary = 0
-        self._next = 2
-        self._published: deque[str] = deque()
-        self._decision: Decision = {"save": False, "leave": 0, "next": self._next}
-        self._begun_s = time.monotonic()
+        self._decisions = Decisions(session, "checkpoint", self._decide)
         self.save = False
         self.leave = 0
         self.hears_signals = threading.current_thread() is threading.main_thread()
@@ -72,14 +48,11 @@ class Requests:
 
     def look(self) -> None:
         """Follow the decision for this boundary. Every rank is, or will be, here."""
-        self._boundary += 1
-        if self._session.world_size == 1:
-            return self._take(self._decide())
-        if self._boundary == self._next:
-            self._take(self._decision if self._session.is_main else self._read(self._next))
-        if self._session.is_main and self._boundary == self._next - 1:
-            self._decision = self._decide()
-            self._report_all(_key(self._next), self._decision)
+        decision = self._decisions.look()
+        if decision is not None:
+            save, leave = decision
+            self.save |= save
+            self.leave = self.leave or leave
 
     def saved(self) -> None:
         self.save = False
@@ -92,42 +65,12 @@ class Requests:
         if not self._session.is_main and self._session.job is not None:
             threading.Thread(target=self._publish, args=(number,), name="torchbus-signal").start()
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> tuple[bool, int]:
+        """Return whether to save, and the exit status to leave with, or 0."""
         number = self._signal or self._signal_elsewhere()
         if not number and self._ends_s is not None and time.monotonic() >= self._ends_s:
             number = signal.SIGUSR1
-        return {
-            "save": self._time_is_up(),
-            "leave": 128 + number if number else 0,
-            "next": self._next + self._stride(),
-        }
-
-    def _report_all(self, key: str, decision: Decision) -> None:
-        store = self._session.world.shared
-        store.set(key, json.dumps(decision))
-        self._published.append(key)
-        if len(self._published) > MAX_DECISIONS:
-            store.delete_key(self._published.popleft())
-
-    def _take(self, decision: Decision) -> None:
-        self.save |= decision["save"]
-        self.leave = self.leave or decision["leave"]
-        self._next = decision["next"]
-
-    def _stride(self) -> int:
-        """Return how many boundaries pass in about a quarter of a second."""
-        seconds = (time.monotonic() - self._begun_s) / self._boundary
-        return max(1, min(MAX_STRIDE, int(LOOK_EVERY_S / max(seconds, 1e-6))))
-
-    def _read(self, boundary: int) -> Decision:
-        session, key = self._session, _key(boundary)
-        found = wait_for(session, key)
-        if found is None:
-            raise CheckpointError(
-                f"rank 0 did not reach the end of step {boundary}, where rank {session.rank}"
-                " is waiting for it"
-            )
-        return cast(Decision, json.loads(found[0]))
+        return self._time_is_up(), 128 + number if number else 0
 
     # Signals -------------------------------------------------------------------------------------
 
@@ -175,10 +118,6 @@ class Requests:
         """Tell rank 0. Runs in a thread: the main one may be in a call to the store."""
         with contextlib.suppress(RuntimeError, AssertionError):
             self._session.world.shared.set(SIGNALLED, str(int(number)))
-
-
-def _key(boundary: int) -> str:
-    return f"checkpoint/asked/{boundary}"
 
 
 def seconds(time_limit: str | timedelta) -> float:

@@ -172,6 +172,16 @@ class Snapshot:
                     plugin.load_state_dict(decode(local["plugins"][name]))
         self._put_counts(contents, local)
 
+    def put_weights(self, found: Path) -> None:
+        """Put back the weights of the models, and nothing else."""
+        contents = self._finder.find_at_end()
+        with self._session.in_parts():
+            saved, weights, read_parts = choice.loaded(found, contents)
+            read_parts()
+            with shapes.as_written(found, choice.TRAINING):
+                restore.put_weights(contents, weights)
+                restore.put_loose(contents, saved)
+
     def _put_shared(self, found: Path, contents: Contents) -> State:
         saved, weights, read_parts = choice.loaded(found, contents)
         with shapes.as_written(found, choice.TRAINING):

@@ -21,7 +21,7 @@ class Monitors:
         self._session = session
         self._exchange = exchange
         self._names = frozenset(names)
-        self._missing = set(self._names)
+        self._missing = set(self._names).difference(session.bus.hook.optional_name())
         self._logged: set[str] = set()
         self._bases: dict[str, str] = {}
         self._alone: dict[str, int] = {}

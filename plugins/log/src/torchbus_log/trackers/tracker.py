@@ -383,7 +383,7 @@ class Tracker(Client, Plugin):
     # Inside --------------------------------------------------------------------------------------
 
     def _reports(self, session: Context) -> bool:
-        return session.is_main or self._ranks == "all"
+        return not session.dry_run and (session.is_main or self._ranks == "all")
 
     def _imported(self) -> bool:
         try:

@@ -164,6 +164,8 @@ WINDOW = "accumulate_grad_batches"
 def of(request: Request) -> tuple[Request, tuple[Change, ...]]:
     """The request of the reference, and what is changed in it."""
     given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
+    if request.options.get("scale_lr") is not None:
+        given.pop("warmup_steps", None)  # it leads to the scaled rate, which one rank does not have
     changes: tuple[Change, ...] = (larger_batch(window(request)),) if window(request) > 1 else ()
     return replace(request, plugins=(), options={"strategy": None, "devices": 1, **given}), changes
 

@@ -1,0 +1,104 @@
+"""``load_best=True``: the weights with the best value, at the end of the block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchbus import session
+from torchbus.errors import UsageError
+
+from torchbus_testing.forking import fork_script
+
+LOOP = """
+import json, sys, torch
+from torchbus import session
+from torch.utils.data import DataLoader
+VALUES = [3.0, 1.0, 2.0, 5.0]
+def run(model, weights, **options):
+    with session(launch="fork", batch="global", monitor="val", load_best=True, **options) as s:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        data = torch.arange(24.0).reshape(12, 2) / 24
+        for epoch in s.epochs(4):
+            for x in DataLoader(data, batch_size=6):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            weights.append(s.all_gather_object(model[0].state_dict()["bias"].tolist()))
+            s.log("val", VALUES[epoch])
+for strategy, ranks, mode, keep in json.loads(sys.argv[1]):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    folder = f"{sys.argv[2]}/{strategy}{ranks}{mode}{keep}"
+    found = []
+    for again in range(2):
+        weights = []
+        run(model, weights, strategy=strategy, devices=ranks, checkpoint=folder, mode=mode, keep=keep)
+        found.append([weights, model[0].bias.tolist()])
+    print(json.dumps(found))
+"""
+
+
+def test_ranks_end_with_the_best_weights_also_of_a_run_that_is_over(tmp_path: Path) -> None:
+    cases = [
+        ("ddp", 1, "min", 1),
+        ("ddp", 3, "min", 3),
+        ("ddp", 2, "max", 1),
+        ("fsdp", 2, "min", 2),
+    ]
+    result = fork_script(LOOP, json.dumps(cases), tmp_path)
+    assert result.ok(), result
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    for (strategy, _, mode, _), ((weights, first), (_, again)) in zip(cases, lines, strict=True):
+        best = 1 if mode == "min" else 3
+        assert again == first
+        if strategy == "ddp":  # fsdp's state_dict has this rank's part
+            assert first == pytest.approx(weights[best][0]) != pytest.approx(weights[4 - best][0])
+    assert lines[3][0][1] == pytest.approx(lines[0][0][1], abs=1e-5), "fsdp is as exact as ddp"
+
+
+def train(s: Any) -> torch.nn.Module:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in s.epochs(2):
+        for x in DataLoader(torch.ones(4, 1), batch_size=2):
+            model(x).mean().backward()
+            optimizer.step()
+        s.log("other", float(epoch))
+    return model
+
+
+def test_without_a_value(tmp_path: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="no checkpoint in .* has a value of 'val'"),
+        pytest.warns(UserWarning, match="monitored, but not logged"),
+        session(checkpoint=tmp_path, monitor="val", load_best=True) as s,
+    ):
+        train(s)
+
+
+def test_an_error_leaves_the_weights(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyError),
+        session(checkpoint=tmp_path, monitor="other", mode="min", load_best=True) as s,
+    ):
+        model = train(s)
+        before = model.weight.clone()
+        raise KeyError
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"load_best": True}, "load_best=True without monitor"),
+        ({"load_best": 1, "monitor": "x", "checkpoint": "folder"}, "True or False"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        session(**options)

@@ -1,0 +1,182 @@
+"""The calls of models that feed a step, to be repeated layer by layer if it goes wrong."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torchbus.plugin import Surround
+from torchbus.tree import collect
+
+from torchbus_strategy import random_streams
+
+KEPT = 64
+
+
+@dataclass
+class Call:
+    """One call of an outermost model. ``gradients``: those of its outputs, on this rank alone.
+
+    ``batches``: what feeds the backward that it belongs to, in words, with the batch itself.
+    """
+
+    model: weakref.ref[Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    batches: list[tuple[str, object]] | None = None
+
+    def repeat(self) -> list[Tensor]:
+        """Call the model again. Return the tensors of its output."""
+        model = self.model()
+        return [] if model is None else tensors_in(model(*self.args, **self.kwargs))
+
+
+class Calls:
+    """Remembers the last calls since the last step, and looks at them again."""
+
+    def __init__(self) -> None:
+        self._surround = Surround(self._around, traced=False)
+        self.close, self.add = self._surround.close, self._surround.add
+        self._looks = False
+        self.made: deque[Call] = deque(maxlen=KEPT)
+
+    def _around(
+        self, model: Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        output = forward(*args, **kwargs)
+        if torch.is_grad_enabled() and not self._looks:
+            call = Call(weakref.ref(model), args, kwargs)
+            for place, tensor in enumerate(tensors_in(output)):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(_keeper(call, place))
+            self.made.append(call)
+        return output
+
+    def look(self, *, in_backward: bool, repeat: bool) -> tuple[Call, str] | None:
+        """Return the call that went wrong, and in words its first part that is not finite.
+
+        ``in_backward``: the loss was finite. ``repeat``: whether this rank can call a model alone.
+        """
+        places = [_input]
+        if repeat:
+            places += [_output, _gradient] if in_backward else [_output]
+        with self._looking():
+            for place, call in product(places, self.made):
+                found = place(call)
+                if found:
+                    return call, found
+        return None
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        drawn, self._looks = random_streams.read(), True
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            self._looks = False
+            random_streams.write(drawn)
+
+
+def _keeper(call: Call, place: int) -> Callable[[Tensor], None]:
+    def keep(gradient: Tensor) -> None:
+        call.gradients[place] = gradient
+
+    return keep
+
+
+def _input(call: Call) -> str:
+    inputs = tensors_in((call.args, call.kwargs))
+    return "" if all(map(is_finite, inputs)) else "the input of the model"
+
+
+def _output(call: Call) -> str:
+    """Repeat the forward; return the first layer whose output is not finite, or ""."""
+    found: list[str] = []
+
+    def ran(name: str, output: object) -> None:
+        if not found and not all(map(is_finite, tensors_in(output))):
+            found.append(f"the output of {name}")
+
+    with _heard(call, ran):
+        call.repeat()
+    return "".join(found)
+
+
+def _gradient(call: Call) -> str:
+    """Repeat the backward; return the first layer whose gradient is not finite, or ""."""
+    if not call.gradients:
+        return ""
+    if not all(map(is_finite, call.gradients.values())):
+        return "the gradient of the model's output, which the loss gives"
+    found: list[str] = []
+
+    def check(name: str, gradient: Tensor) -> None:
+        if not found and not is_finite(gradient):
+            found.append(f"the gradient of {name}")
+
+    def ran(name: str, output: object) -> None:
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(lambda gradient: check(f"the output of {name}", gradient))
+
+    with _heard(call, ran):
+        outputs = call.repeat()
+    model = call.model()
+    every = [] if model is None else model.named_parameters()
+    named = [(name, parameter) for name, parameter in every if parameter.requires_grad]
+    given = [place for place in call.gradients if place < len(outputs)]
+    gradients = torch.autograd.grad(
+        [outputs[place] for place in given],
+        [parameter for _, parameter in named],
+        [call.gradients[place].to(outputs[place].dtype) for place in given],
+        allow_unused=True,
+    )
+    for (name, _), gradient in zip(reversed(named), reversed(gradients), strict=True):
+        if gradient is not None:
+            check(name, gradient)
+    return "".join(found)
+
+
+@contextmanager
+def _heard(call: Call, ran: Callable[[str, object], None]) -> Iterator[None]:
+    """Call ``ran(name, output)`` after each layer of the model."""
+    model = call.model()
+    handles = [
+        part.register_forward_hook(_hook(f"{name or 'the model'} ({type(part).__name__})", ran))
+        for name, part in (() if model is None else model.named_modules())
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(name: str, ran: Callable[[str, object], None]) -> Callable[..., None]:
+    def hook(module: Module, inputs: object, output: object) -> None:
+        ran(name, output)
+
+    return hook
+
+
+def tensors_in(thing: object) -> list[Tensor]:
+    found: list[Tensor] = []
+    collect(thing, found)
+    return found
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    values = tensor.detach()
+    values = values.coalesce().values() if values.is_sparse else values
+    return bool(torch.isfinite(values).all())

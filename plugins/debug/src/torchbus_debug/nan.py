@@ -1,0 +1,215 @@
+"""The plugin that stops at NaN: its option, what it checks, and what ranks say to each other."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+from torchbus import objects
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    LoaderIterator,
+    Origin,
+    SharedStore,
+    TorchbusError,
+    expect,
+    hookimpl,
+)
+
+from torchbus_debug.calls import Call, Calls, is_finite
+from torchbus_strategy.loss.held import unscaled
+
+FOLDER = "torchbus-nan"
+FOUND = "debug/nan"
+OTHERS_S = 20.0
+"""How long a rank that finds nothing waits for the word of one that does."""
+KEPT = 4
+
+
+class NonFinite(TorchbusError, ArithmeticError):
+    """A loss or a gradient is NaN or infinite, and ``stop_on_nan=True``."""
+
+
+class StopOnNan:
+    """Ends the job when a loss or a gradient is NaN or infinite, before a parameter becomes so.
+
+    The error names the rank, the batch, and the first layer whose output or gradient is not finite.
+    That rank writes the batch into the folder ``torchbus-nan``.
+
+    Args:
+        stop_on_nan: whether to do so. It costs a wait for the device after each backward, and one
+            before each step.
+    """
+
+    owns = ("stop on NaN",)
+
+    def __init__(self, stop_on_nan: bool = True) -> None:
+        expect("stop_on_nan", stop_on_nan, bool, "True or False")
+        self._active = stop_on_nan
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if self._active:
+            session.bus.register(Watch(session), "debug.nan")
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        lines = ["the job ends when a loss or a gradient is not finite"] if self._active else []
+        return {"NaN": lines} if lines else {}
+
+
+class Watch:
+    """Checks each loss after its backward, and gradients before the step that uses them."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._steps = session.steps.follow()
+        session.batches.follow()
+        self._calls = Calls()
+        session.on_close.callback(self._calls.close)
+        self._given: weakref.WeakKeyDictionary[Origin, deque[tuple[int, object]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._loss: Tensor | None = None
+        self._is_finite_here: Tensor | None = None
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is not None and self._session.captures(optimizer):
+            for model in objects.models_of(parameters):
+                self._calls.add(model)
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
+        given = self._given.setdefault(iterator.origin, deque(maxlen=KEPT))
+        given.append((iterator.num_yielded, batch))
+
+    @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        self._loss = None if call.loss is None else unscaled(call.loss)
+        self._is_finite_here = (
+            None if self._loss is None else torch.isfinite(self._loss.detach()).all()
+        )
+        for one in self._calls.made:
+            if one.batches is None:
+                one.batches = self._current_batches()
+
+    @hookimpl
+    def after_backward(self) -> None:
+        loss, self._loss = self._loss, None
+        if loss is not None and not is_finite(loss):
+            self._stop(f"the loss is {loss.detach().flatten()[0].item()}", self._is_finite_here)
+
+    @hookimpl(tryfirst=True)
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        if getattr(optimizer, "found_inf", None) is None and not have_finite_gradients(optimizer):
+            self._stop("a gradient is not finite", None)
+
+    @hookimpl
+    def after_optimizer_step(self) -> None:
+        self._calls.made.clear()
+
+    # The end -------------------------------------------------------------------------------------
+
+    def _stop(self, what: str, own: Tensor | None) -> None:
+        """End the job. ``own``: whether this rank's own loss is finite; None: there is none."""
+        call, where = self._look(in_backward=own is None) or (None, "")
+        concerned = bool(where) or (own is not None and not own)
+        text = self._report(what, call, where) if concerned else self._others(what)
+        error = NonFinite(f"stop_on_nan: {text}")
+        self._session.stop_for(error)
+        raise error
+
+    def _look(self, *, in_backward: bool) -> tuple[Call, str] | None:
+        """Look at the calls again."""
+        try:
+            return self._calls.look(
+                in_backward=in_backward, repeat=calls_models_alone(self._session)
+            )
+        except Exception:  # it is only a help: the error is that of the loss or the gradient
+            return None
+
+    def _report(self, what: str, call: Call | None, where: str) -> str:
+        batches = self._current_batches() if call is None or call.batches is None else call.batches
+        names = " and ".join(name for name, _ in batches) or "batches that the script makes"
+        if not where and not calls_models_alone(self._session):
+            where = "unknown, as the ranks of this strategy call a model together"
+        first = where or "the loss: all layers have finite outputs"
+        text = (
+            f"{what} in step {self._steps.count + 1}, on rank {self._session.rank}, in {names}. The"
+            f" first that is not finite: {first}. {self._save(batches, call)}"
+        )
+        if self._session.world_size > 1:
+            self._session.world.shared.set(FOUND, text)
+        return text
+
+    def _others(self, what: str) -> str:
+        """Return what another rank reports."""
+        job, found = self._session.job, list[bytes]()
+
+        def is_there(store: SharedStore) -> bool:
+            found[:] = store.read_all([FOUND]) or ()
+            return bool(found)
+
+        if job is not None and job.wait_until(is_there, OTHERS_S):
+            return found[0].decode()
+        names = " and ".join(name for name, _ in self._current_batches())
+        return (
+            f"{what} in step {self._steps.count + 1}, in {names or 'batches of the script'}. No"
+            " rank can tell the layer: detect_anomaly=True shows the operation"
+        )
+
+    def _save(self, batches: list[tuple[str, object]], call: Call | None) -> str:
+        path = Path(FOLDER) / f"step{self._steps.count + 1}-rank{self._session.rank}.pt"
+        contents = {
+            "batches": [batch for _, batch in batches],
+            "inputs": None if call is None else (call.args, call.kwargs),
+        }
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                torch.save(contents, file)
+        except Exception as error:
+            return f"The batch could not be saved: {error}"
+        return f"The batch is in {os.path.abspath(path)}"
+
+    def _current_batches(self) -> list[tuple[str, object]]:
+        """Return the batches that feed the last backward, in words, with what the loop got."""
+        found: list[tuple[str, object]] = []
+        for one in self._session.batches.current:
+            given = dict(self._given.get(one.origin, ()))
+            words = f"batch {one.number} of {one.origin.name}"
+            found.append((words, given.get(one.number, one.tensors)))
+        return found
+
+
+SHARED = ("divides_states", "gradients_in_parts", "gradients_elsewhere")
+"""Marks of strategies whose ranks call a model together."""
+
+
+def calls_models_alone(session: Context) -> bool:
+    """Whether a rank may call a model without the others."""
+    world, plugins = session.world, [one for _, one in session.bus.plugins()]
+    shares = any(getattr(one, mark, False) for one in plugins for mark in SHARED)
+    return not shares and world.data.parts == world.world_size
+
+
+def have_finite_gradients(optimizer: Optimizer) -> bool:
+    gradients = [
+        parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    parts = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
+    dense = [one for one in parts if not one.is_sparse and one.numel()]
+    sparse = [one for one in parts if one.is_sparse]
+    whole = not dense or is_finite(get_total_norm(dense, float("inf")))
+    return whole and all(map(is_finite, sparse))

@@ -1,0 +1,217 @@
+"""The end after a number of steps or some time, and a run that goes on from there."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+from torchbus.errors import UsageError
+
+from torchbus_earlystop.bounds import seconds
+from torchbus_earlystop.plugin import EarlyStop
+from torchbus_testing.forking import fork_script
+from torchbus_testing.state import assert_torch_unchanged, torch_state
+
+LOOP = """
+import json, sys, time, torch
+from torchbus import session
+from torch.utils.data import DataLoader, TensorDataset
+def run(ranks, kind, slow, **options):
+    with session(strategy="ddp", devices=ranks, launch="fork", batch="global", **options) as s:
+        torch.manual_seed(0)
+        x = torch.randn(24, 3)
+        train = DataLoader(TensorDataset(x, x.sum(1)), batch_size=6, shuffle=True)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        batches, evaluated = [], 0
+        for epoch in s.epochs(5) if kind == "epochs" else range(5):
+            count = 0
+            for a, b in train:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(a)[:, 0], b).backward()
+                optimizer.step()
+                count += 1
+                time.sleep(slow)
+            batches.append(count)
+            with torch.no_grad():
+                evaluated += len(list(DataLoader(TensorDataset(x), batch_size=8)))
+        weights = model.weight.flatten().tolist()
+        everywhere = s.all_gather_object((batches, weights))
+        return batches, evaluated, weights, everywhere.count((batches, weights)) == ranks, s.should_stop
+print(json.dumps([run(*case, **options) for *case, options in json.loads(sys.argv[1])]))
+"""
+
+
+def run(*cases: Any) -> list[Any]:
+    result = fork_script(LOOP, json.dumps(cases))
+    assert result.ok(), result
+    found: list[Any] = json.loads(result.stdout)
+    assert all(alike for *_, alike, _ in found)
+    return found
+
+
+def test_max_steps_and_a_run_with_more(tmp_path: Path) -> None:
+    there = {"checkpoint": str(tmp_path / "epochs")}
+    here = {"checkpoint": str(tmp_path / "range")}
+    whole, plain, first, same, more, over, again = run(
+        (1, "epochs", 0, {"max_steps": 11}),
+        (3, "range", 0, {"max_steps": 11}),
+        (2, "epochs", 0, {"max_steps": 6, **there}),
+        (2, "epochs", 0, {"max_steps": 6, **there}),
+        (2, "epochs", 0, {"max_steps": 11, **there}),
+        (2, "range", 0, {"max_steps": 4, **here}),
+        (2, "range", 0, {"max_steps": 11, **here}),
+    )
+    assert [one[0] for one in (whole, plain, first)] == [[4, 4, 3], [4, 4, 3, 0, 0], [4, 2]]
+    assert (whole[1], plain[1]) == (9, 15), "evaluation still works"
+    assert same[2] == first[2] != whole[2], "no step beyond the bound"
+    assert (over[0], over[4]) == ([4, 0, 0, 0, 0], True)
+    for other in (plain, more, again):
+        assert other[2] == pytest.approx(whole[2], abs=1e-6)
+
+
+def test_max_time_ends_all_ranks_after_the_same_step() -> None:
+    found = run(
+        (1, "epochs", 0.05, {"max_time": 0.2}),
+        (3, "epochs", 0.05, {"max_time": 0.2}),
+        (2, "epochs", 0, {"max_time": "10:00:00"}),
+    )
+    assert all(sum(one[0]) < 20 and one[4] for one in found[:2])
+    assert found[2][0] == [4] * 5 and not found[2][4]
+
+
+def test_other_optimizers_finish_the_last_step() -> None:
+    before = torch_state()
+    one, two = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (one, two)]
+    steps: list[int] = []
+    for number, optimizer in enumerate(optimizers):
+        optimizer.register_step_post_hook(lambda *_, number=number: steps.append(number))
+    with session(max_steps=2) as s:
+        for (x,) in DataLoader(TensorDataset(torch.ones(5, 1))):
+            for net, optimizer in zip((one, two), optimizers, strict=True):
+                net(x).mean().backward()
+                optimizer.step()
+        assert "after 2 real steps" in s.explain()
+        optimizers[0].step()
+        assert s.should_stop
+    assert steps == [0, 1, 0, 1], "no step begins after the last one"
+    assert_torch_unchanged(before)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}])
+def test_windows_count_once(options: dict[str, Any]) -> None:
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with session(max_steps=2, **options):
+        count = 0
+        for (x,) in DataLoader(TensorDataset(torch.ones(9, 1))):
+            net(x).mean().backward()
+            optimizer.step()
+            count += 1
+    assert count == 2 * options.get("accumulate_grad_batches", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("02:00:00", 7200),
+        ("1:12:00:30", 129630),
+        ("05:30", 330),
+        (timedelta(minutes=2), 120),
+        (1.5, 1.5),
+    ],
+)
+def test_times(given: Any, expected: float) -> None:
+    assert seconds(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_time": "soon"}, "it must be a string such as '02:00:00'"),
+        ({"max_time": 0}, "more than 0 seconds"),
+        ({"max_time": True}, "it must be a string"),
+        ({"max_steps": 0}, "1 step or more"),
+        ({"max_steps": 2.0}, "a number of optimizer steps"),
+        ({"stopping_threshold": 1.0}, "stopping_threshold=1.0 without early_stop"),
+        ({"early_stop": "x", "divergence_threshold": "1"}, "a number, or None"),
+        ({"early_stop": "x", "early_stop_strict": 1}, "True or False"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        session(**options)
+    with session(max_steps=-1, max_time=None):
+        pass
+
+
+# Thresholds -------------------------------------------------------------------------------------
+
+
+def stops_after(values: list[float], **options: Any) -> int | None:
+    with session("log", EarlyStop("loss", patience=9, **options)) as s:
+        for index, value in enumerate(values):
+            s.log("loss", value)
+            if s.should_stop:
+                return index
+    return None
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        ([3, 2, 1, 0], {"stopping_threshold": 1.5}, 2),
+        ([3, 2, 1.5, 1.5], {"stopping_threshold": 1.5}, None),
+        ([1, 2, 3], {"stopping_threshold": 1.5, "mode": "max"}, 1),
+        ([3, 4, 9, 1], {"divergence_threshold": 5}, 2),
+        ([3, 4, 1], {"divergence_threshold": 3.5, "mode": "max"}, 0),
+        ([3, float("nan")], {"divergence_threshold": 5, "stopping_threshold": 1}, None),
+    ],
+)
+def test_thresholds(values: list[float], options: dict[str, Any], expected: int | None) -> None:
+    assert stops_after(values, **options) == expected
+
+
+def train(s: Any, epochs: int, log: Any) -> list[bool]:
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    stops = []
+    for epoch in range(epochs):
+        for batch, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(3, 1)))):
+            net(x).mean().backward()
+            optimizer.step()
+            log("in", epoch, batch)
+        log("after", epoch, 0)
+        stops.append(s.should_stop)
+    return stops
+
+
+def test_one_value_for_each_training_pass() -> None:
+    with session(early_stop="loss", patience=2) as s:
+        assert train(s, 1, lambda place, *_: place == "in" and s.log("loss", 1.0)) == [True]
+    with session(early_stop="loss", patience=2, check_on_train_epoch_end=True) as s:
+        found = train(s, 4, lambda place, *_: place == "in" and s.log("loss", 1.0))
+        assert found[:2] == [False, False] and found[-1]
+    with session(early_stop="loss", patience=2, check_on_train_epoch_end=True) as s:
+        found = train(s, 4, lambda place, *_: place == "after" and s.log("loss", 1.0))
+        assert found == [False, False, True, True]
+
+
+def test_a_name_that_may_be_missing() -> None:
+    def evaluate(place: str, *_: int) -> None:
+        if place == "after":
+            with torch.no_grad():
+                list(DataLoader(TensorDataset(torch.ones(2, 1))))
+            s.log("other", 1.0)
+
+    with pytest.raises(UsageError, match="monitored, but not logged"), session(early_stop="x") as s:
+        train(s, 3, evaluate)
+    with session(early_stop="x", early_stop_strict=False) as s:
+        assert train(s, 3, evaluate) == [False] * 3

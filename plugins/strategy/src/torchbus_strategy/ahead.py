@@ -1,0 +1,84 @@
+"""What rank 0 decides for all ranks, such as that time is over.
+
+No rank may stop while another starts a step that needs it. So rank 0 decides one place of the loop
+ahead: at place ``n - 1`` it writes what all ranks do at place ``n``. The others read it at place
+``n``, which they can't reach before rank 0 has taken part in the step between. They pass most
+places without a look: each decision names the next place, a quarter of a second later.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from torchbus.plugin import Context, RankFailed, SharedStore
+
+LOOK_EVERY_S = 0.25
+MAX_STRIDE = 1000
+KEPT = 1000  # decisions in the store: no rank is so many places behind rank 0
+
+
+class Decisions:
+    """Calls ``decide`` on rank 0, and gives all ranks what it returns, at the same place.
+
+    ``name``: what is decided, for the keys in the store.
+    """
+
+    def __init__(self, session: Context, name: str, decide: Callable[[], Any]) -> None:
+        self._session = session
+        self._name = name
+        self._decide = decide
+        self._place = 0
+        self._next = 2
+        self._decision: tuple[Any, int] = (None, self._next)
+        self._written: deque[str] = deque()
+        self._begun_s = time.monotonic()
+
+    def look(self) -> Any:
+        """Return what is decided for this place, which every rank reaches; None between two."""
+        self._place += 1
+        if self._session.world_size == 1:
+            return self._decide()
+        decided = None
+        if self._place == self._next:
+            mine = self._session.is_main
+            decided, self._next = self._decision if mine else self._read(self._next)
+        if self._session.is_main and self._place == self._next - 1:
+            self._decision = self._decide(), self._next + self._stride()
+            self._write(self._key(self._next))
+        return decided
+
+    def _write(self, key: str) -> None:
+        store = self._session.world.shared
+        store.set(key, json.dumps(self._decision))
+        self._written.append(key)
+        if len(self._written) > KEPT:
+            store.delete_key(self._written.popleft())
+
+    def _read(self, place: int) -> tuple[Any, int]:
+        job, key = self._session.job, self._key(place)
+        assert job is not None
+        found: list[bytes] = []
+
+        def is_there(store: SharedStore) -> bool:
+            found[:] = store.read_all([key]) or ()
+            return bool(found)
+
+        if not job.wait_until(is_there, self._session.timeout.total_seconds()):
+            raise RankFailed(
+                f"rank 0 did not reach the end of step {place}, where rank {self._session.rank}"
+                " is waiting for it"
+            )
+        decided, following = json.loads(found[0])
+        return decided, following
+
+    def _stride(self) -> int:
+        """Return how many places pass in about a quarter of a second."""
+        seconds = (time.monotonic() - self._begun_s) / self._place
+        return max(1, min(MAX_STRIDE, int(LOOK_EVERY_S / max(seconds, 1e-6))))
+
+    def _key(self, place: int) -> str:
+        return f"{self._name}/asked/{place}"
