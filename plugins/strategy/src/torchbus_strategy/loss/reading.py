@@ -419,7 +419,7 @@ def _length(made_by: Node, sizes: Sequence[int], counted: Counted) -> float:
 def is_elsewhere(term: Term) -> bool:
     """Whether a mean counts another dimension than the first."""
     is_mean = term.reduction == "mean" and not term.divisors and len(term.sizes) > 1
-    return is_mean and bool(term.number != term.sizes[0])
+    return bool(is_mean and term.number != term.sizes[0])
 
 
 def _stacked(places: list[Place], rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
