@@ -27,6 +27,7 @@ class Made:
         self.mask = torch.rand(batch, time, generator=generator) < 0.7
         self.mask[0, 0] = True
         self.count = int(self.mask.sum())
+        self.some = self.mask[:, 0]
         self.recurrent = nn.LSTM(5, columns)(torch.randn(time, batch, 5, generator=generator))[0]
 
 
@@ -46,6 +47,8 @@ MEANS: dict[str, Any] = {
     "time first, a head": (lambda m: nn.Linear(m.recurrent.shape[2], 4)(m.recurrent).mean(), False),
     "stacked steps": (lambda m: torch.stack(m.steps.unbind(1)).square().mean(), False),
     "in two steps": (lambda m: m.one.square().mean(0).sum(), False),
+    "time first, some samples": (lambda m: m.recurrent[:, m.some].square().mean(), "some"),
+    "transposed, some samples": (lambda m: _l1(m.steps.transpose(0, 1)[:, m.some]), "some"),
     "of the last step": (lambda m: m.steps[:, -1].square().mean(), False),
 }
 
@@ -55,16 +58,18 @@ MEANS: dict[str, Any] = {
 def test_a_mean_counts_its_samples_or_what_a_mask_leaves(
     batch: int, time: int, columns: int, kind: str
 ) -> None:
-    loss, is_masked = MEANS[kind]
+    loss, masked = MEANS[kind]
     made = Made(batch, time, columns)
     (term,) = terms_of(loss(made), rows=batch)
-    assert (term.reduction, term.number) == ("mean", made.count if is_masked else batch)
+    counts = {True: made.count, False: batch, "some": int(made.some.sum())}
+    assert (term.reduction, term.number) == ("mean", counts[masked])
 
 
 SUMS: dict[str, Any] = {
     "plain": (lambda m: m.one.square().sum(), "sum"),
     "of all steps": (lambda m: m.steps.square().sum(1).sum(), "sum"),
     "over samples first": (lambda m: m.one.square().sum(0).sum(), "sum"),
+    "over samples first, divided": (lambda m: m.one.square().sum(0).sum() / 7, "mean"),
     "divided inside": (lambda m: (m.one.square().sum(1) / 7).sum(), "mean"),
     "of a batch mean": (lambda m: (m.one.softmax(1).mean(0) - 0.1).square().sum(), "nonlinear"),
     "of a batch mean, times": (lambda m: 0.1 * m.one.mean(0).square().sum(), "nonlinear"),
