@@ -170,8 +170,8 @@ class Changes:
         rank = self._session.rank
         if why == ENDED:
             self._job.note(
-                f"rank 0 ended its loop before the {kind} of {path} that rank {rank} makes at"
-                f" {_line()}"
+                f"torchbus: rank 0 ended its loop before the {kind} of {path} that rank {rank}"
+                f" makes at {_line()}"
             )
         elif why != ELSEWHERE or kind == "save":
             warn(
