@@ -9,6 +9,9 @@ import signal
 import socket
 import sys
 import threading
+from types import FrameType
+
+from torchbus.compat.python import current_frame
 
 from torchbus_launch.broadcast_log import sockets_opened
 from torchbus_launch.place import DATA
@@ -43,12 +46,10 @@ def end_with_rank(rank_pid: int, thread: int) -> None:
 
 
 def _is_loaders_worker() -> bool:
-    frame = sys._getframe()
+    frame: FrameType | None = current_frame(0)
     while frame is not None and frame.f_globals.get("__name__") != DATA:
-        if frame.f_back is None:
-            return False
         frame = frame.f_back
-    return True
+    return frame is not None
 
 
 def _ports(descriptor: int) -> set[int]:
