@@ -41,7 +41,9 @@ def check_words(result: Result, who: int, how: str) -> None:
     rank's.
     """
     lines = result.stderr.splitlines(keepends=True)
-    text = "".join(one for one in lines if not one.startswith("rank 0 ended its loop before"))
+    text = "".join(
+        one for one in lines if not one.startswith("torchbus: rank 0 ended its loop before")
+    )
     error = raised(who, how)
     for noise in (
         "Exception ignored",

@@ -34,6 +34,19 @@ def test_a_report_of_places_has_code_and_no_literal(capfd: pytest.CaptureFixture
     assert "a.py:3: token = model(x)\n" in found and SECRET not in found
 
 
+def test_a_traceback_of_another_rank_has_code_and_no_secret(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines = [
+        "Traceback",
+        '  File "a.py", line 3',
+        "    token = login(key)",
+        f"Error: token={SECRET}",
+    ]
+    found = said(capfd, "\n".join(f"[rank 1] {line}" for line in lines))
+    assert found.endswith("[rank 1]     token = login(key)\n[rank 1] Error: token=(hidden)\n")
+
+
 def test_what_a_rank_wrote_before_it_was_killed() -> None:
     errors = error_file()
     errors.write(

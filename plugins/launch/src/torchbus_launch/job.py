@@ -29,7 +29,7 @@ from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
 from torchbus_launch.saying import say
 from torchbus_launch.store import StoreBarrier
-from torchbus_redaction.redactor import redacted
+from torchbus_redaction.redactor import redacted_output
 
 ENDED, PASSED = "ended", "gone on"
 
@@ -202,7 +202,7 @@ class Job:
 
     def note(self, text: str) -> None:
         """Let rank 0 write a line to the terminal, which it alone is sure to have."""
-        self._log.append(self._store, NOTE + redacted(text))
+        self._log.append(self._store, NOTE + redacted_output(text))
 
     def _answer(self, question: str) -> str:
         if question.startswith(NOTE):

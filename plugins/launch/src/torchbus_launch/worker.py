@@ -48,10 +48,8 @@ def end_with_rank(rank_pid: int, thread: int) -> None:
 def _is_loaders_worker() -> bool:
     frame: FrameType | None = current_frame(0)
     while frame is not None and frame.f_globals.get("__name__") != DATA:
-        if frame.f_back is None:
-            return False
         frame = frame.f_back
-    return True
+    return frame is not None
 
 
 def _ports(descriptor: int) -> set[int]:

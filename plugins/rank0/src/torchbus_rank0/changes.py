@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchbus.runtime.services import JobService
 
 WAIT_FOR_RANK0_S = 20.0
-LEAVING_WAITS_S = 2.0  # while it handles an exception: rank 0 need not come to the same place
+LEAVING_WAITS_S = 5.0  # while it handles an exception: rank 0 need not come to the same place
 ASKS_AFTER_S = 0.1
 HISTORY = 32  # of the last changes to a path
 ELSEWHERE = "elsewhere"
@@ -170,8 +170,8 @@ class Changes:
         rank = self._session.rank
         if why == ENDED:
             self._job.note(
-                f"rank 0 ended its loop before the {kind} of {path} that rank {rank} makes at"
-                f" {_line()}"
+                f"torchbus: rank 0 ended its loop before the {kind} of {path} that rank {rank}"
+                f" makes at {_line()}"
             )
         elif why != ELSEWHERE or kind == "save":
             warn(

@@ -24,6 +24,7 @@ from torchbus_redaction.texts import HIDDEN, Speaks, hides, speaks
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+MARK = re.compile(r"^\[rank \d+\] ")
 CODE = re.compile(r'[ |+-]*File "|  rank \d+ ')
 
 
@@ -50,7 +51,8 @@ def redacted_output(text: str) -> str:
     redactor, is_code = Redactor(), False
     parts: list[tuple[bool, list[str]]] = []
     for line in text.splitlines(keepends=True):
-        is_code = bool(CODE.match(line)) or (is_code and line.startswith("    "))
+        bare = MARK.sub("", line)
+        is_code = bool(CODE.match(bare)) or (is_code and bare.startswith("    "))
         if not parts or parts[-1][0] != is_code:
             parts.append((is_code, []))
         parts[-1][1].append(line)
