@@ -41,7 +41,11 @@ class Listeners:
         self._added[event] += 1
         listener = Listener()
         setattr(
-            listener, event, hookimpl(trylast=True, **given._asdict())(_method(event, function))
+            listener,
+            event,
+            hookimpl(trylast=True, every=given.every, once=given.once, main_only=given.main_only)(
+                _method(event, function)
+            ),
         )
         self._session.add_plugin(listener, f"s.on {event} {self._added[event]}")
 

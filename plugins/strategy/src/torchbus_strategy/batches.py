@@ -36,6 +36,13 @@ class Taken:
         self.key = id(found[0]) if found else id(self)
         self._tensors = [weakref.ref(tensor) for tensor in found]
 
+    def move(self, batch: object) -> None:
+        """Know it by these tensors from now on, which a wrapper has made of its own."""
+        found: list[Tensor] = []
+        collect(batch, found)
+        self.key = id(found[0]) if found else id(self)
+        self._tensors = [weakref.ref(tensor) for tensor in found]
+
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the batch that are alive."""
@@ -316,6 +323,14 @@ class Batches:
             consumed.origin.threaded = True
         elif consumed.share is not None:
             self._session.share = consumed.share
+
+    def moved(self, before: object, after: object) -> None:
+        """A wrapper of a loader hands on ``after``, a copy of the batch ``before``."""
+        found: list[Tensor] = []
+        collect(before, found)
+        for one in self._kept.snapshot():
+            if any(mine is theirs for mine in one.tensors for theirs in found):
+                one.move(after)
 
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:
