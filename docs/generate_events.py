@@ -24,6 +24,12 @@ INTRODUCTION = """\
 """
 
 
+FINISHED = ("after_optimizer_step", "skip_logging", "log_metrics", "metrics_ready")
+"""Events after a step, which is counted by then."""
+IN_PROGRESS = ("batch_wanted", "step_failed")
+"""The first and the last event of a step that is not counted yet, in the order of the loop."""
+
+
 def page() -> str:
     """The whole text."""
     core = ROOT / "core/src/torchbus/events.py"
@@ -33,8 +39,11 @@ def page() -> str:
     loop = re.findall(r"[a-z_]+", "".join(re.findall(r"#.*", _docstring(core))))
     in_loop = [(f, path) for path in (core, *added) for f in _declared(path) if f.name in loop]
     in_loop.sort(key=lambda one: loop.index(one[0].name))
+    first, last = map(loop.index, IN_PROGRESS)
     parts = [INTRODUCTION + _overview(core)]
-    parts += [_event(f, "##", "" if path == core else _package(path)) for f, path in in_loop]
+    for f, path in in_loop:
+        step = _step(f.name, first <= loop.index(f.name) <= last)
+        parts.append(_event(f, "##", "" if path == core else _package(path)) + step)
     for path in added:
         others = [function for function in _declared(path) if function.name not in loop]
         if others:
@@ -68,6 +77,13 @@ def _event(function: ast.FunctionDef, heading: str, package: str = "") -> str:
     note = "\nThe first answer that is not None counts.\n" if _first_result(function) else ""
     note += f"\nDeclared by {package}.\n" if package else ""
     return f"{heading} `{function.name}`\n\n```text\n{signature}\n```\n\n{_paragraphs(text)}{note}"
+
+
+def _step(event: str, in_progress: bool) -> str:
+    """The number of the step that an event belongs to."""
+    if event in FINISHED:
+        return "\nStep: `s.global_step`.\n"
+    return "\nStep: `s.global_step + 1`, which is not finished.\n" if in_progress else ""
 
 
 def _declared(path: Path) -> list[ast.FunctionDef]:

@@ -11,11 +11,7 @@ import pytest
 from torchbus_testing.scripts import run
 
 NAME = "first-try"
-PLUGIN = {
-    "listener": ["--torchbus-plugin", "first_try"],
-    "logger": ["--torchbus-plugin", "torchbus_first_try:FirstTry"],
-    "strategy": ["--torchbus-strategy", "first_try"],
-}
+KINDS = ("listener", "logger", "strategy")
 PATIENCE_S = 900.0
 
 
@@ -47,6 +43,12 @@ def check(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def kit(folder: Path) -> list[str]:
+    """The words of the conformance kit, as the package's README says."""
+    lines = (folder / "README.md").read_text().splitlines()
+    return next(line.split() for line in lines if line.startswith("pytest --torchbus"))
+
+
 def is_clean(folder: Path) -> None:
     check(folder, "ruff", "check", ".")
     check(folder, "ruff", "format", "--check", ".")
@@ -68,14 +70,24 @@ def test_a_listener_passes_its_tests(written):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("written", PLUGIN, indirect=True)
-def test_each_kind_passes_everything(written, request):
+@pytest.mark.parametrize("written", KINDS, indirect=True)
+def test_each_kind_passes_everything(written):
     is_clean(written)
     assert "Success" in check(written, "mypy")
     assert " passed" in check(written, "pytest")
-    kind = request.node.callspec.params["written"]
-    told = check(written, "pytest", *PLUGIN[kind], "--torchbus-ranks", "2", "-q")
+    told = check(written, *kit(written), "--torchbus-ranks", "2", "-q")
     assert " passed" in told and "failed" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("written", ["listener"], indirect=True)
+def test_the_kit_reaches_what_the_author_writes(written):
+    """With the options of the README: by its defaults the plugin would do nothing."""
+    for path in written.parent.glob("site/*/plugin.py"):
+        path.write_text(path.read_text().replace("print(f", "raise ArithmeticError(f"))
+    with pytest.raises(AssertionError, match="ArithmeticError"):
+        check(written, *kit(written), "-k", "one-process and 2", "-q")
 
 
 BAD = {

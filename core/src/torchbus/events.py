@@ -39,6 +39,20 @@ A plugin is any object with methods of these names, marked ``@torchbus.hookimpl`
 any subset of the arguments. Every rank sends every event, unless the event says otherwise. Events
 marked *hot* are called from a flat tuple of functions, compiled when a plugin comes or goes.
 
+Order: listeners marked ``tryfirst=True`` hear an event first, and those marked ``trylast=True``
+last. Among the last, the one that was registered first hears it first; among all others, the one
+that was registered last. Functions of ``s.on(...)`` come after all plugins, in the order of their
+``s.on``. ``session.bus.order(event)`` returns the names of the listeners in their order.
+
+Filters: with ``every=50``, a listener hears the 50th, 100th, ... time that the event is sent to it.
+With ``once=True`` it hears only the first of these. With ``main_only=True`` only rank 0 does.
+Checkpoints hold the counts, by the plugin's name.
+
+Steps: ``s.global_step`` is the number of finished steps. So is ``session.steps.count``, after
+``session.steps.follow()``. The step in progress has the next number. It is counted just before
+``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together, which
+is counted when the first of them has stepped.
+
 Packages declare some of these events: those of ``s.log`` and of checkpoints, ``system_metrics``. If
 a plugin must also work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
 """

@@ -67,14 +67,17 @@ class KnownOptions(MoreOptions, total=False):
     batch_dim: int | None
     blocks: str
     bucket_cap_mb: float
+    check_on_train_epoch_end: bool
     checkpoint: str | os.PathLike[str] | None
     compression: typing.Literal["none", "fp16"]
     config: collections.abc.Mapping[str, typing.Any] | str | os.PathLike[str] | None
     cpu_offload: bool
     detect_anomaly: bool
     deterministic: bool | typing.Literal["warn"]
+    divergence_threshold: float | None
     early_stop: str | None
     early_stop_mode: typing.Literal["min", "max"]
+    early_stop_strict: bool
     ema_decay: float | None
     every_minutes: float | None
     every_n_epochs: int | None
@@ -106,12 +109,15 @@ class KnownOptions(MoreOptions, total=False):
     limit_eval_batches: float | None
     limit_train_batches: float | None
     lint: bool
+    load_best: bool
     local_copy: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str]
     log_every_n_steps: int
     loss_parallel: bool
     loss_reduction: typing.Literal["auto", "mean", "sum"] | typing.Literal["mean", "sum"] | None
     loss_weight: typing.Literal["auto", "samples", "tokens"]
+    max_steps: int | None
+    max_time: str | float | datetime.timedelta | None
     memory_snapshot: bool
     microbatches: int
     min_delta: float
@@ -153,6 +159,7 @@ class KnownOptions(MoreOptions, total=False):
     sharded_save: bool
     stages: int | None
     stop_on_nan: bool
+    stopping_threshold: float | None
     swa_start: int | None
     sync_batchnorm: bool
     sync_loss: bool

@@ -19,6 +19,7 @@ from torchbus_profile.result import Profiled
 from torchbus_scale.rates import LearningRates
 from torchbus_throughput.windows import Window
 
+Result = TypeVar("Result")
 Thing = TypeVar("Thing")
 
 
@@ -238,6 +239,53 @@ class KnownVerbs:
 
         Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
         https://arxiv.org/abs/1506.01186
+        """
+        raise NotImplementedError
+
+    @contextmanager
+    def main_first(self, local: bool = False) -> Iterator[None]:
+        """Inside, rank 0 goes first, and the other ranks follow when it is through.
+
+        For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
+        ``local=True``: the first rank of each node goes first, for files of the node's own disk.
+        What the first rank raises, the others raise, too. All ranks enter it alike.
+        """
+        raise NotImplementedError
+
+    def once(self, key: str, function: Callable[[], Result]) -> Result:
+        """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
+
+        Later calls with the same ``key`` return the same result and call nothing. The other ranks
+        get a copy, by pickle. What the function raises, all ranks raise. All ranks call it alike.
+        """
+        raise NotImplementedError
+
+    def on_main(self, function: Callable[..., Result]) -> Callable[..., Result | None]:
+        """Let only rank 0 run a function: a decorator, or ``s.on_main(upload)(path)``.
+
+        On other ranks it returns None, at once. The function must not call what all ranks have to
+        call, such as ``s.reduce`` or ``backward``.
+        """
+        raise NotImplementedError
+
+    @contextmanager
+    def split_between_processes(self, items: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Give this rank its consecutive part of some items, for inference.
+
+        ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
+        tensor or an array, a map-style data set, or a dict of these with the same length. If the
+        number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
+        repeat the last item, so that all have as many. ``s.gather_in_order`` puts the results
+        together, without padding.
+        """
+        raise NotImplementedError
+
+    def gather_in_order(self, results: Any) -> Any:
+        """Return, on all ranks, the results of all items in the items' order.
+
+        ``results``: a list with one result for each item that this rank got of the last
+        ``s.split_between_processes``, or a tensor with a row for each. Those of padding are left
+        out. Results in a list go by pickle. All ranks call it.
         """
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torchbus import events
-from torchbus.bus import options
+from torchbus.bus import filters, options
 from torchbus.bus.base import Plugin
 from torchbus.bus.options import check as check_options
 from torchbus.bus.options import plain
@@ -177,6 +177,40 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         All ranks call it alike.
         """
         self._context.add_plugin(plugin, name)
+
+    def on(
+        self,
+        event: str,
+        function: Callable[..., object] | None = None,
+        *,
+        every: int = 1,
+        once: bool = False,
+        main_only: bool = False,
+    ) -> Callable[..., Any]:
+        """Call a function at an event, after the plugins that hear it. Also a decorator.
+
+        ``s.on("after_optimizer_step", show, every=50)``. The function takes any of the event's
+        arguments, by name. ``every``: 50 is the 50th, 100th, ... time from now on. ``once``: only
+        the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks call it.
+        """
+        given = filters.checked(every, once, main_only)
+
+        self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
+
+        def listen(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._context.listeners.add(event, function, given)
+            return function
+
+        return listen if function is None else listen(function)
+
+    @property
+    def global_step(self) -> int:
+        """How many steps the loop has made: optimizers that step in turn make one together.
+
+        A run that resumes goes on counting. The first use begins to count, if no plugin does: read
+        it before the first step. Raises UsageError if it is first read later.
+        """
+        return self._context.steps.asked(self._context.is_inside)
 
     @property
     def collectives(self) -> Collectives:

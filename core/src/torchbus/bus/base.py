@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any, TypeVar, overload
 
 import pluggy
 import torch
 
+from torchbus.bus import filters
+
+Listener = TypeVar("Listener", bound=Callable[..., Any])
+
 hookspec = pluggy.HookspecMarker("torchbus")
-hookimpl = pluggy.HookimplMarker("torchbus")
+_mark = pluggy.HookimplMarker("torchbus")
+
+
+@overload
+def hookimpl(function: Listener) -> Listener: ...
+
+
+@overload
+def hookimpl(
+    *,
+    tryfirst: bool = ...,
+    trylast: bool = ...,
+    optionalhook: bool = ...,
+    wrapper: bool = ...,
+    hookwrapper: bool = ...,
+    specname: str | None = ...,
+    every: int = ...,
+    once: bool = ...,
+    main_only: bool = ...,
+) -> Callable[[Listener], Listener]: ...
+
+
+def hookimpl(
+    function: Listener | None = None,
+    *,
+    every: int = 1,
+    once: bool = False,
+    main_only: bool = False,
+    **marks: Any,
+) -> Listener | Callable[[Listener], Listener]:
+    """Mark a method as a listener to the event of its name.
+
+    Args:
+        function: the method, if the marker has no arguments.
+        every: 50 calls it the 50th, 100th, ... time that the event is sent to it.
+        once: call it only the first of these times.
+        main_only: call it on rank 0 only. It must not call what all ranks have to call.
+        marks: those of pluggy: ``tryfirst`` and ``trylast`` for the order, ``optionalhook`` if the
+            event may be missing, ``wrapper``, ``specname``.
+
+    Raises: UsageError: a filter has another type or value.
+    """
+    given = filters.checked(every, once, main_only)
+
+    def mark(function: Listener) -> Listener:
+        function.torchbus_filter = given  # type: ignore[attr-defined]
+        return _mark(function, **marks)
+
+    return mark if function is None else mark(function)
 
 
 class Plugin:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import pluggy
 
 from torchbus.bus import discovery
+from torchbus.bus.filters import EVERYTHING, Filtered
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
 
 
@@ -29,6 +30,9 @@ class Bus:
         self._declared = declared
         self._reserved = reserved
         self._hot = set(self._declared.HOT)
+        self.is_main: Callable[[], bool] = lambda: True
+        """Whether this is rank 0, for listeners that only rank 0 has."""
+        self._filtered = Filtered(lambda: self.is_main())
         self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)
         self.hook = self._manager.hook
@@ -75,6 +79,8 @@ class Bus:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
         self._refuse_second_engine(plugin, name)
         self._name_errors(plugin)
+        if self._filtered.is_used and not self._manager.is_registered(self._filtered):
+            self._manager.register(self._filtered, "filters")
         self._report_of_change()
         return name
 
@@ -203,8 +209,13 @@ class Bus:
                     " does: pass only one of them"
                 )
 
+    def order(self, event: str) -> list[str]:
+        """The names of the plugins that listen to an event, in the order in which they hear it."""
+        caller = getattr(self.hook, event)
+        return [impl.plugin_name for impl in reversed(caller.get_hookimpls())]
+
     def _name_errors(self, plugin: object) -> None:
-        """Let every error of the plugin carry the plugin's name.
+        """Let every error of the plugin carry the plugin's name, and apply filters.
 
         Hot events are left out: there, the traceback shows the plugin's file.
         """
@@ -224,6 +235,19 @@ class Bus:
                     *self._declared.RUN_THE_SCRIPTS_WORK,
                 ):
                     impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
+                self._filter(impl, caller.name)
+
+    def _filter(self, impl: pluggy.HookImpl, event: str) -> None:
+        given = getattr(impl.function, "torchbus_filter", EVERYTHING)
+        if given == EVERYTHING:
+            return
+        if impl.hookwrapper or impl.wrapper:
+            self.unregister(impl.plugin)
+            raise PluginError(
+                f"plugin {impl.plugin_name}: {event} has a filter and can't be a wrapper"
+            )
+        name = f"{impl.plugin_name}.{impl.function.__name__}"
+        impl.function = self._filtered.apply(impl.function, name, given)  # type: ignore[misc]
 
     @staticmethod
     def _explain_validation(error: pluggy.PluginValidationError) -> str:

@@ -21,6 +21,7 @@ from torchbus.patches.active import Seams
 from torchbus.ranks import Collectives, Ranks
 from torchbus.redacting import Unredacted
 from torchbus.runtime import active
+from torchbus.runtime.listeners import Listeners
 from torchbus.runtime.services import BatchService, JobService, RandomService, make, make_launcher
 from torchbus.runtime.steps import Steps
 from torchbus.runtime.user_code import Mark
@@ -40,6 +41,7 @@ class Context(Ranks):
     what is replaced in torch. ``launcher``: starts or joins the ranks. ``job``: the link to the
     other ranks, None if there is one rank. ``share``: of the global batch, this rank's.
     ``batches``: which of them feeds a backward. ``steps``: how many real ones the loop has made.
+    ``listeners``: functions of the script that hear events.
     ``random``: the streams of random numbers. ``on_close``: undone at the end of the block, the
     last first. ``options``: the words of the call. ``redactor``: takes secrets out of what is
     written down.
@@ -60,6 +62,7 @@ class Context(Ranks):
         self.world = World(device=self.launcher.device)
         self.job: JobService | None = None
         self.bus = bus
+        bus.is_main = lambda: self.world.is_main
         self.verbs = Verbs(self)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
@@ -67,6 +70,7 @@ class Context(Ranks):
         self.block = Block(self)
         self.share = Share()
         self.steps = Steps(self.bus)
+        self.listeners = Listeners(self)
         self.on_close = ExitStack()
         self.gathers_states = True
         self.rank_asked = False

@@ -142,6 +142,9 @@ class BatchService(Protocol):
     def record(self, batch: Any) -> None:
         """Track a batch that the loop, or a wrapper of its loader, was handed."""
 
+    def moved(self, before: object, after: object) -> None:
+        """A wrapper of a loader hands on ``after``, a copy of the batch ``before``."""
+
     def waiting(self, origin: Origin) -> int:
         """Return how many batches of a pass wait in a wrapper: taken, alive, and not used."""
 

@@ -9,6 +9,8 @@ from torch.optim import Optimizer
 
 from torchbus.bus.base import hookimpl
 from torchbus.bus.registry import Bus
+from torchbus.errors import UsageError
+from torchbus.objects import optimizers
 
 
 class Steps:
@@ -40,6 +42,25 @@ class Steps:
             self._follows = True
             self._bus.register(self, "steps")
         return self
+
+    def begin(self, is_inside: bool) -> bool:
+        """Begin to count for the script, and return whether all steps are counted.
+
+        Not if the loop ``is_inside`` the block, and may have made steps there.
+        """
+        if not self._follows and not (is_inside and any(map(_has_trained, optimizers()))):
+            self.follow()
+        return self._follows
+
+    def asked(self, is_inside: bool) -> int:
+        """Return the count to the script. Raises UsageError if it may lack steps."""
+        if not self.begin(is_inside):
+            raise UsageError(
+                "s.global_step: nothing has counted the steps before this line, and an optimizer"
+                " may have made some. Read it once before the block: s = session(...);"
+                " s.global_step"
+            )
+        return self.count
 
     def of(self, optimizer: Optimizer) -> int:
         """Return how many steps one optimizer has made."""
@@ -80,3 +101,9 @@ class Steps:
             self._given += 1
             number = self._numbers[optimizer] = self._given
         return number
+
+
+def _has_trained(optimizer: Optimizer) -> bool:
+    """Whether it may have stepped: it has a state, or gradients."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return bool(optimizer.state) or any(parameter.grad is not None for parameter in parameters)

@@ -37,6 +37,13 @@ class TrackedBatch:
         self._tensors = [weakref.ref(tensor) for tensor in found]
         self._outside: dict[int, int] = {}
 
+    def move(self, batch: object) -> None:
+        """Know it by these tensors from now on, which a wrapper has made of its own."""
+        found: list[Tensor] = []
+        collect(batch, found)
+        self.key = id(found[0]) if found else id(self)
+        self._tensors = [weakref.ref(tensor) for tensor in found]
+
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the batch that are alive."""
@@ -334,6 +341,14 @@ class Batches:
             tracked.origin.threaded = True
         elif tracked.share is not None:
             self._session.share = tracked.share
+
+    def moved(self, before: object, after: object) -> None:
+        """A wrapper of a loader hands on ``after``, a copy of the batch ``before``."""
+        found: list[Tensor] = []
+        collect(before, found)
+        for one in self._history.snapshot():
+            if any(mine is theirs for mine in one.tensors for theirs in found):
+                one.move(after)
 
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:

@@ -130,11 +130,24 @@ def broadcast_object(value: object) -> Any:
     return _unpacked(packed, 0)
 
 
+def sealed(value: object) -> bytes:
+    """Pickle an object, signed with the job's key."""
+    data = pickle.dumps(value)
+    return tag(_key(), data) + data
+
+
+def sendable(error: BaseException) -> BaseException:
+    """Return the error, or a RankFailed that says the same if pickle can't make it again."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RankFailed(f"{type(error).__name__}: {error}")
+    return error
+
+
 def _packed(value: object, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Pack an object into a tensor where the group's backend wants it: on the host if possible."""
-    data = pickle.dumps(value)
-    sealed = bytearray(tag(_key(), data) + data)
-    return torch.frombuffer(sealed, dtype=torch.uint8).to(_device_of(group))
+    return torch.frombuffer(bytearray(sealed(value)), dtype=torch.uint8).to(_device_of(group))
 
 
 def _device_of(group: dist.ProcessGroup | None) -> str:
@@ -144,17 +157,21 @@ def _device_of(group: dist.ProcessGroup | None) -> str:
 
 
 def _unpacked(packed: torch.Tensor, rank: int) -> object:
-    """Unpack an object of another rank.
+    """Unpack an object of another rank."""
+    on_host = packed.cpu().contiguous()
+    return unsealed(ctypes.string_at(on_host.data_ptr(), on_host.numel()), f"rank {rank}")
+
+
+def unsealed(message: bytes, sender: str) -> Any:
+    """Return the object of another rank that ``sealed`` has made a message of.
 
     Raises RankFailed if no rank of this job has sent it. A pickle can run code, and strangers can
     reach a group's port.
     """
-    on_host = packed.cpu().contiguous()
-    sealed = ctypes.string_at(on_host.data_ptr(), on_host.numel())
-    data = sealed[TAG_BYTES:]
-    if not hmac.compare_digest(sealed[:TAG_BYTES], tag(_key(), data)):
+    data = message[TAG_BYTES:]
+    if not hmac.compare_digest(message[:TAG_BYTES], tag(_key(), data)):
         raise RankFailed(
-            f"what came as rank {rank}'s is not signed with this job's key: somebody else has got"
+            f"what came as {sender}'s is not signed with this job's key: somebody else has got"
             " into the process group's connections"
         )
     return pickle.loads(data)

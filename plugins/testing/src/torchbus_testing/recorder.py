@@ -26,7 +26,7 @@ class Recorder:
         def listen() -> None:
             self.names.append(name)
 
-        return hookimpl(listen, optionalhook=name not in ALL_EVENTS)
+        return hookimpl(optionalhook=name not in ALL_EVENTS)(listen)
 
 
 class RecordingLogger:

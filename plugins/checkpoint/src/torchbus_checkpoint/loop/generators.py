@@ -16,6 +16,8 @@ from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_
 Generator: TypeAlias = Any  # torch.Generator, random.Random, NumPy's Generator or RandomState
 
 PARTS = ("sampler", "batch_sampler", "dataset")
+INNER = {"dataset": ("dataset",), "sampler": ("sampler",), "batch_sampler": PARTS[:2]}
+"""What a part may wrap: a batch sampler a sampler, or another batch sampler."""
 
 
 def read(loader: DataLoader[object]) -> State:
@@ -43,13 +45,16 @@ def parts(loader: DataLoader[object]) -> Iterator[tuple[str, object]]:
     yield "loader", loader
     seen = {id(loader)}
     for name in PARTS:
-        part: object = getattr(loader, name, None)
-        path = name
-        while part is not None and id(part) not in seen:
-            seen.add(id(part))
-            yield path, part
-            inner = "dataset" if name == "dataset" else "sampler"
-            part, path = getattr(part, inner, None), f"{path}.{inner}"
+        yield from _wrapped(getattr(loader, name, None), name, name, seen)
+
+
+def _wrapped(part: object, name: str, path: str, seen: set[int]) -> Iterator[tuple[str, object]]:
+    if part is None or id(part) in seen:
+        return
+    seen.add(id(part))
+    yield path, part
+    for inner in INNER[name]:
+        yield from _wrapped(getattr(part, inner, None), inner, f"{path}.{inner}", seen)
 
 
 def of(loader: DataLoader[object]) -> list[Generator]:

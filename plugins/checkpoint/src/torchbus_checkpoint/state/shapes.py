@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from torchbus.plugin import Unsupported
+
 from torchbus_checkpoint.errors import CheckpointError
 
 Form = Any
@@ -35,10 +37,13 @@ def refuse_unlike(checkpoint: Path, name: str, content: object, form: Form) -> N
 
 @contextmanager
 def as_written(checkpoint: Path, name: str) -> Iterator[None]:
-    """Turn every error inside into a CheckpointError: the file's content is to blame."""
+    """Turn every error inside into a CheckpointError: the file's content is to blame.
+
+    But for Unsupported: a plugin that reads its state there knows what it refuses.
+    """
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, Unsupported):
         raise
     except _Unlike as error:
         raise CheckpointError(

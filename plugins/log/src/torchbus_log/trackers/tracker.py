@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, warn
 
+from torchbus_log.trackers import retries
 from torchbus_log.trackers.values import describe_run
 from torchbus_redaction.redactor import Redactor
 from torchbus_strategy import random_streams
@@ -47,6 +48,11 @@ class Calls:
         self.made = self.done = self.failures = self.dropped = 0
         self.first_error: BaseException | None = None
         self._failures_in_a_row = self._since_made = 0
+
+    @property
+    def go_well(self) -> bool:
+        """Whether the last call has not failed."""
+        return not self._failures_in_a_row
 
     def leaves_out(self) -> bool:
         """Return whether to skip the next call, because those before it failed."""
@@ -259,6 +265,14 @@ class Client:
         """
         return None
 
+    def is_turned_away(self, error: BaseException) -> bool:
+        """Return whether the service has not accepted a call, and may accept it later.
+
+        Such a call is made again, after pauses. By default: a status such as 429 or 503, on the
+        error or on those that led to it.
+        """
+        return retries.is_turned_away(error)
+
     def secrets(self) -> list[str | None]:
         """Return values that must not appear in any message."""
         return []
@@ -273,7 +287,8 @@ class Tracker(Client, Plugin):
     A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
     ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.
     All of them run on the tracker's thread, one at a time, so a slow call never blocks the loop.
-    The tracker counts calls that fail. After five failures in a row it makes calls rarely, until
+    A call that the service turns away (429, 503) is made again, up to five times, in its place. The
+    tracker counts calls that fail. After five failures in a row it makes calls rarely, until
     one succeeds again.
 
     ``experiment``: what ``open_run`` returned, the client's own run. On ranks that do not report,
@@ -447,12 +462,21 @@ class Tracker(Client, Plugin):
             calls.begun(self._worker.submit(self._made, function, *arguments))
 
     def _made(self, function: Callable[..., object], *arguments: object) -> object:
-        """Make a call, on the tracker's thread; raise NoRoom if the disk is full.
+        """Make a call, on the tracker's thread, and again while the service turns it away.
+
+        Raises NoRoom if the disk is full.
 
         With a full disk, a client may lose the data silently, or stop working permanently.
         """
         if (folder := self.folder()) is not None and not has_room(folder):
             raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        for pause_s in retries.PAUSES_S if self._calls.go_well else ():
+            try:
+                return function(*arguments)
+            except Exception as error:
+                if not self.is_turned_away(error):
+                    raise
+                time.sleep(retries.pause_s(error, pause_s))
         return function(*arguments)
 
     def _finish(

@@ -1,0 +1,90 @@
+"""The plugin: what a session has to know of Accelerate's loaders and processes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import accelerate.data_loader
+from accelerate.state import PartialState, is_initialized
+from torchbus.plugin import Context, Unsupported, hookimpl
+
+ORDER = (
+    "a prepared loader takes its order from the number of its passes (use_seedable_sampler, or a"
+    " data set with set_epoch), and this run has begun with pass {}, where the checkpoint has {}."
+    " Call loader.set_epoch(epoch) before each pass, with the epoch that s.epochs(...) gives"
+)
+
+
+class Accelerate:
+    """Lets the plugins of a session work on a loop that ``accelerator.prepare`` has changed.
+
+    Models, gradients, precision and the division of the data stay Accelerate's. A session has this
+    plugin if the script imports accelerate.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: list[weakref.ref[Any]] = []
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        session.replace(accelerate.data_loader, "send_to_device", _followed(session))
+        session.replace(accelerate.data_loader.DataLoaderStateMixin, "begin", self._noting)
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """How many passes each prepared loader has ended, in the order of their first passes."""
+        alive = [loader() for loader in self._loaders]
+        return {"passes": [0 if loader is None else loader.iteration for loader in alive]}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        for reference, passes in zip(self._loaders, state["passes"], strict=False):
+            loader = reference()
+            if loader is None or loader.iteration == passes:
+                continue
+            if _orders_by_pass(loader):
+                raise Unsupported(ORDER.format(loader.iteration, passes))
+            loader.iteration = passes
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(loader: Any) -> Any:
+            if not any(known() is loader for known in self._loaders):
+                self._loaders.append(weakref.ref(loader))
+            return original(loader)
+
+        return begin
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
+        return {"accelerate": [_words(session)]} if is_initialized() else {}
+
+
+def _followed(session: Context) -> Callable[[Any], Callable[..., Any]]:
+    """Let the session know the batches that a prepared loader moves to its device.
+
+    It fetches one batch ahead, so that nothing else says which of two feeds a backward.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def send_to_device(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            moved = original(tensor, *args, **kwargs)
+            session.batches.moved(tensor, moved)
+            return moved
+
+        return send_to_device
+
+    return make
+
+
+def _orders_by_pass(loader: Any) -> bool:
+    batches = loader.batch_sampler
+    parts = [loader.dataset, batches, getattr(batches, "sampler", None)]
+    parts.append(getattr(getattr(batches, "batch_sampler", None), "sampler", None))
+    return any(hasattr(part, "set_epoch") for part in parts)
+
+
+def _words(session: Context) -> str:
+    processes = PartialState().num_processes
+    if processes == session.world_size > 1:
+        return f"num_processes is {processes}: models and loaders that are prepared stay its own"
+    return f"num_processes is {processes}: it leaves the ranks to the session"

@@ -1,0 +1,180 @@
+"""Verbs for scripts in which ranks do different things: one goes first, or each has its share."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torchbus.plugin import Context, UsageError, expect, hookimpl
+
+from torchbus_strategy import splitting
+from torchbus_strategy.collectives import broadcast_object, sealed, unsealed
+from torchbus_strategy.turns import Turns
+
+Result = TypeVar("Result")
+
+
+class RankVerbs:
+    """``s.main_first``, ``s.once``, ``s.on_main``, and shares for inference."""
+
+    verbs = ("main_first", "once", "on_main", "split_between_processes", "gather_in_order")
+    hears_trials = False
+
+    _session: Context
+    _turns: Turns | None = None
+    _split: splitting.Split | None = None
+
+    def __init__(self) -> None:
+        self._times: Counter[str] = Counter()
+        self._results: dict[str, Any] = {}
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        self._session = session
+        if session.world_size > 1:
+            assert session.job is not None
+            self._turns = Turns(session, session.job)
+
+    @contextmanager
+    def main_first(self, local: bool = False) -> Iterator[None]:
+        """Inside, rank 0 goes first, and the other ranks follow when it is through.
+
+        For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
+        ``local=True``: the first rank of each node goes first, for files of the node's own disk.
+        What the first rank raises, the others raise, too. All ranks enter it alike.
+        """
+        world = self._session.world
+        is_first = world.local_rank == 0 if local else world.is_main
+        name = f"first of node {world.node_rank}" if local else "first"
+        with self._first(name, "s.main_first", is_first):
+            yield
+
+    def once(self, key: str, function: Callable[[], Result]) -> Result:
+        """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
+
+        Later calls with the same ``key`` return the same result and call nothing. The other ranks
+        get a copy, by pickle. What the function raises, all ranks raise. All ranks call it alike.
+        """
+        expect("key", key, str, "a name for what the function makes")
+        if key not in self._results:
+            self._results[key] = self._made(key, function)
+        made: Result = self._results[key]
+        return made
+
+    def on_main(self, function: Callable[..., Result]) -> Callable[..., Result | None]:
+        """Let only rank 0 run a function: a decorator, or ``s.on_main(upload)(path)``.
+
+        On other ranks it returns None, at once. The function must not call what all ranks have to
+        call, such as ``s.reduce`` or ``backward``.
+        """
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Result | None:
+            return function(*args, **kwargs) if self._session.world.is_main else None
+
+        return call
+
+    @contextmanager
+    def split_between_processes(self, items: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Give this rank its consecutive part of some items, for inference.
+
+        ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
+        tensor or an array, a map-style data set, or a dict of these with the same length. If the
+        number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
+        repeat the last item, so that all have as many. ``s.gather_in_order`` puts the results
+        together, without padding.
+        """
+        place = self._session.world.data
+        self._split = splitting.Split(splitting.length(items), place, apply_padding)
+        yield items if place.parts == 1 else splitting.take(items, self._split.rows)
+
+    def gather_in_order(self, results: Any) -> Any:
+        """Return, on all ranks, the results of all items in the items' order.
+
+        ``results``: a list with one result for each item that this rank got of the last
+        ``s.split_between_processes``, or a tensor with a row for each. Those of padding are left
+        out. Results in a list go by pickle. All ranks call it.
+        """
+        split = self._split
+        if split is None:
+            raise UsageError(
+                "s.gather_in_order: nothing has been split: it puts together what ranks made of"
+                " `with s.split_between_processes(items) as mine`"
+            )
+        world = self._session.world
+        mine = Reported(split.total, len(split.rows), len(results), world.member)
+        reported = self._session.all_gather_object(mine)
+        refuse_other_counts(reported)
+        own = results[: split.own]
+        if isinstance(own, torch.Tensor):
+            return torch.cat(_of_first_members(self._session.all_gather(own), reported))
+        parts = _of_first_members(self._session.all_gather_object(list(own)), reported)
+        return [one for part in parts for one in part]
+
+    def _made(self, key: str, function: Callable[[], Result]) -> Result:
+        what, job, is_main = f"s.once({key!r}, ...)", self._session.job, self._session.world.is_main
+        message = b""
+        with self._first(f"once/{key}", what, is_main):
+            if is_main:
+                result = function()
+                message = b"" if job is None else _sealed(key, result)
+        if job is not None:
+            job.wait_in(what)
+            message = broadcast_object(message)
+            job.go_on()
+        return result if is_main else cast("Result", unsealed(message, "rank 0"))
+
+    @contextmanager
+    def _first(self, name: str, what: str, is_first: bool) -> Iterator[None]:
+        """Let one rank go first. A name may be used again, as by a script that tries once more."""
+        self._times[name] += 1
+        if self._turns is None:
+            yield
+            return
+        with self._turns.after(f"{name}/{self._times[name]}", what, is_first):
+            yield
+
+
+class Reported(NamedTuple):
+    """How many items there are, how many of them a rank has, and how many results.
+
+    ``member``: its number among the ranks with the same items.
+    """
+
+    total: int
+    rows: int
+    results: int
+    member: int
+
+
+def refuse_other_counts(reported: list[Reported]) -> None:
+    """Raise UsageError, on all ranks alike, if results can't be assigned to items."""
+    totals = [one.total for one in reported]
+    if len(set(totals)) > 1:
+        raise UsageError(
+            f"s.gather_in_order: the ranks have split {totals} items: split the same on all ranks"
+        )
+    for rank, one in enumerate(reported):
+        if one.results != one.rows:
+            raise UsageError(
+                f"s.gather_in_order: rank {rank} has {one.results} results for its {one.rows}"
+                " items: pass a list or a tensor with one result for each item"
+            )
+
+
+def _of_first_members(parts: list[Any], reported: list[Reported]) -> list[Any]:
+    return [part for part, one in zip(parts, reported, strict=True) if one.member == 0]
+
+
+def _sealed(key: str, result: object) -> bytes:
+    try:
+        return sealed(result)
+    except Exception as error:
+        raise UsageError(
+            f"s.once({key!r}, ...): a {type(result).__name__} can't be sent to the other ranks,"
+            f" because pickle refuses it: {error}. Return what it is made of"
+        ) from error
