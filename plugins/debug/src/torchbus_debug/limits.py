@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 from torchbus.plugin import Context, UsageError, expect, hookimpl
 
-from torchbus_debug.passes import LimitedPasses
+from torchbus_debug.passes import Limit, LimitedPasses
 from torchbus_debug.same import SameSamples
 from torchbus_debug.summary import Summary
-
-
-@dataclass(frozen=True)
-class Limit:
-    """How many batches of a pass an option allows: an int, or as a float a part of them."""
-
-    option: str
-    value: int | float
-
-    def of(self, length: int) -> int:
-        """Return how many of so many batches. Raises UsageError for a part that is none at all."""
-        if isinstance(self.value, int):
-            return min(self.value, length)
-        count = math.floor(self.value * length)
-        if length and not count and self.value:
-            raise UsageError(
-                f"{self} of a loader that has {length} batches is none: choose a larger part, or"
-                " a number of batches"
-            )
-        return count
-
-    def __str__(self) -> str:
-        return f"{self.option}={self.value!r}"
 
 
 class Limits:

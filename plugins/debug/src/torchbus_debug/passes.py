@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl, warn
@@ -16,8 +17,28 @@ from torchbus_strategy.evaluating import (
     without_gradients,
 )
 
-if TYPE_CHECKING:
-    from torchbus_debug.limits import Limit
+
+@dataclass(frozen=True)
+class Limit:
+    """How many batches of a pass an option allows: an int, or as a float a part of them."""
+
+    option: str
+    value: int | float
+
+    def of(self, length: int) -> int:
+        """Return how many of so many batches. Raises UsageError for a part that is none at all."""
+        if isinstance(self.value, int):
+            return min(self.value, length)
+        count = math.floor(self.value * length)
+        if length and not count and self.value:
+            raise UsageError(
+                f"{self} of a loader that has {length} batches is none: choose a larger part, or"
+                " a number of batches"
+            )
+        return count
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.value!r}"
 
 
 class LimitedPasses:
