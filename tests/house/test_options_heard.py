@@ -34,6 +34,11 @@ WITHOUT_MAIN = {
     "min_delta": (0.0, "early_stop"),
     "patience": (3, "early_stop"),
     "freeze_batchnorm": (True, "unfreeze"),
+    "check_on_train_epoch_end": (True, "early_stop"),
+    "divergence_threshold": (9.0, "early_stop"),
+    "early_stop_strict": (True, "early_stop"),
+    "load_best": (True, "monitor"),
+    "stopping_threshold": (0.1, "early_stop"),
     "unfreeze_lr": (0.1, "unfreeze"),
     "gradient_clip_algorithm": ("norm", "gradient_clip_val"),
     "peak_flops": (1e12, "flops"),
@@ -78,6 +83,15 @@ EXPLAINED = {
     "schedule_free": (True, "train() and eval() are called as those of their models"),
     "warmup_steps": (3, "learning rates grow over the first 3 steps"),
     "unfreeze": ({"backbone": 100}, "backbone: frozen until step 100"),
+    "detect_anomaly": (True, "a backward that gives NaN is an error"),
+    "deterministic": (True, "an algorithm that is not deterministic is an error"),
+    "fast_dev_run": (2, "a pass has at most the batches of fast_dev_run=2"),
+    "limit_train_batches": (9, "a pass has at most the batches of limit_train_batches=9"),
+    "limit_eval_batches": (9, "a pass has at most the batches of limit_eval_batches=9"),
+    "overfit_batches": (2, "each pass over a loader has the same samples"),
+    "max_steps": (5, "after 5 real steps"),
+    "max_time": ("00:10:00", "after 600 s"),
+    "stop_on_nan": (True, "the job ends when a loss or a gradient is not finite"),
     "swa_start": (3, "the mean of all values after step 3"),
     "throughput_every": (20, "every 20 real steps"),
     "tokens": ("input_ids", "tokens by 'input_ids'"),
@@ -114,7 +128,9 @@ def test_those_that_need_another_one_are_those_that_their_plugins_name() -> None
         for name, main in getattr(maker, "options_needed", {}).items()
         if name in OPTIONS
     }
-    assert named | {"mode": "monitor"} == {name: main for name, (_, main) in WITHOUT_MAIN.items()}
+    assert named | dict.fromkeys(("mode", "load_best"), "monitor") == {
+        name: main for name, (_, main) in WITHOUT_MAIN.items()
+    }
 
 
 def _makers() -> Iterator[Any]:

@@ -54,5 +54,5 @@ OF_CORPUS = [
         whole=("TensorDataset[19]",),
         values=("correct", "sensitivity"),
     ),
-    Loop("grpo", refused=r"content|hold", why="each rank fills a buffer of its own"),
+    Loop("grpo"),
 ]

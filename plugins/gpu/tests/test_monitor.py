@@ -180,8 +180,10 @@ def test_monitor_false_does_nothing() -> None:
 
 
 def test_nothing_in_torch_is_replaced_without_lint() -> None:
+    with session() as s:  # with companions of what other tests have imported
+        before = s._context.seams.places()
     with session("gpu") as s:
-        assert s._context.seams.places() == []
+        assert s._context.seams.places() == before
         assert "item" not in vars(torch.Tensor)
 
 
