@@ -152,7 +152,7 @@ def test_without_its_main_option_it_is_refused(name: str) -> None:
     )
     with pytest.raises(UsageError, match=f"without {main}="):
         session(_plugin_of(name), **{name: value})
-    others = {"checkpoint": None} if name == "mode" else {}
+    others = {"checkpoint": None} if main == "monitor" else {}
     if name != "amp_backend":
         with session(**{main: None, name: value, **others}):
             pass
