@@ -19,6 +19,7 @@ from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import parts, tensors
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_launch.store import SealedStore
+from torchbus_strategy import ahead
 from torchbus_testing.counted_store import CountedStore
 
 SIZES = (2, 8, 48)
@@ -137,8 +138,8 @@ def test_ranks_write_what_all_have_once(tmp_path: Path) -> None:
 
 
 def test_the_store_keeps_the_last_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_DECISIONS", 3)
-    monkeypatch.setattr(requests, "LOOK_EVERY_S", 0.0)  # each boundary is looked at
+    monkeypatch.setattr(ahead, "MAX_DECISIONS", 3)
+    monkeypatch.setattr(ahead, "LOOK_EVERY_S", 0.0)  # each boundary is looked at
     raw = dist.HashStore()
     ranks = [requests_of(SealedStore(raw, b"key"), rank) for rank in range(2)]
     for _ in range(12):

@@ -18,7 +18,7 @@ from torchbus.plugin import Context, RankFailed, SharedStore
 
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
-KEPT = 1000  # decisions in the store: no rank is so many places behind rank 0
+MAX_DECISIONS = 1000  # decisions in the store: no rank is so many places behind rank 0
 
 
 class Decisions:
@@ -55,7 +55,7 @@ class Decisions:
         store = self._session.world.shared
         store.set(key, json.dumps(self._decision))
         self._written.append(key)
-        if len(self._written) > KEPT:
+        if len(self._written) > MAX_DECISIONS:
             store.delete_key(self._written.popleft())
 
     def _read(self, place: int) -> tuple[Any, int]:
