@@ -65,12 +65,13 @@ def test_a_run_that_resumes_hears_the_steps_of_one_without_interruption(tmp_path
                     optimizer.zero_grad()
                     net(x).square().mean().backward()
                     optimizer.step()
+                    time.sleep(0.26)  # ranks agree on leaving four times a second
                     if s.global_step == {stop_after}:
                         s.save_and_leave()
             found["heard"] = heard
             """,
             options=f"checkpoint={str(tmp_path / folder)!r}",
-            before=LOOP + "import atexit\natexit.register(lambda: print(json.dumps(heard)))",
+            before=LOOP + "import atexit, time\natexit.register(lambda: print(json.dumps(heard)))",
         )
         return list(map(int, result.stdout.strip().splitlines()[-1].strip("[]").split(",")))
 
