@@ -35,7 +35,7 @@ def expected() -> dict[str, Any]:
     [
         pytest.param(1, 1, marks=pytest.mark.slow),
         pytest.param(2, 1, marks=pytest.mark.slow),
-        (2, 4),
+        (2, 8),
     ],
 )
 def test_equals_the_loop_written_by_hand(expected: dict[str, Any], ranks: int, every: int) -> None:

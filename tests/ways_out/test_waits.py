@@ -40,6 +40,7 @@ ENDLESS = {
     "sharded/_compat/gathering.py::let_go_of_early": COLLECTIVE,
     "sharded/fsdp/backward.py::means": COLLECTIVE,
     "strategy/groups.py::_wait_for_all": GUARDED,
+    "strategy/turns.py::_wait": GUARDED,
     "throughput/meter.py::finish": "an event of the device",
     "verify/runs/run.py::_wait": "a process of the user's script, however long that runs",
 }
