@@ -11,7 +11,16 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 from torchbus import hookimpl, session
 from torchbus.errors import PluginError, UsageError
+from torchbus.objects import optimizers
 from torchbus.runtime.context import Context
+
+
+@pytest.fixture(autouse=True)
+def optimizers_of_other_tests_have_trained_nothing() -> None:
+    """Those that are still alive: a session counts late only if no optimizer may have stepped."""
+    for one in optimizers():
+        one.state.clear()
+        one.zero_grad()
 
 
 def optimizer(kind: type[Optimizer] = SGD) -> Optimizer:
