@@ -66,13 +66,13 @@ class RanksDiverged(TorchbusError, RuntimeError):
     The first one in a session is final: the session ends the job even if the loop catches it.
     """
 
-    hearing: ClassVar[list[Callable[[RanksDiverged], object]]] = []
-    """Called with each one that is made: the active session ends by it."""
+    observers: ClassVar[list[Callable[[RanksDiverged], object]]] = []
+    """Called with each error that is made: the active session ends by it."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        for hear in self.hearing:
-            hear(self)
+        for observe in self.observers:
+            observe(self)
 
 
 class Unsupported(TorchbusError, RuntimeError):

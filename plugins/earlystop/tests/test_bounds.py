@@ -14,7 +14,6 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_earlystop.bounds import seconds
-from torchbus_earlystop.plugin import EarlyStop
 from torchbus_testing.forking import fork_script
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 
@@ -152,31 +151,7 @@ def test_bad_input(options: dict[str, Any], words: str) -> None:
         pass
 
 
-# Thresholds -------------------------------------------------------------------------------------
-
-
-def stops_after(values: list[float], **options: Any) -> int | None:
-    with session("log", EarlyStop("loss", patience=9, **options)) as s:
-        for index, value in enumerate(values):
-            s.log("loss", value)
-            if s.should_stop:
-                return index
-    return None
-
-
-@pytest.mark.parametrize(
-    ("values", "options", "expected"),
-    [
-        ([3, 2, 1, 0], {"stopping_threshold": 1.5}, 2),
-        ([3, 2, 1.5, 1.5], {"stopping_threshold": 1.5}, None),
-        ([1, 2, 3], {"stopping_threshold": 1.5, "mode": "max"}, 1),
-        ([3, 4, 9, 1], {"divergence_threshold": 5}, 2),
-        ([3, 4, 1], {"divergence_threshold": 3.5, "mode": "max"}, 0),
-        ([3, float("nan")], {"divergence_threshold": 5, "stopping_threshold": 1}, None),
-    ],
-)
-def test_thresholds(values: list[float], options: dict[str, Any], expected: int | None) -> None:
-    assert stops_after(values, **options) == expected
+# When values are judged ------------------------------------------------------------------------
 
 
 def train(s: Any, epochs: int, log: Any) -> list[bool]:

@@ -36,6 +36,12 @@ def stops_after(values: list[float], **options: Any) -> int | None:
         ([1, 0.99, 0.98], {"patience": 2, "min_delta": 0.1}, 2),
         ([1, 0.95, 0.91, 0.89, 0.8], {"patience": 3, "min_delta": 0.1}, None),
         ([1, float("nan"), float("nan")], {"patience": 2}, 2),
+        ([3, 2, 1, 0], {"stopping_threshold": 1.5}, 2),
+        ([3, 2, 1.5, 1.5], {"stopping_threshold": 1.5}, None),
+        ([1, 2, 3], {"stopping_threshold": 1.5, "mode": "max"}, 1),
+        ([3, 4, 9, 1], {"divergence_threshold": 5}, 2),
+        ([3, 4, 1], {"divergence_threshold": 3.5, "mode": "max"}, 0),
+        ([3, float("nan")], {"divergence_threshold": 5, "stopping_threshold": 1}, None),
     ],
 )
 def test_when(values: list[float], options: dict[str, Any], expected: int | None) -> None:

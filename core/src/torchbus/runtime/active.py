@@ -38,7 +38,7 @@ def running() -> Running | None:
 def set_current(active: Running | None) -> None:
     global _active
     _active = active
-    RanksDiverged.hearing[:] = [] if active is None else [active.stop_for]
+    RanksDiverged.observers[:] = [] if active is None else [active.stop_for]
 
 
 def refuse_nesting() -> None:

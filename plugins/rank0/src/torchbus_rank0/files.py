@@ -44,11 +44,8 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
     },
 }
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
-SYNCHRONISED_MODULES = (
-    "torchbus",
-    "torch.distributed",
-    "torch._",
-)  # they agree between ranks by themselves
+# their ranks agree on files without this plugin
+SYNCHRONISED_MODULES = ("torchbus", "torch.distributed", "torch._")
 SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})

@@ -27,7 +27,12 @@ from torchbus_sampler.content.first_item import begin, left_whole
 from torchbus_sampler.decision import BYPASSED, Decision, TrainingLoaders, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream, without_samples
+from torchbus_sampler.orders.elastic import (
+    ElasticIndices,
+    in_phrases,
+    refuse_stream,
+    without_samples,
+)
 from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import drop_skipped, kind_of_order
 from torchbus_sampler.stream import divided_order, divided_stream, unpack

@@ -218,7 +218,7 @@ class RandomStreams:
         self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
             self._derive(rank)
-            self._script.begin_anew(self.now + STRIDE * rank)
+            self._script.derive_again(self.now + STRIDE * rank)
             if state.get("rests", False):
                 self.pause()
             if state.get("between", False):

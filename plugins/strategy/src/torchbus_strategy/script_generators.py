@@ -40,7 +40,7 @@ class Held:
 class ScriptGenerators:
     """Switches generators between a stream that is common to all ranks, and one of this rank.
 
-    ``apart``: whether this rank's own is in use. It begins anew with each pass, from where the
+    ``apart``: whether this rank's own is in use. It is derived again in each pass, from where the
     common one stands, and leaves that as it is.
     """
 
@@ -57,8 +57,8 @@ class ScriptGenerators:
             if id(one) not in self._held:
                 self._held[id(one)] = Held(one, derived(one, number))
 
-    def begin_anew(self, number: int) -> None:
-        """Begin this rank's own streams again, in the middle of a pass."""
+    def derive_again(self, number: int) -> None:
+        """Derive this rank's own streams again, in the middle of a pass."""
         apart = self.apart
         self.use(False)
         for held in self._held.values():
@@ -94,12 +94,12 @@ class ScriptGenerators:
 
 def _are_generators() -> Callable[[object], bool]:
     """Return a test for generators with a state, other than the common ones of the libraries."""
-    kinds = (torch.Generator, random.Random, *_kinds_of_numpy())
+    classes = kinds()
     others = set(map(id, _of_libraries()))
 
     def is_one(thing: object) -> bool:
         return (
-            isinstance(thing, kinds)
+            isinstance(thing, classes)
             and not isinstance(thing, random.SystemRandom)
             and id(thing) not in others
         )
@@ -107,7 +107,12 @@ def _are_generators() -> Callable[[object], bool]:
     return is_one
 
 
-def _kinds_of_numpy() -> tuple[type, ...]:
+def kinds() -> tuple[type, ...]:
+    """Return the classes of generators: torch's, Python's, and NumPy's if it is imported."""
+    return (torch.Generator, random.Random, *kinds_of_numpy())
+
+
+def kinds_of_numpy() -> tuple[type, ...]:
     numpy = sys.modules.get("numpy")
     return () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
 
@@ -128,6 +133,7 @@ def state_of(one: Generator) -> object:
 
 
 def set_state(one: Generator, state: Any) -> None:
+    """Set it to what ``state_of`` returned."""
     if isinstance(one, random.Random):
         one.setstate(state)
     elif hasattr(one, "bit_generator"):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
-
-Generator: TypeAlias = Any  # torch.Generator, random.Random, NumPy's Generator or RandomState
+from torchbus_strategy import script_generators
+from torchbus_strategy.script_generators import Generator
 
 PARTS = ("sampler", "batch_sampler", "dataset")
 INNER = {"dataset": ("dataset",), "sampler": ("sampler",), "batch_sampler": PARTS[:2]}
@@ -77,39 +74,24 @@ def _stateful(loader: DataLoader[object]) -> Iterator[tuple[str, Stateful]]:
 
 def is_one(thing: object) -> bool:
     """Whether it is a generator of torch, Python or NumPy."""
-    numpy = sys.modules.get("numpy")
-    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
-    return isinstance(thing, (torch.Generator, random.Random, *of_numpy))
+    return isinstance(thing, script_generators.kinds())
 
 
 def state_of(thing: Generator) -> object:
     """Return the state of a generator."""
-    if isinstance(thing, torch.Generator):
-        return thing.get_state()
-    if isinstance(thing, random.Random):
-        return thing.getstate()
-    state = thing.bit_generator.state if hasattr(thing, "bit_generator") else thing.get_state()
-    return encode(state, "a NumPy generator")
+    state = script_generators.state_of(thing)
+    is_of_numpy = isinstance(thing, script_generators.kinds_of_numpy())
+    return encode(state, "a NumPy generator") if is_of_numpy else state
 
 
-def set_state(thing: Generator, state: object) -> None:
+def set_state(thing: Generator, state: Any) -> None:
     """Set it to what ``state_of`` returned. Raises CheckpointError if that is of another kind."""
     try:
-        _set_state(thing, state)
+        is_of_numpy = isinstance(thing, script_generators.kinds_of_numpy())
+        script_generators.set_state(thing, decode(state) if is_of_numpy else state)
     except Exception as error:
         raise CheckpointError(
             f"a {type(thing).__name__} rejects its state in the checkpoint"
             f" ({type(error).__name__}: {error}): either it was another generator, or torchbus did"
             " not write the checkpoint"
         ) from error
-
-
-def _set_state(thing: Generator, state: Any) -> None:
-    if isinstance(thing, torch.Generator):
-        thing.set_state(state)
-    elif isinstance(thing, random.Random):
-        thing.setstate(state)
-    elif hasattr(thing, "bit_generator"):
-        thing.bit_generator.state = decode(state)
-    else:
-        thing.set_state(decode(state))

@@ -16,10 +16,11 @@ from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters
-from torchbus_checkpoint.loop.generators import Generator, parts
+from torchbus_checkpoint.loop.generators import parts
 from torchbus_checkpoint.loop.values import same
 from torchbus_checkpoint.replay.history import Section
 from torchbus_checkpoint.state.plain import State, digest
+from torchbus_strategy.script_generators import Generator
 
 GIVEN_AGAIN = "kept, and given again (by a list, or itertools.cycle)"
 

@@ -15,7 +15,7 @@ from torchbus.compat import python
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import is_users_class
-from torchbus_checkpoint.loop.generators import Generator
+from torchbus_strategy.script_generators import Generator
 
 OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # their own attributes are in a state_dict
 

@@ -22,7 +22,6 @@ from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimp
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import loaders
 from torchbus_checkpoint.loop.frames import user_frames
-from torchbus_checkpoint.loop.generators import Generator
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.scopes import generators_named
 from torchbus_checkpoint.replay import course
@@ -31,6 +30,7 @@ from torchbus_checkpoint.replay.gaps import UNKNOWN
 from torchbus_checkpoint.replay.history import Section
 from torchbus_checkpoint.replay.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.state.plain import State
+from torchbus_strategy.script_generators import Generator
 
 ANOTHER_LOOP = (
     "the checkpoint was written in a loop that is not over s.epochs(...), so s.epochs(...) can't"

@@ -88,7 +88,7 @@ class SyncBuffers:
     def _note_all(self) -> None:
         self._is_merged = False
         for entry in self._of_interest():
-            self._common.note(entry, anew=True)
+            self._common.note(entry, replaces=True)
 
     def _of_interest(self) -> Iterable[Entry]:
         """The buffers of which the values before a backward are needed."""
@@ -178,9 +178,9 @@ class Common:
             weakref.WeakKeyDictionary()
         )
 
-    def note(self, entry: Entry, anew: bool = False) -> None:
+    def note(self, entry: Entry, replaces: bool = False) -> None:
         held = self._held.setdefault(entry.holder, {})
-        if anew or entry.name not in held:
+        if replaces or entry.name not in held:
             held[entry.name] = entry.tensor.detach().clone()
 
     def of(self, entry: Entry) -> Tensor | None:
