@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,28 @@ def test_a_process_forked_during_a_read_can_read_and_collects_garbage() -> None:
     over.set()
     reader.join()
     assert gc.isenabled()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_a_fork_waits_until_native_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has just finished a collective may hold a lock that the child waits for forever."""
+    monkeypatch.setattr(guard, "NATIVE_THREADS_SLEEP_S", 60.0)
+    begun, measured, seconds = threading.Event(), threading.Event(), []
+
+    def compute() -> None:
+        path = f"/proc/self/task/{threading.get_native_id()}/comm"
+        Path(path).write_text("pt_gloo_runloop")
+        begun.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # without the GIL
+        seconds.append(time.thread_time())
+        measured.wait()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    begun.wait()
+    clock = time.pthread_getcpuclockid(thread.ident or 0)
+    guard.let_native_threads_sleep()
+    computed = time.clock_gettime(clock)
+    measured.set()
+    thread.join()
+    assert computed > 0.9 * seconds[0]

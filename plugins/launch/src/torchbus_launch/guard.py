@@ -22,9 +22,35 @@ from torchbus_launch.broadcast_log import FairClock, Looking, leave_to_no_debugg
 from torchbus_launch.saying import say
 
 _one_at_a_time = threading.Lock()
+NATIVE_THREADS = b"(pt_"
+NATIVE_THREADS_SLEEP_S = 0.2
+
+
+def let_native_threads_sleep() -> None:
+    """Wait until torch's native threads sleep, up to ``NATIVE_THREADS_SLEEP_S``.
+
+    A thread that has just finished a collective drops the tensors, for which it takes the
+    interpreter's lock of thread states. If the process forks at that moment, the child waits for
+    this lock forever: Python before 3.12 renews it too late. Without /proc, there is no wait.
+    """
+    deadline = time.monotonic() + NATIVE_THREADS_SLEEP_S
+    while _a_native_thread_runs() and time.monotonic() < deadline:
+        time.sleep(0.0001)
+
+
+def _a_native_thread_runs() -> bool:
+    with contextlib.suppress(OSError):
+        for number in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{number}/stat", "rb") as file:
+                name, _, state = file.read().rpartition(b") ")
+                if NATIVE_THREADS in name and state.startswith(b"R"):
+                    return True
+    return False
 
 
 if hasattr(os, "register_at_fork"):
+    if sys.version_info < (3, 12):
+        os.register_at_fork(before=let_native_threads_sleep)
     # else a process that is forked during a read has the lock held, and no garbage collection
     os.register_at_fork(
         before=_one_at_a_time.acquire,
