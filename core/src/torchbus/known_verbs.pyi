@@ -78,7 +78,7 @@ class KnownVerbs:
         """
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Put back what ``save`` wrote. All ranks call it.
+        """Restore a checkpoint that ``save`` wrote. All ranks call it.
 
         Before the first step of this session, it also leads the loop that follows back to where the
         checkpoint was written.
@@ -99,7 +99,7 @@ class KnownVerbs:
         raise NotImplementedError
 
     def save_and_leave(self) -> None:
-        """Ask that all ranks save at their next common step boundary, and leave, as SIGUSR1 does.
+        """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
         One rank is enough. It may call it in any thread, at any time, and again. Needs
         ``checkpoint``.

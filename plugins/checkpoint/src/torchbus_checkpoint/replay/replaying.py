@@ -213,7 +213,7 @@ class Replay:
             self._position.random.put_standing(standing, frames)
 
     def end(self) -> None:
-        """The script has ended, and has not arrived. That is right if the earlier run had ended."""
+        """Called if the script ends before it arrives, as it does if the earlier run had ended."""
         if not self._target.ended:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
