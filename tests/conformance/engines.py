@@ -8,7 +8,7 @@ from typing import Any
 
 from torchbus_testing.conformance.subject import Subject
 
-NO_LAYERS = "is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated blocks"
+NO_LAYERS = "is not an nn.Sequential, and has no nn.ModuleList or nn.Sequential of repeated blocks"
 OF_PIPELINE = {
     "first-values": NO_LAYERS,
     "uneven-use": NO_LAYERS,
