@@ -36,14 +36,14 @@ class KnownVerbs:
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backwards inside do not communicate. All ranks enter it alike.
+        """Backwards inside do not communicate. All ranks must enter it.
 
         The next backward outside, or ``optimizer.step``, averages their gradients with its own.
         """
         raise NotImplementedError
 
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
-        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):``.
+        """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
         It is ``no_sync()`` for all batches but the last one of each window.
         """
@@ -58,16 +58,16 @@ class KnownVerbs:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
         Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
-        call it alike.
+        must call it.
         """
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the averages stand in the place of all weights, whatever mode the models are in.
+        """Replace all weights by their averages inside, in any mode of the models.
 
         Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks call it alike, like forward.
+        all ranks must call it, as they call forward.
         """
         raise NotImplementedError
 

@@ -72,8 +72,8 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
         ([], "auto", 2, f"devices=[] can't be read: {ADVICE}"),
         ([0.5], "auto", 2, f"devices=[0.5] can't be read: {ADVICE}"),
         (["x"], "auto", 2, f"devices=['x'] can't be read: {ADVICE}"),
-        ([0, 0], "auto", 2, "devices=[0, 0] names a device twice: each rank needs one of its own"),
-        ("1,1", "auto", 2, "devices='1,1' names a device twice: each rank needs one of its own"),
+        ([0, 0], "auto", 2, "devices=[0, 0] names a device twice: each rank needs a different one"),
+        ("1,1", "auto", 2, "devices='1,1' names a device twice: each rank needs a different one"),
         (
             [0, 2],
             "auto",

@@ -93,7 +93,7 @@ class Links:
         self.transport._server.server_close()
 
     def close_transport(self) -> None:
-        """End the server of states, which nobody has asked for one."""
+        """Stop the server of states, which has no pending request."""
         self.transport.allow_checkpoint(-1)  # a request that waits goes on
         self.transport.shutdown()
         self.transport._server.server_close()

@@ -30,8 +30,8 @@ UNUSED_OPTIONS = (
 class Commits:
     """A step begins before the loop gets a batch, and ends when it asks for the next one.
 
-    Several optimizers may step in it. It is used if the first of them steps; then what it has read
-    is used. ``dropped`` counts the steps that were not, because a replica has gone.
+    Several optimizers may step in it. It counts as used, with the samples read, if the first of
+    them steps. ``dropped`` counts the steps that were not, because a replica has gone.
     """
 
     hears_trials = False

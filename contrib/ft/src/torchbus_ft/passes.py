@@ -72,7 +72,7 @@ class Passes:
         self._session = session
         self._name = name
         self.begun = 0
-        # the loop alone holds an iterator: it leaves a pass by letting go of it
+        # the loop alone holds an iterator: it leaves a pass by releasing it
         self._open: dict[int, tuple[weakref.ref[LoaderIterator], ElasticOrder]] = {}
         self._wanted: Places = {}
 
@@ -110,7 +110,7 @@ class Passes:
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._wanted.clear()  # it trains: what it has not found does not exist
+        self._wanted.clear()  # it trains: passes that have not begun by now do not exist
 
     # Settling ------------------------------------------------------------------------------------
 

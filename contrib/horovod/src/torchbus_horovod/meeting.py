@@ -58,7 +58,7 @@ def _init(session: Context, hvd: Any) -> None:
 
 @contextmanager
 def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
-    """The variables that tell Horovod this rank's place."""
+    """The environment variables with this rank's place for Horovod."""
     if mpi:
         yield {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     elif session.is_main:

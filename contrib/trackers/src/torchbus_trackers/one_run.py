@@ -92,7 +92,7 @@ class RunOfProject(OneRun):
     """A run in a project.
 
     Args:
-        project: the project's name; None: what the client takes by itself, or "torchbus".
+        project: the project's name; None: the client's default, or "torchbus".
         common: the arguments of ``OneRun``.
     """
 

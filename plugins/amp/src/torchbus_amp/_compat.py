@@ -58,7 +58,7 @@ def factor_of(loss: Tensor | None) -> Tensor | None:
 @cache
 def check() -> None:
     """Raise UsageError if a GradScaler of the loop would not be seen, and losses scaled twice."""
-    need = "tells that the loop scales its losses itself"
+    need = "detects that the loop scales its losses itself"
     require(GradScaler, "_scale", need)
     with torch.enable_grad():
         one = torch.ones((), device="cpu")

@@ -137,7 +137,7 @@ class Autocast(Models):
 
     def summary(self) -> str:
         if self.foreign:
-            return "left alone: the loop has autocast of its own"
+            return "unchanged: the loop uses autocast itself"
         return f"forward under {NAMES[self.dtype]} autocast, returns float32"
 
 

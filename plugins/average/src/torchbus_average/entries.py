@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Entry:
     """A parameter or buffer of a model, and its average.
 
-    ``count``: how many values are in the average. ``training``: the value to go on training with,
-    while the average stands in its place; else None. Under fsdp all three are this rank's shard.
+    ``count``: how many values are in the average. ``training``: the training value, while the
+    parameter holds its average; else None. Under fsdp all three are this rank's shard.
     """
 
     def __init__(self, tensor: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""="""
+"""Finds installed packages whose version requirements are not met, and their remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""="""
+"""``torchbus new``: writes the skeleton of a plugin package from a template."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Names:
         return f"torchbus_{self.name}"
 
     def values(self) -> dict[str, str]:
-        """Return what stands in the template, as ``$name`` and others."""
+        """Return the values of the template's placeholders, such as ``$name``."""
         major, minor = self.version.split(".")[:2]
         return {
             "name": self.name,
@@ -105,7 +105,7 @@ def _names(given: str) -> Names:
     name = given.removeprefix("torchbus-").removeprefix("torchbus_").replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
         raise UsageError(
-            f"{given!r} is no name for a plugin: use small letters, digits and '-', such as"
+            f"{given!r} is not a valid plugin name: use small letters, digits and '-', such as"
             " nan-guard"
         )
     for kind in USED:

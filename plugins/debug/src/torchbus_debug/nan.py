@@ -163,7 +163,7 @@ class Watch:
         names = " and ".join(name for name, _ in self._current_batches())
         return (
             f"{what} in step {self._steps.count + 1}, in {names or 'batches of the script'}. No"
-            " rank can tell the layer: detect_anomaly=True shows the operation"
+            " rank knows the layer: detect_anomaly=True shows the operation"
         )
 
     def _save(self, batches: list[tuple[str, object]], call: Call | None) -> str:

@@ -114,8 +114,9 @@ class Finetune:
         later = next((one for one in self._schedule if one.epoch is not None), None)
         if later is not None and self._epoch == NO_EPOCH:
             return (
-                f"unfreeze={{{later.pattern!r}: '{later.when}'}}: nothing tells the session of"
-                " epochs. Write `for epoch in s.epochs(...):`, or give a number of real steps"
+                f"unfreeze={{{later.pattern!r}: '{later.when}'}}: the session does not know the"
+                " loop's epochs. Write `for epoch in s.epochs(...):`, or give a number of real"
+                " steps"
             )
         if self._factor != 1.0 and not any(self._added.values()):
             return (

@@ -160,7 +160,7 @@ ROUNDS = 5
 SLOWER = 1.25
 PART_OF_STEP = 0.1
 REPORTS_PER_S = 1000
-"""Of all ranks together: one store serves them, and answers about 50 times as many requests."""
+"""Of all ranks together: one store serves them, and answers about 50 times that number."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class SlowRank:
 
 
 def slow_rank(reports: list[Report]) -> int | None:
-    """Return the rank that works longest by itself, if it is much slower than the others.
+    """Return the rank with the longest local work, if it is much slower than the others.
 
     That is a quarter more than the others' median, and a tenth of a step more.
     """

@@ -101,7 +101,7 @@ class Monitor:
     def _guarded(self, source: Source) -> dict[str, float]:
         try:
             return source.read()
-        except Exception as error:  # an error in here is no reason to stop a training
+        except Exception as error:  # an error in here must not stop training
             self._sources.remove(source)
             self.notices.warn(
                 f"{type(source).__name__} is no longer measured: {error!r}. Training continues"

@@ -16,8 +16,9 @@ from torchbus_log.metrics.totals import Metric, Total
 class LoaderPass:
     """One pass over a loader, and the values that are logged in it ``on_epoch``.
 
-    ``trains``: it has fed a backward. ``began``: when its first batch came, in seconds. ``alike``:
-    all ranks have the same batches. ``divided_evaluation``: ranks have different batches, or none.
+    ``trains``: it has fed a backward. ``began``: when its first batch came, in seconds.
+    ``alike``: all ranks have the same batches. ``divided_evaluation``: ranks have different
+    batches, or none.
     """
 
     def __init__(self, iterator: LoaderIterator | None) -> None:

@@ -50,7 +50,7 @@ class Recording:
             self._ready(self._profiler, self._active)
 
     def drop(self) -> None:
-        """Something has failed: let go of the profiler."""
+        """Release the profiler after a failure."""
         with suppress(Exception):
             self._profiler.stop()
 

@@ -67,7 +67,7 @@ class Exchange:
             self._store.set(str(self._rank), reported)
 
     def known(self, local: Profiled) -> dict[int, tuple[float, Shares]]:
-        """Return seconds and shares of the same steps, by rank, once all ranks have told.
+        """Return seconds and shares of the same steps, by rank, once all ranks have reported.
 
         Until then, it returns this rank's. Rank 0 asks for all others at once.
         """

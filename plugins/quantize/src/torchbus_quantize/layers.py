@@ -74,7 +74,7 @@ class QuantizedLinear(LoadingLinear):
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps the bytes from forward to backward, and makes the weight anew in both."""
+    """Saves the quantized bytes for backward, and dequantizes the weight in both passes."""
 
     @staticmethod
     def forward(input: Tensor, packed: Tensor, form: Form) -> Tensor:

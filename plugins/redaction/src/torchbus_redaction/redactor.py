@@ -1,4 +1,4 @@
-"""="""
+"""Removes secrets and control characters from texts that a session prints, logs or stores."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _optimizer(optimizer: Optimizer) -> PutBack:
 
 
 def _copied(value: Any) -> Any:
-    """The same, with tensors of its own. Parameters inside, as of LBFGS, are left as they are."""
+    """Return a copy with separate tensors. Parameters inside, as of LBFGS, are not copied."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):

@@ -26,7 +26,7 @@ LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
 class Scale:
     """Scales the learning rates of an unchanged script to its effective batch.
 
-    Each step sees ranks x accumulation times as many samples.
+    Each step sees (ranks x accumulation) times the samples.
 
     Args:
         scale_lr: "linear" or "sqrt".

@@ -17,9 +17,9 @@ END = -1
 
 
 class Exchange:
-    """Each rank writes its part of a window. Whoever wants them all reads them at once.
+    """Each rank writes its part of a window. A reader gets all of them at once.
 
-    With one rank, nothing is written. ``every``: ranks tell of one window in so many.
+    With one rank, nothing is written. ``every``: ranks report one window in so many.
     """
 
     def __init__(self, session: Context) -> None:
@@ -30,7 +30,7 @@ class Exchange:
         self.every = 1 + (self._count - 1) // RANKS_THAT_REPORT_ALL
 
     def is_published(self, number: int) -> bool:
-        """Whether ranks tell of this window."""
+        """Whether ranks report this window."""
         return number == END or number % self.every == 0
 
     def publish(self, number: int, part: Part) -> None:

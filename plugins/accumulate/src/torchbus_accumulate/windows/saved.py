@@ -31,7 +31,7 @@ def refuse_between(sums: Sequence[WindowSum], position: Position) -> None:
 def state_of(one: WindowSum, session: Context) -> dict[str, object]:
     """Return plain numbers, and the committed gradient of each parameter or None.
 
-    With several ranks, they are means over ranks. So all ranks call this alike in an open window.
+    With several ranks, they are means over ranks. So all ranks must call this in an open window.
     """
     if not one.calls:
         return {"calls": 0}

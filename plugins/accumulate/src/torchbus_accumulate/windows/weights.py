@@ -170,7 +170,7 @@ class Weights:
         return total
 
     def count(self, call: BackwardCall, tokens: float | None) -> None:
-        """Tell the strategy what this batch counts. Without a strategy, it is in the factor."""
+        """Pass this batch's weight to the strategy. Without a strategy, the factor includes it."""
         found = call.count = self._count(call, tokens)
         self.mass, self.whole, self.counted = (
             self.factor * found.weight,

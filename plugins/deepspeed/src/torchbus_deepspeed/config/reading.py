@@ -39,7 +39,7 @@ def _from_file(path: Path, where: str) -> object:
     except OSError as error:
         raise UsageError(f"{where}={str(path)!r} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"{where}={str(path)!r}  is not valid JSON: {error}") from error
+        raise UsageError(f"{where}={str(path)!r} is not valid JSON: {error}") from error
 
 
 OLDEST = (0, 19)

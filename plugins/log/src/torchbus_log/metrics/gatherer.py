@@ -256,7 +256,7 @@ class Gatherer:
     ) -> None:
         """Send everything at the end of the session.
 
-        If a rank has failed, each sends only what it knows by itself.
+        If a rank has failed, each sends only its local values.
         """
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.reach_point()

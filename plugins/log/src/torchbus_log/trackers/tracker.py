@@ -1,4 +1,4 @@
-"""="""
+"""``Tracker``, the base class of loggers: sends records to a service on a separate thread."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class NoRoom(OSError):
 def has_room(folder: str | os.PathLike[str]) -> bool:
     """Return whether a few records still fit on the disk of this folder, which need not exist yet.
 
-    True if the system can't tell.
+    True if the system does not report it.
     """
     if not hasattr(os, "statvfs"):
         return True
@@ -282,7 +282,7 @@ RANKS = ("main", "all")
 
 
 class Tracker(Client, Plugin):
-    """Receives what the loop logs, and sends it on a thread of its own.
+    """Receives what the loop logs, and sends it on a separate thread.
 
     A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
     ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.

@@ -97,7 +97,7 @@ def _gather(
 
 @functools.cache
 def _reference(rule: str, subject: str) -> Record:
-    """What one process finds: without torchbus, or with a plugin that has numbers of its own."""
+    """Run one process: without torchbus, or with a plugin that changes the numbers."""
     with tempfile.TemporaryDirectory() as folder:
         request = Request(rule, subject, 1, 0, "float64", sys.path, folder)
         result = fork_script(Path(process.__file__), request.written(), timeout_s=LIMIT_S)

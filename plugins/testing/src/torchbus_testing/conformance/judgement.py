@@ -43,7 +43,7 @@ def ends_by_error(evidence: Evidence) -> list[str]:
     if not evidence.ended:
         return [how_it_ended(evidence)]
     if evidence.complete:
-        return ["the loop came to its end on all ranks, and nothing was said"]
+        return ["the loop ran to its end on all ranks, without an error or warning"]
     return [f"process left behind: {orphan}" for orphan in evidence.orphans]
 
 
@@ -97,7 +97,7 @@ def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
 
 
 def _draws(evidence: Evidence) -> Iterator[str]:
-    """Ranks with samples of their own draw their own numbers; ranks without draw alike."""
+    """Ranks with different samples draw different numbers; ranks without draw the same."""
     main = evidence.ranks[0]
     for rank, record in sorted(evidence.ranks.items()):
         for name, value in record.draws.items() if rank else ():

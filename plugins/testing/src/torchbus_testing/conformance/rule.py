@@ -49,7 +49,7 @@ class Rule:
         return " ".join((inspect.getdoc(self.loop) or "").split())
 
     def prepare(self, folder: Path) -> Callable[[Run], None]:
-        """The loop as code of a user's: a session takes installed code for nobody's loop."""
+        """Run the loop as user code: a session does not treat installed code as the user's loop."""
         script = folder / "loop.py"
         shutil.copyfile(self.loop.__code__.co_filename, script)
         found: Callable[[Run], None] = runpy.run_path(str(script), run_name="loop")[

@@ -1,7 +1,7 @@
 """The time that training takes, without what lies between two passes and in evaluation.
 
-On an accelerator the host is ahead of the device. Events in the device's stream tell its time, and
-nobody waits for them: they are read one window later."""
+On an accelerator the host is ahead of the device. Events in the device's stream measure its time,
+without a wait: they are read one window later."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Clock:
 
 
 def has_timed_events(device: torch.device) -> bool:
-    """Whether events of the device tell time. Those of some devices only tell an order."""
+    """Whether events of the device measure time. Those of some devices only give an order."""
     if device.type == "cpu":
         return False
     try:

@@ -120,5 +120,5 @@ class Flops:
 
     @property
     def _is_here(self) -> bool:
-        """Whether this is the loop's thread: others have modes of their own."""
+        """Whether this is the loop's thread: others have their own modes."""
         return threading.get_ident() == self._thread
