@@ -12,7 +12,7 @@ from torchbus.redacting import redacted
 
 
 class TorchbusError(Exception):
-    """Base of all errors that torchbus raises by itself. Its message never shows a secret."""
+    """Base class of all errors that torchbus raises. Its message never shows a secret."""
 
     def __str__(self) -> str:
         return redacted(super().__str__())

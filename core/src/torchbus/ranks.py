@@ -10,7 +10,7 @@ from torchbus.world import World
 
 
 class Collectives(Protocol):
-    """What the ranks compute together. All ranks call each method alike."""
+    """Collectives of the session's ranks. All ranks must call each method."""
 
     def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor:
         """Return the "mean", "sum", "max" or "min" over ranks of a tensor or a number."""

@@ -142,7 +142,7 @@ def test_one_rank_on_cpu_needs_no_strategy(devices):
             torch.device("cpu"),
             True,
         )
-        assert "none: the loop runs as it would by itself" in s.explain()
+        assert "none: the loop runs as without a session" in s.explain()
 
 
 numbers = st.integers(-5, 12)

@@ -120,8 +120,8 @@ class Plugin:
     """The session only tries the script: other plugins leave nothing on disks and servers."""
 
     hears_trials: bool = True
-    """Whether it hears events of a trial (``session.trial()``), of which nothing is to remain.
+    """Whether it gets events of a trial (``session.trial()``), which must leave no effect.
 
-    False for plugins that count, keep or show the course of the training. Others that hear it may
-    have ``state_dict`` and ``load_state_dict``: their state is put back at the end.
+    False for plugins that count, record or show the course of the training. Others may have
+    ``state_dict`` and ``load_state_dict``: their state is restored at the end.
     """

@@ -26,7 +26,7 @@ class Bus:
     """
 
     def __init__(self, declared: ModuleType, reserved: Collection[str] = ()) -> None:
-        """``declared``: the core's events. ``reserved``: names that are no verbs of plugins."""
+        """``declared``: the core's events. ``reserved``: names that plugins can't use for verbs."""
         self._declared = declared
         self._reserved = reserved
         self._hot = set(self._declared.HOT)
@@ -117,7 +117,7 @@ class Bus:
     def check_pending(self) -> None:
         """Declare the events of installed plugins that some listener needs.
 
-        Raises UsageError if a function is marked as an event that nobody declares.
+        Raises UsageError if a function is marked as an event that no package declares.
         """
         while True:
             try:
@@ -142,7 +142,7 @@ class Bus:
         there = [*self.events(), *known]
         near = difflib.get_close_matches(event, there, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(there)}"
-        raise UsageError(f"plugin {name} listens to {event!r}, which is no event; {hint}")
+        raise UsageError(f"plugin {name} listens to {event!r}, which is not an event; {hint}")
 
     def events(self) -> list[str]:
         """Names of all declared events: the core's in loop order, then those of plugins."""
@@ -160,7 +160,10 @@ class Bus:
 
     @contextmanager
     def muted(self, plugins: list[object]) -> Iterator[None]:
-        """Inside, these plugins hear no event. They stay active, and in their place."""
+        """Inside, these plugins get no events.
+
+        They stay registered, in their place of the order.
+        """
         self._muted.take(plugins)
         self._report_of_change()
         try:
@@ -210,7 +213,7 @@ class Bus:
                 )
 
     def order(self, event: str) -> list[str]:
-        """The names of the plugins that listen to an event, in the order in which they hear it."""
+        """Return the names of the plugins that listen to an event, in the order of the calls."""
         caller = getattr(self.hook, event)
         return [impl.plugin_name for impl in reversed(caller.get_hookimpls())]
 
@@ -279,8 +282,8 @@ Named = tuple[str, object]
 class Manager(pluggy.PluginManager):
     """Finds the listeners of a plugin without reading its properties.
 
-    pluggy 1.7 does so by itself. Older releases read all, also one that only the loop may read,
-    such as ``s.is_last_batch``.
+    pluggy 1.7 does so. Older releases read all, also one that only the loop may read, such as
+    ``s.is_last_batch``.
     """
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
@@ -316,7 +319,7 @@ class Compiled:
         return held
 
     def release(self, held: Listeners) -> None:
-        """Empty these listeners for good: their holder must send nothing more."""
+        """Empty these listeners permanently: their holder must send no more events."""
         for those in self._held.values():
             those.discard(held)
         held.now = ()
@@ -355,7 +358,7 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
 class Muted:
     """Takes plugins from a manager, and puts them back where they were in the order of calls.
 
-    ``registered``: called with each plugin that is in the manager anew.
+    ``registered``: called with each plugin that was registered again.
     """
 
     def __init__(self, manager: Manager, registered: Callable[[object], object]) -> None:
@@ -365,20 +368,20 @@ class Muted:
         self._silent: list[object] = []
 
     def there(self) -> list[Named]:
-        """All plugins in the order of registration, those that hear nothing too."""
+        """Return all plugins in the order of registration, including muted ones."""
         found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
         unchanged = [pair for pair in self._before if pair in found or pair[1] in self._silent]
         return [*unchanged, *(pair for pair in found if pair not in self._before)]
 
     def take(self, plugins: list[object]) -> None:
-        """Let these hear nothing."""
+        """Mute these plugins."""
         self._before = self.there()
         self._silent = list(plugins)
         for one in plugins:
             self._manager.unregister(one)
 
     def give_back(self) -> None:
-        """Let all hear again, in their old order. Those that came meanwhile stay the last."""
+        """Unmute all, in their old order. Plugins that were registered meanwhile stay last."""
         order = self.there()
         for one in self._manager.get_plugins():
             self._manager.unregister(one)

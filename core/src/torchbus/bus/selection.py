@@ -26,7 +26,8 @@ def require_listener(bus: Bus, **given: object) -> None:
                 and not hasattr(one, "companions")
             ):
                 raise UsageError(
-                    f"{name}={one!r} is no {name}: pass a name, or an object that listens to events"
+                    f"{name}={one!r} is not a {name}: pass a name, or an object that listens to"
+                    " events"
                 )
 
 

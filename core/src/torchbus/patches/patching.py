@@ -155,11 +155,11 @@ class _Hold:
 
 
 class EventEmitter:
-    """The part of the bus that a seam needs.
+    """The part of the bus that a patch needs.
 
-    ``bus``: for what outlives the seam, such as an iterator that the loop holds. If other code has
-    wrapped a function of the seam, the seam's function stays below when the seam is removed. It
-    sends nothing from then on.
+    ``bus``: for objects that outlive the patch, such as an iterator that the loop holds. If other
+    code has wrapped a patched function, the patch's function stays below it after the removal, and
+    sends no more events.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -186,7 +186,7 @@ class EventEmitter:
 
 
 class _NullHooks:
-    """Answers every event as if nobody listened."""
+    """Behaves as if no event had listeners."""
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         return lambda **arguments: None
@@ -215,7 +215,7 @@ def emits(
 def making_internal() -> Iterator[None]:
     """Meanwhile each optimizer that is made is marked before any event is sent for it.
 
-    For engines that make optimizers of their own.
+    For engines that make further optimizers.
     """
     with ExitStack() as undo:
         for name in ("add_param_group", "__setstate__"):

@@ -58,7 +58,8 @@ def refuse_nesting() -> None:
 def _hold_signals() -> None:
     """Hold signals back while the process forks.
 
-    A signal to a child that has not let go of the session yet would be taken for one to this rank.
+    A signal to a child that has not detached from the session yet would be mistaken for one to this
+    rank.
     """
     if _active is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
