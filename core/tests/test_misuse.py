@@ -70,11 +70,11 @@ NO_PLUGINS = [
     ),
     (
         train,
-        "session(train): train is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(train): train is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
     ),
     (
         Nothing,
-        "session(Nothing): Nothing is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(Nothing): Nothing is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
     ),
     (Plugin, "plugin Plugin is a class: pass an object, Plugin()"),
 ]

@@ -170,7 +170,7 @@ def test_what_is_no_picture_and_no_histogram_is_refused(call, words):
 def test_verbs_are_refused_outside():
     with session(strategy=None) as s:
         s.log("x", 1.0)
-    with pytest.raises(UsageError, match="s.log_image outside its session"):
+    with pytest.raises(UsageError, match="s.log_image was called outside its session"):
         s.log_image("x", torch.zeros(2, 2))
 
 

@@ -74,7 +74,7 @@ class JobService(Protocol):
         """Wait for the other ranks at the end; return the error that this rank must raise."""
 
     def let_go_in_fork(self) -> None:
-        """Let go of the job in a process that the loop has forked, which is no rank."""
+        """Detach from the job in a child process that the loop has forked."""
 
     def part(self, error: BaseException | None) -> None:
         """Leave the job."""
@@ -173,7 +173,7 @@ class RandomService(Protocol):
 
     @property
     def is_split(self) -> bool:
-        """Whether this rank draws from a stream of its own in training."""
+        """Whether this rank draws from a separate stream in training."""
 
     @property
     def drew_in_evaluation(self) -> bool:

@@ -68,7 +68,7 @@ class Checkpoint:
     with exit status 128 + the signal's number.
 
     It adds ``s.save(path)``, ``s.load(path)``, ``s.register(name, object)`` and ``for epoch in
-    s.epochs(10)``, which all ranks call alike, and ``s.save_and_leave()``, which one may call.
+    s.epochs(10)``, which all ranks call, and ``s.save_and_leave()``, which one may call.
     """
 
     owns = ("checkpoints",)

@@ -101,7 +101,7 @@ PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. Its name goes first, so that nobody ever sees half of one."""
+    """Delete a checkpoint. It is renamed first, so that readers never see half of one."""
     if folder.exists():
         trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
         _delete(trash)
