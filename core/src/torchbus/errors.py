@@ -1,4 +1,4 @@
-"""What can go wrong, one class per remedy.
+"""The exceptions, one class per remedy.
 
 Every message names the offender, the facts and what to do.
 """

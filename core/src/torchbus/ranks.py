@@ -1,4 +1,4 @@
-"""The ranks of a session: which of them this one is, and what they do together."""
+"""Rank, world size and collectives of a session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Collectives(Protocol):
 
 
 class Ranks:
-    """What a session knows of its ``world``."""
+    """Properties of the session's ``world``: rank, world size, nodes."""
 
     world: World
 

@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
-    """The line around a loop. Plugins act on the loop inside, and on nothing outside.
+    """The context manager around a training loop, in which its plugins are active.
 
     Use ``with session(...) as s:``, or ``@session(...)`` on a function, or ``s =
     session(...).start()`` with ``s.close()`` at the end.

@@ -94,7 +94,7 @@ class SharedStore(Protocol):
 
 
 class DataPlace(NamedTuple):
-    """Part ``part`` of ``parts`` of every global batch.
+    """A rank's place in the data: part ``part`` of ``parts`` of every global batch.
 
     Ranks that compute one part together have the same place.
     """
@@ -236,7 +236,7 @@ def _coordinates(rank: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, int
 
 @dataclass(frozen=True)
 class Share:
-    """What part of the global batch this rank holds.
+    """The share of the global batch that this rank holds.
 
     The plugin that divides the data sets it when the loop takes a batch. The strategy reads it at
     ``backward``.

@@ -1,4 +1,4 @@
-"""What a newcomer gets from a replica that trains, while both stand between two steps."""
+"""Live recovery: a new replica gets the state of a training one, between two steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ UNLIKE = (
 
 
 class Trains(Protocol):
-    """What the replicas train."""
+    """The trained parameters of the replicas."""
 
     @property
     def parameters(self) -> list[Tensor]:

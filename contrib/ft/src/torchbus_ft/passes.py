@@ -1,4 +1,4 @@
-"""Which pass over which loader the loop is in, and how a newcomer gets there."""
+"""The loop's pass and loader, and how a new replica reaches the same position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 class Resumed:
-    """Brings a run that resumes to where it stood, whatever replicas shared the data then.
+    """Moves a resumed run to its position, for any former number of replicas.
 
     A checkpoint counts the batches of one rank. How much of the order they were depends on the
     replicas of each step.

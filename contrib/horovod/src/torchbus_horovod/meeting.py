@@ -1,4 +1,4 @@
-"""Where Horovod's ranks find each other: in a server that rank 0 has for as long as they start.
+"""Horovod's rendezvous: a server that rank 0 runs while the ranks start.
 
 So it is under horovodrun, too. Its server can't be used twice: it may keep addresses of an earlier
 start.

@@ -1,4 +1,4 @@
-"""Gradients are averaged while backward makes the next ones."""
+"""Averages gradients during the backward."""
 
 from __future__ import annotations
 

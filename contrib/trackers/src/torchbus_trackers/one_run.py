@@ -1,4 +1,4 @@
-"""What all loggers of this package share: one run for all ranks, by a client."""
+"""Base classes of this package's loggers: one run for all ranks, by a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin is to the bus: its marks, and the attributes that the bus reads."""
+"""The interface of plugins: the marks of listeners and verbs, and attributes that the bus reads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def hookimpl(
 
 
 class Plugin:
-    """Every attribute that the bus reads, with its default.
+    """Base class of plugins: every attribute that the bus reads, with its default.
 
     A plugin may inherit from this class. It need not.
     """

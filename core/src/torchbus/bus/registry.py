@@ -19,7 +19,7 @@ from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageErr
 
 
 class Bus:
-    """Who listens to what.
+    """Plugin registry on pluggy's PluginManager, with cached call lists for hot events.
 
     ``bus.hook.<event>(...)`` sends an event. ``bus.listeners(event)`` are the functions of a hot
     event, which the bus keeps up to date.
@@ -306,7 +306,7 @@ class Listeners:
 
 
 class Compiled:
-    """Updates all ``Listeners`` that are in use."""
+    """Recompiles the ``Listeners`` in use when plugins change."""
 
     def __init__(self, hook: object) -> None:
         self._hook = hook
@@ -356,7 +356,7 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
 
 
 class Muted:
-    """Takes plugins from a manager, and puts them back where they were in the order of calls.
+    """Removes plugins from a manager temporarily, and restores their order of calls.
 
     ``registered``: called with each plugin that was registered again.
     """

@@ -1,4 +1,4 @@
-"""Turns the words of ``session(...)`` into plugin objects."""
+"""Resolves the arguments of ``session(...)`` to plugin objects."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _strategy(name: str, options: Iterable[str]) -> EntryPoint:
 
 
 class Wanted(dict[str, tuple[EntryPoint, dict[str, object]]]):
-    """The installed plugins that a call wants, by name, with the options of each.
+    """The installed plugins that a call selects, by name, with the options of each.
 
     Several entry points may name one plugin.
     """

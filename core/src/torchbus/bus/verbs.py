@@ -1,4 +1,4 @@
-"""What plugins add to ``s.``. Such a plugin becomes active when one of its verbs is first used."""
+"""Verbs: methods that plugins add to the session. A plugin may be activated by its first verb."""
 
 from __future__ import annotations
 

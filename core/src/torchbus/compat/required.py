@@ -1,4 +1,4 @@
-"""A private name that is gone is an error that names it, not a wrong number."""
+"""Access to private names; a missing one raises an error that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches of torch that are active during a session; each emits a fixed set of events.
+"""Installs and removes the patches of a session by the events that plugins listen to.
 
 Only patches with a listener are installed. ``Seams.close`` restores torch.
 """

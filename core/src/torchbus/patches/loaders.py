@@ -180,7 +180,7 @@ def replace_custom_iter(
 
 
 class Stateful(Protocol):
-    """A loader that has a state."""
+    """A loader with ``state_dict`` and ``load_state_dict``."""
 
     def state_dict(self) -> dict[str, object]: ...
     def load_state_dict(self, state: dict[str, object]) -> None: ...

@@ -1,4 +1,4 @@
-"""Replaces functions of torch for the time of a session, and puts them back in any order."""
+"""Replaces functions of torch during a session, and restores them in any order."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Running(Protocol):
-    """What a process knows of its session."""
+    """The interface of the active session to its process."""
 
     @property
     def world(self) -> World: ...

@@ -1,4 +1,4 @@
-"""``s.explain()``: one screen in plain words."""
+"""``s.explain()``: a summary of the session on one screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What installed packages do for a session, as plugins see it: ranks, batches and random numbers.
+"""Interfaces of the services that packages provide: launcher, job, batches, random streams.
 
 Each is an entry point of the group ``torchbus.service``, made from the session's context.
 """
@@ -112,7 +112,7 @@ class LauncherService(Protocol):
 
 
 class BatchService(Protocol):
-    """The batches that were taken from loaders and that live."""
+    """Tracks batches from loaders until they are freed."""
 
     current: tuple[Any, ...]
 

@@ -1,4 +1,4 @@
-"""What can't be accumulated, and why."""
+"""The texts of errors and warnings about accumulation."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def check(
 
 
 class HasModes(Protocol):
-    """An optimizer as those of the package schedulefree."""
+    """The interface of optimizers of the package schedulefree."""
 
     def train(self) -> None: ...
 

@@ -21,7 +21,7 @@ SUFFIX = ".txt"  # of the template's files, so that no tool takes them for sourc
 
 @dataclass(frozen=True)
 class Names:
-    """What a package calls things. ``name``: of the plugin. ``version``: of torchbus."""
+    """Names in the template. ``name``: of the plugin. ``version``: of torchbus."""
 
     name: str
     version: str

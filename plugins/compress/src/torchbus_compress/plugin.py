@@ -39,7 +39,7 @@ WITHOUT_STRATEGY = ALGORITHMS[:-1]
 
 
 class State(TypedDict):
-    """``who`` is the rank and the number of ranks that wrote it."""
+    """The checkpoint state. ``who``: the rank and the number of ranks that wrote it."""
 
     algorithm: str
     who: list[int]

@@ -1,4 +1,4 @@
-"""Passes that have the same samples each time."""
+"""Repeats the same samples in each pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``devices=`` and ``accelerator=`` mean, and which devices are free."""
+"""Resolves ``devices=`` and ``accelerator=`` to free devices of this node."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Moved(NamedTuple):
 
 
 class BatchesToDevice:
-    """Makes ``.to(device)`` in the loop unnecessary, and free of cost.
+    """Moves batches to this rank's device, so that ``.to(device)`` is unnecessary.
 
     Batches are copied from pinned memory, on a separate stream. After a backward, the next one
     is copied if a worker has made it: the copy runs beside the step.

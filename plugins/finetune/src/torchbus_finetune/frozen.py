@@ -1,4 +1,4 @@
-"""Which modules are frozen until when, as the options say it."""
+"""The schedule of frozen modules, and its application to models."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ STEPS_PER_INTERVAL = 8
 
 
 class LocalWork:
-    """Times some steps of each interval.
+    """Measures the local work of some steps of each interval.
 
     The rank's own work (loader, forward, optimizer) lasts from the end of a backward to the begin
     of the next one. A step lasts to the end of the next one.
@@ -115,7 +115,7 @@ Mark = TypeVar("Mark")
 
 
 class Clock(Protocol[Mark]):
-    """The loop calls ``mark``, which must not wait. The monitor calls ``seconds``."""
+    """A stopwatch: the loop calls ``mark``, which must not wait; the monitor calls ``seconds``."""
 
     def mark(self) -> Mark: ...
 

@@ -24,7 +24,7 @@ SLOTS = 32
 
 
 class Questions:
-    """Asks and answers; runs in the guard's thread.
+    """Exchanges the ranks' positions; runs in the guard's thread.
 
     ``place()``: where this rank is. ``beat()``: called while this rank waits for answers.
     """

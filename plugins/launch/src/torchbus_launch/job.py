@@ -328,7 +328,7 @@ def _how_past(answer: list[int], here: tuple[int, int]) -> str:
 
 
 class FailureResolver:
-    """Settles what a rank that ends with an error raises and prints."""
+    """Decides what a rank that ends with an error raises and prints."""
 
     def __init__(
         self, world: World, store: SharedStore, guard: Guard, health_checks: HealthChecks

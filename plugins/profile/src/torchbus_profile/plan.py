@@ -1,4 +1,4 @@
-"""Which steps are recorded, and what of them: the dictionary of ``profile=``."""
+"""Parses ``profile=``: which steps are recorded, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the time of some steps went to: computing, waiting for ranks, for data, or for the host."""
+"""The profile's result: time for computing, and for waiting for ranks, data or the host."""
 
 from __future__ import annotations
 

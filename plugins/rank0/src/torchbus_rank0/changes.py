@@ -31,7 +31,7 @@ ELSEWHERE = "elsewhere"
 
 
 class Change(NamedTuple):
-    """What rank 0 did to a path.
+    """A change of a path by rank 0.
 
     ``backwards``: how many it had counted. ``failure``: number and text of its OSError, "" for
     another error, None for none. ``is_open``: whether it still writes the file.
@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a rank found out about a change that it came to.
+    """A rank's result of waiting for a change.
 
     ``change``: rank 0's. Without one, ``is_local``: whether it is this rank's own. If not, rank 0
     has changed the path in another way: this rank acted on what it saw of that. ``number``: of

@@ -1,4 +1,4 @@
-"""Values of a loop that are put back, bit for bit."""
+"""Saves values of a loop, and restores them bit for bit."""
 
 from __future__ import annotations
 

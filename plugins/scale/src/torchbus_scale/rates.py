@@ -1,4 +1,4 @@
-"""What a learning-rate range test found."""
+"""The result of a learning-rate range test."""
 
 from __future__ import annotations
 

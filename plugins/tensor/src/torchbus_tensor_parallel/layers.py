@@ -25,7 +25,7 @@ from torchbus_tensor_parallel.plans import Plan
 
 
 class Layers:
-    """Divides over ``mesh``, which has one dimension.
+    """The divided layers of a model, over the 1-D ``mesh``.
 
     ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
     last dimension stay so. ``gather`` makes other outputs whole. ``may_mix``: plain outputs of

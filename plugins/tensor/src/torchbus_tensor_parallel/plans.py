@@ -1,4 +1,4 @@
-"""Which modules are divided, and how. This folder knows modules, and no ranks."""
+"""Parses the plan: which modules are divided, and how."""
 
 from __future__ import annotations
 

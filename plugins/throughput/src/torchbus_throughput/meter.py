@@ -1,4 +1,4 @@
-"""From counts and times to the rates of each window."""
+"""Computes the rates of each window from counts and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of an open window in a checkpoint, which all ranks share."""
+"""The checkpoint state of an open window, the same on all ranks."""
 
 from __future__ import annotations
 

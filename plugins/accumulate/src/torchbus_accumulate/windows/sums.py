@@ -298,7 +298,9 @@ class WindowSum:
 
 
 class PresentGradients:
-    """``is_new``: a backward came after the last step. ``has_failed``: the last backward raised.
+    """The present gradients.
+
+    ``is_new``: of a backward after the last step. ``has_failed``: it raised.
 
     ``are_over``: they belong to a window that is over, and are weighted by counts. If a backward
     then adds to them, they are mixed.

@@ -1,4 +1,4 @@
-"""What was observed, as plain numbers that travel between processes as JSON."""
+"""The observations as plain numbers, passed between processes as JSON."""
 
 from __future__ import annotations
 

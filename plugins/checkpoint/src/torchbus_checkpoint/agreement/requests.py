@@ -22,7 +22,7 @@ SIGNALLED = "checkpoint/signal"
 
 
 class Requests:
-    """What the ranks have to do at the next boundary.
+    """Requested actions of the ranks at the next boundary.
 
     ``save``: write a checkpoint. ``leave``: then leave with this exit status, 128 + the signal's
     number. ``hears_signals``: Python lets only the main thread handle them.

@@ -28,7 +28,7 @@ Chosen = Callable[[dict[str, float | None]], set[str]]
 
 
 class Mirror:
-    """``choose`` selects among the names in the store, which it gets with metrics, oldest first."""
+    """Uploads checkpoints. ``choose``: selects the names to keep, oldest first, with metrics."""
 
     def __init__(self, store: Store, claim: Claim, parent: Path, choose: Chosen) -> None:
         self._store, self._claim, self._parent, self._choose = store, claim, parent, choose

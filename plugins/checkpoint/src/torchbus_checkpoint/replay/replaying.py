@@ -40,7 +40,7 @@ ANOTHER_LOOP = (
 
 
 class Replay:
-    """``saved`` is a ``Position.state()``; ``put_back`` restores everything else.
+    """The replay. ``saved``: a ``Position.state()``; ``put_back`` restores everything else.
 
     ``rank_alike``: the checkpoint has this rank's own random numbers. ``scale``: the old batch size
     divided by the new one, as the number of ranks may have changed.

@@ -65,7 +65,7 @@ Pair = tuple[float, float]
 
 
 class Key(NamedTuple):
-    """What a number stands for, so that ranks can compare. ``may_lack``: a rank may not have it."""
+    """The identity of a number, for comparing ranks. ``may_lack``: a rank may not have it."""
 
     name: str
     reduce: str

@@ -324,7 +324,7 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 
 class LogOptions(TypedDict, total=False):
-    """What ``s.log`` takes beside name and value."""
+    """The keyword arguments of ``s.log``."""
 
     on_step: bool | None
     on_epoch: bool

@@ -1,4 +1,4 @@
-"""Values that plugins judge: early stopping, the best checkpoint."""
+"""Monitored values, for early stopping and the best checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trackers show beside numbers: pictures, histograms, tables, and descriptions of a run."""
+"""Values other than numbers for trackers: pictures, histograms, tables, hyperparameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries one rule on one subject, and says what came out."""
+"""Runs one rule on one subject, and returns the outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 90.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of one case.
+    """The outcome of one case.
 
     ``problems``: how the rule is broken; empty if it holds. ``refused``: the words of a refusal,
     which breaks no rule that may be refused. ``missing``: plugins without which it was not tried.

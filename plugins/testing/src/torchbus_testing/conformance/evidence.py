@@ -1,4 +1,4 @@
-"""What the processes of a case leave behind."""
+"""The records of a case's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AFTER = "after.json"
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank, or the plain process, has found.
+    """The record of one rank, or of the plain process.
 
     ``hides_gradients``: it could write no gradients down. ``error``: with what it left the loop, or
     "". ``refusal``: the message, if that was a refusal.
@@ -29,7 +29,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of one case.
+    """All records of one case.
 
     ``ranks``: the records by rank, those of the last session. ``reference``: the plain process.
     ``error``, ``refusal``: of the process that goes on after the block. ``changed``: what the

@@ -1,4 +1,4 @@
-"""Finds what is wrong with a case: nothing, or sentences."""
+"""Judges the records of a case, and describes violations."""
 
 from __future__ import annotations
 

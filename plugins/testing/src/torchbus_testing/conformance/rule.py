@@ -25,7 +25,7 @@ def no_objects() -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What every strategy and every plugin owes to a loop.
+    """A requirement on every strategy and plugin.
 
     ``loop``: its docstring says the rule. ``remedy``: what to do in a strategy that breaks it.
     ``options``: of the session. ``needs``: plugins, by name, without which the rule can't be tried.

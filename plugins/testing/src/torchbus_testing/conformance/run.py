@@ -1,4 +1,4 @@
-"""What a loop of the kit gets: a model, data, and a place to write down what it found."""
+"""The environment of a loop of the kit: model, data, and the record of its results."""
 
 from __future__ import annotations
 

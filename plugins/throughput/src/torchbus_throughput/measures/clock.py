@@ -1,4 +1,4 @@
-"""The time that training takes, without what lies between two passes and in evaluation.
+"""Measures training time, without evaluation and the time between passes.
 
 On an accelerator the host is ahead of the device. Events in the device's stream measure its time,
 without a wait: they are read one window later."""

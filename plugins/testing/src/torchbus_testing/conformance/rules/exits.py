@@ -10,7 +10,7 @@ from torchbus_testing.conformance.run import BATCH, Run
 
 
 class Planned(Exception):
-    """What a loop of the kit raises."""
+    """The exception that a loop of the kit raises on purpose."""
 
 
 def _fail(gradient: Tensor) -> Tensor:

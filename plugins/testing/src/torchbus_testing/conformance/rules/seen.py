@@ -1,4 +1,4 @@
-"""What a loop's author and other plugins see of a session."""
+"""Rules about a session's behaviour towards the user and other plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop saves, and how a run goes on from it."""
+"""Rules about saved states and resumed runs."""
 
 from __future__ import annotations
 
