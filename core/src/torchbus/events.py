@@ -253,7 +253,7 @@ def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """*Hot.* The loop asks a captured loader for its next batch, or for its end.
 
     The loop is done with the batch before. This process has drawn and read nothing for the next one
-    yet. Sent once per batch, and once more at the end.
+    yet. Sent once per batch, and a last time at the end.
 
     Since 0.1.
     """

@@ -65,7 +65,7 @@ class KnownVerbs:
     def averaged(self) -> Iterator[None]:
         """Replace all weights by their averages inside, in any mode of the models.
 
-        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
+        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
         all ranks must call it, as they call forward.
         """
@@ -230,8 +230,8 @@ class KnownVerbs:
         ``function`` does what the loop does with one batch, with forward, backward and
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
         The test stops once the smoothed loss is four times its best. Then, and after an error, all
-        is put back bit for bit: models, optimizers, scalers, random numbers, and the generators of
-        the loader. All ranks call it.
+        is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
+            the loader. All ranks call it.
 
         Raises:
             UsageError: the rates, the number of steps or the function can't be right, or a window

@@ -207,7 +207,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     def global_step(self) -> int:
         """How many steps the loop has made: optimizers that step in turn make one together.
 
-        A run that resumes goes on counting. The first use begins to count, if no plugin does: read
+        A resumed run continues the count. The first use begins to count, if no plugin does: read
         it before the first step. Raises UsageError if it is first read later.
         """
         return self._context.steps.asked(self._context.is_inside)

@@ -261,8 +261,8 @@ Place = dict[str, Any]
 class ElasticOrder(Protocol):
     """The order of a pass while ``world.divides_anew``.
 
-    Each step is divided by what ``world.data`` says when the loop asks for it. What the loop has
-    taken is used once it is settled, by ``commit`` or ``take_back``.
+    Each step is divided by what ``world.data`` says when the loop asks for it. Batches that the
+    loop has consumed are settled by ``commit`` or ``take_back``.
     """
 
     def begin(self) -> None:
@@ -272,7 +272,7 @@ class ElasticOrder(Protocol):
         """Whether the order has another batch for the loop after the consumed ones."""
 
     def commit(self) -> None:
-        """What the loop has taken since the last settlement is used."""
+        """Count the batches consumed since the last settlement as used."""
 
     def take_back(self) -> None:
         """Offer it again, and all that was drawn ahead."""

@@ -31,8 +31,8 @@ NO_QUORUM = (
     " them, or lower --min_replicas. {} steps are made, and nothing of them is lost here"
 )
 LOST = (
-    "replica {!r} can't reach the lighthouse at {} any more, after {} steps: {}. The parameters are"
-    " those of the last step. Start the lighthouse again, and the replicas, which go on from their"
+    "replica {!r} can't reach the lighthouse at {}, after {} steps: {}. The parameters are"
+    " those of the last step. Restart the lighthouse and the replicas, which resume from their"
     " checkpoints"
 )
 

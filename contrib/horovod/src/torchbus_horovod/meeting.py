@@ -20,7 +20,7 @@ from torchbus_strategy.groups import guarded_groups
 
 LOOPBACK = "127.0.0.1"
 SILENCE_S = 30
-"""Horovod's own default. Its threads meet in every cycle, also while their loops wait."""
+"""Horovod's own default. Its threads communicate in every cycle, also while their loops wait."""
 CHOSEN = ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_IFACE")
 """Of these, a value of the user's or of horovodrun's wins."""
 INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -72,7 +72,7 @@ class Plugin:
     """
 
     owns: tuple[str, ...] = ()
-    """What only one active plugin can own, in words: "strategy", "precision".
+    """Roles that only one active plugin can have, such as "strategy" or "precision".
 
     Two owners are a PluginConflict.
     """

@@ -54,7 +54,7 @@ class Filtered:
     def apply(self, function: Function, name: str, given: Filter) -> Function:
         """Return a function that calls this one when the filter says so.
 
-        ``name``: of the listener, as the counts are kept by it.
+        ``name``: of the listener, by which counts are stored.
         """
         counts, is_main, self.is_used = self._counts, self._is_main, True
 

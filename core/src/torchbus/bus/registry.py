@@ -40,7 +40,7 @@ class Bus:
         self._muted = Muted(self._manager, self._name_errors)
         self.listeners, self.release = self._compiled.listeners, self._compiled.release
         self.on_change: list[Callable[[], object]] = [self._compiled.refresh]
-        """Called whenever a plugin has come or gone."""
+        """Called when a plugin was registered or removed."""
 
     def add_events(self, specs: ModuleType | type) -> None:
         """Declare the events of a module or class, whose functions are marked ``hookspec``.
@@ -325,7 +325,7 @@ class Compiled:
         held.now = ()
 
     def refresh(self) -> None:
-        """Update all listeners: a plugin has come or gone."""
+        """Update all listeners after a plugin was registered or removed."""
         for event, those in self._held.items():
             functions = self._functions(event)
             for held in those:

@@ -62,7 +62,7 @@ def give_sampler(iterator: Any, loader: DataLoader[object]) -> None:
 
 
 def yielded(iterator: object) -> int:
-    """Batches that an iterator has given; torchdata's may go on from a state.
+    """Batches that an iterator has given; torchdata's may continue from a state.
 
     Without ``_num_yielded``: UsageError when the loaders' patch is installed.
     """

@@ -22,7 +22,7 @@ def require_torch() -> None:
 
 
 def private(holder: object, name: str, need: str) -> Any:
-    """torch's own function of this name; if it is gone, one that raises UsageError.
+    """Return torch's function of this name; if it does not exist, one that raises UsageError.
 
     ``need``: what the name does for the session, as in "distinguishes a nested backward".
     """

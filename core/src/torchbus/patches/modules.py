@@ -266,7 +266,7 @@ def _take_out(owner: Any, ours: Callable[..., object]) -> None:
         on_top, below = below, vars(below)[BELOW][0]
     if below is not ours:
         warnings.warn(
-            "forward was replaced inside the session and not put back: torchbus leaves it so",
+            "forward was replaced inside the session and not restored: torchbus does not change it",
             stacklevel=2,
         )
     elif on_top is None:

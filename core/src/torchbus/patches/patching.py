@@ -32,9 +32,9 @@ def replace(
     """Set ``owner.name`` to ``make(original)``. Return the function that undoes it.
 
     The original may be inherited. Replacements of ours may be undone in any order. If other code
-    has replaced the attribute once more in the meantime, its function stays: ``left_below()`` is
-    called, and a warning says so. There is no warning if ours ``becomes_inert`` and may stay below:
-    torch.compile wraps every optimizer's step when it is first used.
+    has replaced the attribute since, its function stays: ``left_below()`` is called, and a warning
+    says so. There is no warning if ours ``becomes_inert`` and may stay below: torch.compile wraps
+    every optimizer's step when it is first used.
     """
     current = vars(owner).get(name, MISSING)
     original = _inherited(owner, name) if current is MISSING else current
@@ -51,7 +51,8 @@ def replace(
         left_below()
         if not _elapsed_out(ours, now) and not becomes_inert:
             warnings.warn(
-                f"{name} was replaced inside the session and not put back: torchbus leaves it so",
+                f"{name} was replaced inside the session and not restored: torchbus does not"
+                " change it",
                 stacklevel=2,
             )
 
@@ -72,7 +73,7 @@ def _put_back(owner: object, name: str, ours: object) -> None:
 
 
 def _elapsed_out(ours: object, top: object) -> bool:
-    """Let the replacement of ours above this one put back what this one would have put back.
+    """Let torchbus's replacement above this one restore this one's original.
 
     Returns whether there is one.
     """
@@ -179,7 +180,7 @@ class EventEmitter:
         return replace(owner, name, make, becomes_inert, self.disconnect)
 
     def disconnect(self) -> None:
-        """Send nothing any more."""
+        """Disconnect: send no more events."""
         self.hook = _NullHooks()
         for listeners in self._listeners:
             self.bus.release(listeners)

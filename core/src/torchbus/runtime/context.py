@@ -135,8 +135,8 @@ class Context(Ranks):
         """For strategies: join or start the ranks, and return this rank's world.
 
         ``launch``: another form than the one that the call names. With one rank there is nothing to
-        start. ``alone``: one rank gets a job and a store all the same, because it will meet ranks
-        of other sessions.
+        start. ``alone``: one rank gets a job and a store all the same, because it will connect to
+        ranks of other sessions.
         """
         if not (alone or self.has_many_ranks()):
             return self.world

@@ -22,8 +22,8 @@ class JobService(Protocol):
 
     ``waiting``: the synchronisation that the main thread waits in, as words and numbers, or None.
     ``backwards``: how many synchronised backwards this rank has made. ``launch_rule``: why the
-    session chose this form of launch, in words. ``ends_with_block``: the session launched this
-    process, which ends where the block ends. ``evaluates``: whether the loop evaluates now.
+    session chose this form of launch. ``ends_with_block``: the session launched this process, which
+    ends where the block ends. ``evaluates``: whether the loop evaluates now.
     """
 
     waiting: tuple[object, ...] | None
@@ -62,7 +62,7 @@ class JobService(Protocol):
     def wait_until(
         self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
     ) -> bool:
-        """Wait without a collective until the shared store meets a condition, or return False."""
+        """Poll until ``met()``, without a collective; return False after a timeout."""
 
     def asks_rank0(self) -> Iterator[str]:
         """Ask rank 0 where it is; yield how it has passed the place where this rank is, or ""."""

@@ -35,10 +35,10 @@ UNLIKE = (
     "or say loss_weight='samples'"
 )
 AGAIN = (
-    "accumulate_grad_batches with several steps of {} on one batch, each after a backward() of its"
-    " own (chunks of a sequence, several steps of a critic): one process with a larger batch would"
-    " step as often, and a window steps once. Leave accumulate_grad_batches out, or accumulate in"
-    " the loop under s.accumulating(...)"
+    "accumulate_grad_batches with several steps of {} on one batch, each after a separate"
+    " backward() (chunks of a sequence, several steps of a critic): one process with a larger"
+    " batch would step as often, and a window steps once. Leave accumulate_grad_batches out, or"
+    " accumulate in the loop under s.accumulating(...)"
 )
 MOVED = (
     "accumulate_grad_batches: the parameters of {} were changed between two backward() calls of one"

@@ -278,7 +278,7 @@ def free_bytes() -> int:
 @dataclass(frozen=True)
 class Request:
     """``name``: of the script, or with ``by_module`` of the module. ``options``: those of the
-    session. ``then_s``: so long the loop goes on to be timed."""
+    session. ``then_s``: for so long further steps are timed."""
 
     name: str
     args: list[str]

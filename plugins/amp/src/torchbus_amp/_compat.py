@@ -77,7 +77,7 @@ def undo_inductor_patch() -> Callable[[], None]:
     """Remember torch's code generator before torchao changes it for float8.
 
     Returns a function that puts it back. Without ``_PATCHED`` or ``TritonOverrides``, torchao
-    changes nothing, or in another way, and nothing is put back.
+    changes nothing, or in another way, and nothing is restored.
     """
     try:
         from torch._inductor.codegen.triton import TritonOverrides

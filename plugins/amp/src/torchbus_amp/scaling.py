@@ -94,7 +94,7 @@ class LossScaling:
 
     @hookimpl(tryfirst=True)
     def backward_failed(self) -> None:
-        """Unscale too: the loop may go on with the gradients that there are."""
+        """Unscale too: the loop may continue with the existing gradients."""
         self.after_backward()
 
     @hookimpl(tryfirst=True)

@@ -106,7 +106,7 @@ class Averages:
 
     @torch.no_grad()
     def swap_out(self, model: Module | None = None) -> None:
-        """Put back what to go on training with: of all, or of models inside this one."""
+        """Restore the training values of all parameters, or of models inside this one."""
         for entry in self._of(model, self.models):
             entry.swap_out()
 

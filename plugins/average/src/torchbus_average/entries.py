@@ -43,7 +43,7 @@ class Entry:
             tensor.copy_(average)
 
     def swap_out(self) -> None:
-        """Put back the value to go on training with, bit for bit."""
+        """Restore the training value, bit for bit."""
         if self.training is not None:
             local(self.tensor).copy_(self.training)
             self.training = None

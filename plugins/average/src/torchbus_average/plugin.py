@@ -123,7 +123,7 @@ class Average:
     def averaged(self) -> Iterator[None]:
         """Replace all weights by their averages inside, in any mode of the models.
 
-        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
+        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
         all ranks must call it, as they call forward.
         """

@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
 
 
 def _names(given: str) -> Names:
-    """Return the names of a plugin. Raises UsageError for one that is none, or is taken."""
+    """Return the names of a plugin. Raises UsageError for an invalid name, or one in use."""
     name = given.removeprefix("torchbus-").removeprefix("torchbus_").replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
         raise UsageError(

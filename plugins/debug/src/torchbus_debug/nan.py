@@ -181,7 +181,7 @@ class Watch:
         return f"The batch is in {os.path.abspath(path)}"
 
     def _current_batches(self) -> list[tuple[str, object]]:
-        """Return the batches that feed the last backward, in words, with what the loop got."""
+        """Return descriptions of the batches that feed the last backward, with the batches."""
         found: list[tuple[str, object]] = []
         for one in self._session.batches.current:
             given = dict(self._given.get(one.origin, ()))

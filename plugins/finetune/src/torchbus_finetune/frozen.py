@@ -242,7 +242,7 @@ class Entry:
 
     @property
     def when(self) -> str:
-        """The moment, in words."""
+        """Description of the moment."""
         return f"epoch {self.epoch}" if self.step is None else f"step {self.step}"
 
     @property

@@ -225,7 +225,7 @@ def groups_held(optimizer: Optimizer) -> set[int]:
 def add(optimizer: Optimizer, parameters: dict[str, Parameter], factor: float) -> None:
     """Add a group with the first group's hyperparameters, and its learning rates times ``factor``.
 
-    Each scheduler goes on as if the group had been there. Raises UsageError if it can't.
+    Each scheduler continues as if the group had existed before. Raises UsageError if it can't.
     """
     schedulers = [one for one in objects.alive(LRScheduler) if one.optimizer is optimizer]
     _refuse_unknown(schedulers, optimizer)

@@ -249,10 +249,10 @@ def _message(slow: int, reports: list[Report]) -> str:
             f" {report.temperature_c or 0:.0f} C"
         )
     return (
-        f"rank {slow} ({report.device} of {report.host}) is slow: {1000 * report.local_s:.1f} ms of"
-        " its own work per step, where the others take"
-        f" {1000 * median(one.local_s for one in others):.1f} ms and then wait for it in backward;"
-        f" {'; '.join(facts)}"
+        f"rank {slow} ({report.device} of {report.host}) is slow: {1000 * report.local_s:.1f} ms"
+        " of local work per step, where the others take"
+        f" {1000 * median(one.local_s for one in others):.1f} ms and then wait for it in"
+        f" backward; {'; '.join(facts)}"
     )
 
 

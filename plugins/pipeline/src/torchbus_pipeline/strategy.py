@@ -32,7 +32,7 @@ class Pipeline(Strategy):
             is as fast as possible, measured by rank 0 at the model's first call.
         microbatches: into how many parts the rows of a batch are cut.
         schedule: "gpipe": all forwards, then all backwards; "1f1b": one forward and one backward in
-            turn, so that less is kept; "interleaved": 1f1b with two or more stages on each rank.
+            turn, so that less is stored; "interleaved": 1f1b with two or more stages on each rank.
         blocks: the path of the nn.Sequential or nn.ModuleList whose layers are divided; "auto": the
             model itself if it is an nn.Sequential, else its longest list of repeated blocks.
         stages: the number of ranks of a pipeline; with more ranks there are several pipelines, each

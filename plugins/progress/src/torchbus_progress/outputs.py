@@ -19,7 +19,7 @@ from torchbus_progress.words import Snapshot
 
 
 class Output(Protocol):
-    """Shows snapshots. ``pause_s``: the time between two drawings. ``place``: where, in words."""
+    """Shows snapshots. ``pause_s``: the time between two drawings. ``place``: where, as text."""
 
     pause_s: float
     place: str

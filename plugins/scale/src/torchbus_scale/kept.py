@@ -20,7 +20,7 @@ PutBack = Callable[[], object]
 
 @contextmanager
 def restored(loader: DataLoader[object]) -> Iterator[None]:
-    """Put back all models, optimizers and scalers at the end, and the generators of a loader."""
+    """Restore all models, optimizers and scalers at the end, and the generators of a loader."""
     with ExitStack() as stack, torch.no_grad():
         modules = objects.alive(Module)
         stack.callback(_tensors(modules))

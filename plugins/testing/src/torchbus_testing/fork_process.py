@@ -102,7 +102,7 @@ def wait(pid: int, deadline: float) -> tuple[int, bool]:
 def wait_for_group(pid: int) -> list[str]:
     """Wait until every process of the script has ended, and name those that had to be killed.
 
-    The next script must not meet one of them.
+    The next script must not run beside one of them.
     """
     deadline = time.monotonic() + ORPHANS_S
     with contextlib.suppress(ProcessLookupError):

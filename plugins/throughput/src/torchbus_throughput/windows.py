@@ -108,7 +108,7 @@ class Part(NamedTuple):
     """One rank's part of a window. NaN is what is not known.
 
     ``samples`` and ``tokens``: their numbers. ``flops``: floating-point operations. ``mfu``: from 0
-    to 1. ``joules``: what the device has used.
+    to 1. ``joules``: the device's energy.
     """
 
     seconds: float = math.nan
@@ -125,7 +125,7 @@ class Rates:
 
     ``samples_per_sec``, ``tokens_per_sec``: of batches that fed a backward. ``flops_per_sec``:
     floating-point operations. ``mfu``: their part of the device's peak, from 0 to 1; of several
-    devices, the mean. ``joules_per_sample``: what the devices have used.
+    devices, the mean. ``joules_per_sample``: the devices' energy.
     """
 
     samples_per_sec: float | None

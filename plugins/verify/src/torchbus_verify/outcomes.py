@@ -70,8 +70,8 @@ def _outside(run: Run) -> Verdict:
     path = run.outside
     return Verdict(
         NOT_COMPARED,
-        f"not compared: the script writes outside of its folder, to {path}, where two runs would"
-        " meet. Give it a relative path, as an argument or in the script",
+        f"not compared: the script writes outside of its folder, to {path}, which two runs would"
+        " share. Give it a relative path, as an argument or in the script",
     )
 
 

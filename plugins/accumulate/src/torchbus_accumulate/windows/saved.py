@@ -81,7 +81,7 @@ def mean_over_ranks(
 
 
 def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> None:
-    """Put back the open windows, in the order of the optimizers."""
+    """Restore the open windows, in the order of the optimizers."""
     open_windows = [number for number, state in enumerate(states) if state["calls"]]
     if open_windows and open_windows[-1] >= len(sums):
         raise UsageError(

@@ -262,7 +262,7 @@ class WindowSum:
         whole: float,
         gradients: list[Tensor | None],
     ) -> None:
-        """Commit what a checkpoint has, as if the loop had then cleared its gradients.
+        """Commit a checkpoint's gradients, as if the loop had then cleared its own.
 
         Raises UsageError if the number of parameters differs.
         """
@@ -321,7 +321,7 @@ class PresentGradients:
         self.are_over = self._are_mixed = False
 
     def commit(self) -> None:
-        """Their step is not taken."""
+        """Record that their step was skipped."""
         self.is_new = self.has_failed = False
 
     def refuse_separate(self, counted: bool) -> None:

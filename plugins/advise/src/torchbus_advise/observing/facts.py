@@ -137,7 +137,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """``hindrances``: what sharded strategies refuse, in words. ``notes``: what was answered or
+    """``hindrances``: what sharded strategies refuse, as text. ``notes``: what was answered or
     left out. ``warnings``: those of the run, each with its line."""
 
     parameters: list[ParameterFacts]

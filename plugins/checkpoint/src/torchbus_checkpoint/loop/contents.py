@@ -118,8 +118,8 @@ class Finder:
     def find_at_end(self) -> Contents:
         """Find them at the end of the block.
 
-        If the loop's function has returned, its variables are gone. Then this returns what was
-        found last.
+        If the loop's function has returned, its variables no longer exist, and this returns the
+        last result.
         """
         last, now = self._last, self.find()
         return last if last is not None and len(last.optimizers) > len(now.optimizers) else now

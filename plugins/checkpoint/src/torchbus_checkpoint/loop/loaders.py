@@ -1,6 +1,6 @@
 """Loaders, passes over them, and wrappers that prefetch batches.
 
-The modules here look at loaders and their iterators. They put back only random numbers."""
+The modules here look at loaders and their iterators. They restore only random states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_checkpoint.replay.history import Section
 from torchbus_checkpoint.state.plain import State, digest
 from torchbus_strategy.script_generators import Generator
 
-GIVEN_AGAIN = "kept, and given again (by a list, or itertools.cycle)"
+GIVEN_AGAIN = "stored, and yielded again (by a list, or itertools.cycle)"
 
 
 def waiting(session: Context, one: OpenPass) -> int:

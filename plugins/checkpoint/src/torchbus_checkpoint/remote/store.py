@@ -89,7 +89,7 @@ def waits(first_s: float | None = None) -> Callable[[], float]:
 def patiently(ask: Callable[[], Answer]) -> Answer:
     """Call with retries. Raises the last StoreError after a few tries.
 
-    Use it at the start of a job, which can't go on without the answer.
+    Use it at the start of a job, which can't continue without the answer.
     """
     wait_s, tries = waits(), TRIES
     while True:

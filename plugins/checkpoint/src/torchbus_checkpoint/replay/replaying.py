@@ -4,7 +4,7 @@ The script runs from its start. Finished passes over loaders give no batches. St
 logging and saving do nothing. Two things run again, with the random numbers that they had: passes
 before the first step of the run (for statistics of the data, say), and the code between passes.
 
-The loop has arrived when it does something for the first time. Then all state is put back at once,
+The loop has arrived when it does something for the first time. Then all state is restored at once,
 and everything has its effect again. What the loop has replayed is part of its history, for the run
 that resumes from this one.
 """
@@ -225,7 +225,7 @@ class Replay:
     def drop(self, restored: Sequence[Generator] = ()) -> None:
         """Restore the random states, and end the replay.
 
-        ``restored``: generators that are put back already.
+        ``restored``: generators that are already restored.
         """
         self.pending = False
         self._quiet.close()

@@ -21,13 +21,13 @@ OF_SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum
 """What schedulers put into an optimizer's groups, and do not change."""
 
 EDITED = (
-    "the script builds {} otherwise than the interrupted run: the new value holds, and a schedule"
-    " goes on as if it had had it from the beginning"
+    "the script builds {} otherwise than the interrupted run: the new value is used, and a"
+    " schedule continues as if it had had it from the beginning"
 )
 NOT_USED = (
     "the script builds {} otherwise than the interrupted run, which has changed it since: the run"
-    " goes on with the checkpoint's value. Set it after the loop has resumed, or begin again with"
-    " resume='never' and another folder"
+    " continues with the checkpoint's value. Set it after the loop has resumed, or begin again"
+    " with resume='never' and another folder"
 )
 
 

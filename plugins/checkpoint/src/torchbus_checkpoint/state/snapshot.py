@@ -60,7 +60,7 @@ class Snapshot:
     # Write ---------------------------------------------------------------------------------------
 
     def write(self, final: Path) -> None:
-        """Write a checkpoint. In the folder of the options, remove those that are not kept."""
+        """Write a checkpoint. In the folder of the options, delete those that ``keep`` excludes."""
         contents = self._finder.find_at_end() if self.loop_has_ended else self._finder.find()
         is_automatic = final.parent == self._options.folder
         self._writer.write(

@@ -124,7 +124,7 @@ def backward_counts(model: Module) -> list[tuple[Module, str, int]]:
 
 
 def put_backward_counts(counts: Sequence[tuple[Module, str, int]]) -> None:
-    """Let the same graph run once more."""
+    """Let the same graph run again."""
     for module, name, count in counts:
         setattr(module, name, count)
 

@@ -287,7 +287,7 @@ class Gatherer:
             )
 
     def _close(self, one: LoaderPass) -> None:
-        """Turn what a pass has gathered into records."""
+        """Turn the values of a pass into records."""
         records = [
             Record(
                 name,

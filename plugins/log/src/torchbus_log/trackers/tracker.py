@@ -122,7 +122,7 @@ Call = tuple["Future[object]", Callable[..., object], tuple[object, ...]]
 
 
 class Worker:
-    """A daemon thread: whatever a client does there, the loop goes on and the process can end."""
+    """A daemon thread, so that a client can't block the loop or the end of the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: Queue[Call | None] = Queue(CALLS_WAITING_AT_MOST)
@@ -297,8 +297,8 @@ class Tracker(Client, Plugin):
     Args:
         ranks: "main": rank 0 reports for all; "all": every rank reports.
         on_error: "warn", or "raise" to end a session whose tracker fails.
-        start_timeout_s: seconds after which a start counts as failed. The tracker then tries once
-            more with ``offline=True``.
+        start_timeout_s: seconds after which a start counts as failed. The tracker then tries again
+            with ``offline=True``.
         finish_timeout_s: seconds that the end of the session may wait for calls still to be made.
     """
 
@@ -425,7 +425,7 @@ class Tracker(Client, Plugin):
             self._attempt = self._worker = None
             worker.stop(0.0)
             goes_on = self.needs_network() and not offline
-            self._not_started(error, "it goes on offline" if goes_on else "nothing is sent to it")
+            self._not_started(error, "it continues offline" if goes_on else "nothing is sent to it")
             return False
 
     def _not_started(self, error: Exception, instead: str) -> None:

@@ -19,9 +19,9 @@ Key = tuple[int, int]
 class Run:
     """A pass of ``count`` micro-batches. ``trains``: it stores what the backward needs.
 
-    An error of a layer is kept in ``error``, and the pass goes on with nothing. So the other ranks
-    are not left waiting. ``is_broken``: something else ended it here, such as an exception out of a
-    signal handler: the others wait for messages that do not come.
+    An error of a layer is stored in ``error``, and the pass continues without values. So the other
+    ranks are not left waiting. ``is_broken``: something else ended it here, such as an exception
+    out of a signal handler: the others wait for messages that do not come.
     """
 
     def __init__(self, cut: Cut, link: Link, inputs: Inputs, count: int, trains: bool) -> None:

@@ -179,8 +179,8 @@ def reset(model: Module) -> None:
     if not can_reset(model):
         raise Unsupported(
             f"an exception left a forward or backward of {original_class(model).__name__} under"
-            " strategy='fsdp', and this torch can't go on after that: let it end the run, install"
-            " torch 2.13 or later, or use strategy='ddp'"
+            " strategy='fsdp', and this torch can't continue after that: let it end the run,"
+            " install torch 2.13 or later, or use strategy='ddp'"
         )
     if unit._get_fsdp_state()._is_root is None:
         return  # it has computed nothing yet, and torch can't reset what it makes at the first call

@@ -70,7 +70,7 @@ class Agreement:
         return self.room - count
 
     def passing(self, what: str) -> None:
-        """Note what this rank does. The ranks compare it at the next ``sync``."""
+        """Record this rank's action, which the ranks compare at the next ``sync``."""
         self._passed = crc32(what.encode(), self._passed)
 
     def collectives(self) -> int:

@@ -75,7 +75,7 @@ class UndividedModels:
                     and not math.isclose(mine[number][2], after, rel_tol=1e-6, abs_tol=1e-12)
                 ):
                     raise RanksDiverged(
-                        f"{name}, which no optimizer has, is not the same on all ranks any more:"
+                        f"{name}, which no optimizer has, is no longer the same on all ranks:"
                         " gradients that are made by torch.autograd.grad and applied by hand are"
                         " not averaged. Use an optimizer, or apply s.reduce(gradient)"
                     )

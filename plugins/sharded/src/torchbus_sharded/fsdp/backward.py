@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 LOST = (
-    "backward() has raised and the loop goes on: under strategy='fsdp' what that backward had added"
-    " to the gradients is lost. That changes nothing where the loop clears them before its next"
-    " backward or step; else use strategy='ddp'"
+    "backward() has raised and the loop continues: under strategy='fsdp' what that backward had"
+    " added to the gradients is lost. That changes nothing where the loop clears them before its"
+    " next backward or step; else use strategy='ddp'"
 )
 WRITTEN = (
     "a forward writes to parameters, and writes other values on other ranks, because they come from"

@@ -32,7 +32,7 @@ class Evidence:
     """All records of one case.
 
     ``ranks``: the records by rank, those of the last session. ``reference``: the plain process.
-    ``error``, ``refusal``: of the process that goes on after the block. ``changed``: what the
+    ``error``, ``refusal``: of the process that continues after the block. ``changed``: what the
     session left changed in torch. ``ended``: False if it was killed after ``seconds``.
     """
 
@@ -84,7 +84,7 @@ def read_records(folder: Path) -> dict[int, Record]:
 
 
 def read_after(folder: Path) -> dict[str, str]:
-    """What the process that goes on after the block has found."""
+    """The record of the process that continues after the block."""
     path = folder / AFTER
     found: dict[str, str] = (
         json.loads(path.read_text())

@@ -141,7 +141,7 @@ def _largest(value: object) -> float:
 
 
 def _difference(one: object, other: object) -> str:
-    """In words, how one value differs from another."""
+    """Describe how one value differs from another."""
     a, b = _numbers(one), _numbers(other)
     if a is None or b is None or a.shape != b.shape:
         return f"{_short(one)} instead of {_short(other)}"

@@ -70,7 +70,7 @@ class Clock:
         return self._since is not None
 
     def start(self) -> None:
-        """Go on, unless it runs."""
+        """Resume, unless it runs."""
         if self._since is None:
             self._since = self.mark()
 
@@ -82,7 +82,7 @@ class Clock:
             self._since = None
 
     def lap(self) -> list[Span]:
-        """Return the time since the last lap, and go on."""
+        """Return the time since the last lap, and continue."""
         if self._since is not None:
             now = self.mark()
             self._add(Span(self._since, now))

@@ -44,7 +44,7 @@ class Flops:
         return math.nan if self._per_step is None else self._per_step * tally.steps
 
     def described(self) -> str:
-        """Return what is known, in words."""
+        """Describe the known operations."""
         if self._per_sample is not None:
             return f"{self._per_sample:_.0f} FLOPs per sample"
         return "FLOPs per sample: counted in an early step"
