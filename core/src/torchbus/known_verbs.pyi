@@ -197,7 +197,7 @@ class KnownVerbs:
         gives its contiguous share of dim 0. A range, a list or another iterable gives every
         world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
         next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
-        an item at the end repeats one, with weight 0. All ranks call it alike.
+        an item at the end repeats one, with weight 0. All ranks must call it.
         """
         raise NotImplementedError
 
@@ -248,7 +248,7 @@ class KnownVerbs:
 
         For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
         ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        What the first rank raises, the others raise, too. All ranks enter it alike.
+        An error of the first rank is raised on all. All ranks must enter it.
         """
         raise NotImplementedError
 
@@ -256,7 +256,8 @@ class KnownVerbs:
         """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
 
         Later calls with the same ``key`` return the same result and call nothing. The other ranks
-        get a copy, by pickle. What the function raises, all ranks raise. All ranks call it alike.
+        get a copy, by pickle. An error of the function is raised on all ranks, which must all call
+        it.
         """
         raise NotImplementedError
 
@@ -275,8 +276,8 @@ class KnownVerbs:
         ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
         tensor or an array, a map-style data set, or a dict of these with the same length. If the
         number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
-        repeat the last item, so that all have as many. ``s.gather_in_order`` puts the results
-        together, without padding.
+        repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
+        results together, without padding.
         """
         raise NotImplementedError
 

@@ -45,7 +45,7 @@ def test_a_late_start_that_hands_out_the_current_run_does_not_end_it():
             return "the run"
 
     client = Single(plan={"online": "hang"}, start_timeout_s=0.2)
-    with pytest.warns(UserWarning, match="goes on offline"), session(client, strategy=None) as s:
+    with pytest.warns(UserWarning, match="continues offline"), session(client, strategy=None) as s:
         client.let_go.set()
         while (
             len([thread for thread in threading.enumerate() if thread.name == "torchbus-client"])

@@ -1,4 +1,4 @@
-"""="""
+"""Averages gradients before an optimizer step that no synchronised backward has made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""="""
+"""Finds the dimension of samples in a loss's graph."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     if first is None:
         dims = right.dims
     related = {rows, columns} <= set(dims) or (columns in left.dims and rows in right.dims)
-    related &= min(dims, default=rows) >= rows  # else each sample has a product of its own
+    related &= min(dims, default=rows) >= rows  # else each sample has a separate product
     return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 
 
