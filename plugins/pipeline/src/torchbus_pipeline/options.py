@@ -18,7 +18,7 @@ SCHEDULES = (GPIPE, "1f1b", INTERLEAVED)
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """See ``Pipeline``."""
+    """The validated options of ``Pipeline``."""
 
     balance: tuple[int, ...] | str
     microbatches: int

@@ -65,7 +65,7 @@ def refuse_gradient(error: BaseException, models: Models) -> None:
 
 
 class Gather:
-    """Return a hook by which a layer's owner broadcasts its values. All ranks call it.
+    """A hook by which a layer's owner broadcasts its values. All ranks call it.
 
     Copies of a model have it too.
     """
@@ -90,7 +90,7 @@ class Gather:
 
 
 class SyncHook:
-    """Return a hook that compares the ranks' positions before they gather a model."""
+    """A hook that compares the ranks' positions before they gather a model."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
@@ -155,7 +155,7 @@ def _from_place(team: Team, held: Tensor, place: int) -> Tensor:
 
 
 class WholeNorm:
-    """Count parameters that every rank has once, on the first place of the pipeline."""
+    """The gradient norm over the pipeline; parameters that every rank has count once."""
 
     def __init__(self, session: Context, models: Models, team: Team) -> None:
         self._session, self._models, self._team = session, models, team
@@ -213,7 +213,7 @@ CPU = torch.device("cpu")
 
 
 class WholeOptimizers:
-    """Gather the states of all places. All ranks call it."""
+    """Gathers the optimizer states of all places. All ranks call it."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier

@@ -1,4 +1,4 @@
-"""Decide whether a loader is divided, and why.
+"""Decides whether a loader is divided, and why.
 
 The modules here look at models' modes and at backwards. ``order`` does the division itself."""
 

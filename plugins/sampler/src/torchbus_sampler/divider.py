@@ -1,4 +1,4 @@
-"""Replace the order of captured loaders by this rank's share of it."""
+"""Replaces the order of captured loaders by this rank's share of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics are gathered over ranks only if their samples were divided."""
+"""Gathers metrics of torchmetrics over ranks only if their samples were divided."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torchbus.tree import collect
 
 
 class TrackedBatch:
-    """A batch that the loop was handed.
+    """A batch from a loader, identified by its tensors until a backward uses it.
 
     It is the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: its number
     of samples, by dim 0 of its first tensor. ``key``: that tensor's id, the same if the data set

@@ -1,4 +1,4 @@
-"""Between two training runs, all ranks draw the same random numbers.
+"""Lets all ranks draw the same random numbers between two training runs.
 
 This holds while no trained model is alive, or no optimizer of one.
 """
@@ -27,7 +27,7 @@ EVALUATED = (
 
 
 class SharedRngBetweenRuns:
-    """Watches the models that optimizers train, and these, and sees the end of the last one.
+    """Tracks trained models and their optimizers, to detect the end of the last one.
 
     Objects in a reference cycle count as alive forever. The garbage collector would free it at
     another place of the loop on every rank. So are models that fsdp has divided, and optimizers

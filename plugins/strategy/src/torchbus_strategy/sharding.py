@@ -1,4 +1,4 @@
-"""DTensors: parts of tensors, whole values, states, and their steps."""
+"""Helpers for DTensors: shards, whole values, states, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ BY_ELEMENT = (
 
 
 class LocalSteps:
-    """Replaces these functions.
+    """Patches functions of torch so that steps run on local shards.
 
     Hooks around a step, and the state, still see DTensors.
     """

@@ -15,7 +15,7 @@ Rows = range | list[int]
 
 @dataclass(frozen=True)
 class Split:
-    """Some items, of which each part of the ranks has consecutive ones.
+    """The division of items into consecutive shares.
 
     Earlier parts have one more if the number does not divide. ``pads``: the others repeat the last
     item of all, so that all have the same number.

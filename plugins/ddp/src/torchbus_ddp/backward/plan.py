@@ -1,4 +1,4 @@
-"""Driving DDP's reducer from inside ``backward``, without wrapping any module."""
+"""Drives DDP's reducer from inside ``backward``, without wrapping any module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_strategy.parameters import trained as strategy_trained
 
 
 class Plans:
-    """Made when they are first needed, and kept until the parameters change."""
+    """Makes plans on first use, and reuses them until the parameters change."""
 
     def __init__(
         self, session: Context, trained: strategy_trained.Trained, options: ReducerOptions

@@ -1,4 +1,4 @@
-"""What a model returns, put together from the rows of all ranks."""
+"""Assembles a model's outputs from the rows of all ranks."""
 
 from __future__ import annotations
 

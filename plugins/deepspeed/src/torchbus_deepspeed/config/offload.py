@@ -1,4 +1,4 @@
-"""Offload to NVMe needs libaio, and a folder."""
+"""Checks the requirements of offload to NVMe: libaio, and a folder."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from torchbus_deepspeed.training import optimizer_states, refusals
 
 
 class Clipping:
-    """Clip by the norm of all elements on all ranks, which must all call it."""
+    """Clipping by the norm of all elements on all ranks, which must all call it."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines

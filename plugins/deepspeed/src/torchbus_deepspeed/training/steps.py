@@ -151,7 +151,7 @@ COUNTS = "it has had such a step before, and the optimizer's count of steps woul
 
 
 class Unreached:
-    """Raise Unsupported if a step with zeros differs from no step."""
+    """Raises Unsupported if a step with zeros differs from no step."""
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy

@@ -24,7 +24,7 @@ NEITHER = (
 
 
 class LaterBackward:
-    """In step 1 it finds whether the loss is a mean or a sum over samples; then it runs 1F1B.
+    """Classifies the loss in step 1 as a mean or a sum over samples; then runs 1F1B.
 
     A loss that is neither, in a later step too, is trained by GPipe from then on.
     """
@@ -106,7 +106,7 @@ class LaterBackward:
 
 
 class Orders:
-    """Return this rank's actions in order.
+    """This rank's actions, in order.
 
     With one stage on each rank it is the order of torch's ``Schedule1F1B``, else torch's
     ``ScheduleInterleaved1F1B``.

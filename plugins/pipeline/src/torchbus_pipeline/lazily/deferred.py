@@ -36,7 +36,7 @@ Compute = Callable[[Pass], Tensor]
 
 
 class Deferred:
-    """``compute``: runs a whole pass forward.
+    """A deferred output. ``compute``: runs a whole pass forward.
 
     ``again``: makes the same pass again. After the backward, the weights may change. So the last
     place stores the values of all operands of the loss.

@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
 
 class Later(Tensor):
-    """``node``: its operation, None for the output itself. ``value``: its values, if known.
+    """A lazy tensor. ``node``: its operation; None for the output. ``value``: if known.
 
     Underneath is a tensor on the meta device, which has the shape and the dtype.
     """

@@ -26,7 +26,7 @@ from torchbus_pipeline.schedule.stream import Pass
 
 
 class Outcome(NamedTuple):
-    """``loss``: of the whole batch. ``holds``: it is still the mean or the sum of its parts.
+    """The result. ``loss``: of the whole batch. ``holds``: it is the mean or sum of its parts.
 
     None for ``loss``: the pass has failed.
     """
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 class OnePass:
-    """``kind``: the loss is a "mean" or a "sum" over samples. ``seed`` multiplies its gradient."""
+    """One pass. ``kind``: of the loss, "mean" or "sum". ``seed``: the gradient of the loss."""
 
     def __init__(self, one: Pass, order: Order, replay: Replay, kind: str, seed: Tensor) -> None:
         self._one, self._run, self._order, self._replay = one, one.run, order, replay

@@ -236,7 +236,7 @@ class Mark:
 
 
 class Marks:
-    """Marks modules, with numbers of one row."""
+    """Marks modules with consecutive numbers."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()

@@ -17,7 +17,7 @@ NO_EXTRA: Extra = ((), {})
 
 
 class Inputs(NamedTuple):
-    """``x``: the input, with samples in dim 0. ``extras``: each layer's other arguments.
+    """Inputs of a chain. ``x``: with samples in dim 0. ``extras``: each layer's other arguments.
 
     ``by_rows``: the places, among all leaves of the extras, of tensors that have a row for each
     sample. ``originals``: the containers and objects that each layer gets from the loop; the

@@ -1,4 +1,4 @@
-"""Gradients are synchronised for every parameter, whichever way the loop reached it."""
+"""Runs synchronised backward passes, and averages the gradients of all trained parameters."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _weighted(loss: Number, weight: Number | None) -> Number:
 
 
 class Header:
-    """On the host, where Python reads and writes an array faster than a tensor.
+    """The header in host memory, as an array, which Python reads and writes faster than a tensor.
 
     The header's gradient shares its memory with that array. ``slots``: this rank's metadata of this
     backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
@@ -165,7 +165,7 @@ class Header:
 
 
 class DeviceHeader(Header):
-    """On a GPU, without waiting for it: the loss and the sample are copied on the device."""
+    """The header on a GPU, without a wait: the loss and the sample are copied on the device."""
 
     def __init__(self, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(parameters, dtype)

@@ -1,4 +1,4 @@
-"""What the ranks' losses count.
+"""The weights of the ranks' losses in a backward.
 
 Gradients are weighted by these counts, and divided by the mean of the weights once it is known.
 """

@@ -1,4 +1,4 @@
-"""How the gradients of one backward meet."""
+"""The reduction of the gradients of one backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Average = Callable[[list[Tensor]], None]
 
 
 class Reduction(Protocol):
-    """How the gradients of some ``parameters`` meet, and with them the ``header``.
+    """Averages the gradients of some ``parameters``, and with them the ``header``.
 
     ``buffers`` are those of the models that own the parameters.
     """

@@ -1,4 +1,4 @@
-"""Ranks that have gone different ways are detected at the next backward."""
+"""Detects diverged ranks at the next backward."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_BACKWARD = (
 
 
 class Facts(NamedTuple):
-    """Where a rank is."""
+    """The position and facts of a rank."""
 
     backward_calls: int
     optimizer_steps: int

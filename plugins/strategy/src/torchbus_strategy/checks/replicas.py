@@ -1,4 +1,4 @@
-"""Checks that parameters are equal on all ranks, by checksums at some steps."""
+"""Warns if ranks see the same data or repeat the same work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session says about how a loss was averaged."""
+"""The texts of warnings and ``explain()`` about the averaging of losses."""
 
 UNLIKE = (
     "the terms of the loss are means over different counts ({} on rank 0): a rank's gradient has"

@@ -168,7 +168,7 @@ DATA, NONE = Samples((0,)), Samples()
 
 
 class Budget:
-    """So many nodes are looked at. A tensor beyond them is taken for data."""
+    """Limit of visited nodes. A tensor beyond it is treated as data."""
 
     def __init__(self) -> None:
         self.left = NODES_AT_MOST

@@ -1,4 +1,4 @@
-"""What all ranks have in a buffer that the forward fills from its batch."""
+"""Synchronises buffers that a forward fills from its batch."""
 
 from __future__ import annotations
 
