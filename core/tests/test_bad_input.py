@@ -115,7 +115,7 @@ def test_the_core_alone_is_whole(tmp_path):
     result = run(
         [python, str(write_script(tmp_path, source))], env={"PYTHONPATH": None}, cwd=tmp_path
     )
-    assert result.ok() and "none: the loop runs as it would by itself" in result.stdout
+    assert result.ok() and "none: the loop runs as without a session" in result.stdout
     assert (
         "PluginNotInstalled: strategy 'ddp' needs a plugin that is not installed: pip install torchbus-ddp"
         in result.stdout

@@ -165,7 +165,8 @@ def test_a_late_plugin_is_validated_too():
     with (
         session(strategy=None) as s,
         pytest.raises(
-            UsageError, match="plugin Misspelled listens to 'after_backwards', which is no event"
+            UsageError,
+            match="plugin Misspelled listens to 'after_backwards', which is not an event",
         ),
     ):
         s.add_plugin(Misspelled())

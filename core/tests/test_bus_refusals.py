@@ -35,7 +35,7 @@ def test_an_event_nobody_declares_is_refused_with_the_nearest_names():
         session(Misspelled(), strategy=None)
     message = str(error.value)
     assert message.startswith(
-        "plugin Misspelled listens to 'after_optimiser_step', which is no event; did you mean after_optimizer_step"
+        "plugin Misspelled listens to 'after_optimiser_step', which is not an event; did you mean after_optimizer_step"
     )
 
 
@@ -43,7 +43,7 @@ def test_an_event_like_no_other_is_refused_with_all_names(bus):
     bus.register(SimpleNamespace(xyzzy=hookimpl(lambda: None)), "p")
     with pytest.raises(
         UsageError,
-        match="plugin p listens to 'xyzzy', which is no event; there are: launch, session_start, ",
+        match="plugin p listens to 'xyzzy', which is not an event; there are: launch, session_start, ",
     ):
         bus.check_pending()
 

@@ -12,7 +12,7 @@ from torchbus.bus.base import hookspec
 from torchbus.runtime.user_code import deprecated, deprecation_warning
 
 SOURCES = Path(torchbus.__file__).parent
-WORDS = "s.old is deprecated since torchbus 0.2, and will be gone in 0.3: call s.new"
+WORDS = "s.old is deprecated since torchbus 0.2, and will be removed in 0.3: call s.new"
 
 
 def test_it_warns_at_the_line_of_the_user() -> None:

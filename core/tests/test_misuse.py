@@ -33,48 +33,48 @@ def train(configuration):
 
 
 NO_PLUGINS = [
-    (2, "session(2): a int is no plugin, since it listens to no event: write devices=2"),
+    (2, "session(2): a int is not a plugin, since it listens to no event: write devices=2"),
     (
         None,
-        "session(None): a NoneType is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "
+        "session(None): a NoneType is not a plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "
         "plugins, or options by keyword",
     ),
     (
         True,
-        "session(True): a bool is no plugin, since it listens to no event: pass objects with methods",
+        "session(True): a bool is not a plugin, since it listens to no event: pass objects with methods",
     ),
     (
         Nothing(),
-        "session(Nothing): a Nothing is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`",
+        "session(Nothing): a Nothing is not a plugin, since it listens to no event: pass objects with methods marked `@hookimpl`",
     ),
     (
         [Plugin()],
-        "session(list): a list is no plugin, since it listens to no event: pass plugins one by one",
+        "session(list): a list is not a plugin, since it listens to no event: pass plugins one by one",
     ),
     (
         torch.nn.Linear(1, 1),
-        "session(Linear): a Linear is no plugin, since it listens to no event: the session finds models, optimizers and "
-        "loaders by itself, so leave it out",
+        "session(Linear): a Linear is not a plugin, since it listens to no event: the session finds models, optimizers and "
+        "loaders itself, so leave it out",
     ),
     (
         torch.optim.SGD([torch.zeros(1)], lr=0.1),
-        "session(SGD): a SGD is no plugin, since it listens to no event: the session finds models",
+        "session(SGD): a SGD is not a plugin, since it listens to no event: the session finds models",
     ),
     (
         DataLoader([1]),
-        "session(DataLoader): a DataLoader is no plugin, since it listens to no event: the session finds models",
+        "session(DataLoader): a DataLoader is not a plugin, since it listens to no event: the session finds models",
     ),
     (
         print,
-        "session(print): print is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(print): print is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
     ),
     (
         train,
-        "session(train): train is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(train): train is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
     ),
     (
         Nothing,
-        "session(Nothing): Nothing is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(Nothing): Nothing is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
     ),
     (Plugin, "plugin Plugin is a class: pass an object, Plugin()"),
 ]
@@ -216,6 +216,6 @@ def test_the_form_that_is_meant_works_for_these():
 @pytest.mark.parametrize("thing", [Nothing, 3, None, "train"])
 def test_what_is_no_function(thing):
     with pytest.raises(
-        UsageError, match="which is no function: write it above the function that trains"
+        UsageError, match="which is not a function: write it above the function that trains"
     ):
         session(strategy=None)(thing)

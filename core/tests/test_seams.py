@@ -128,7 +128,7 @@ def test_an_attribute_that_somebody_else_replaced_meanwhile_is_left_alone():
     Owner.method = theirs = lambda self: 5
     with pytest.warns(
         UserWarning,
-        match="method was replaced inside the session and not put back: torchbus leaves it so",
+        match="method was replaced inside the session and not restored: torchbus does not change it",
     ):
         undo()
     assert Owner.method is theirs

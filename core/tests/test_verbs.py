@@ -83,7 +83,7 @@ def test_hasattr_never_raises(heard, monkeypatch):
 
 
 def test_a_misspelled_event_of_a_verbs_plugin_is_refused(heard):
-    words = "^plugin misspelled listens to 'after_bakward', which is no event; did you mean after_backward"
+    words = "^plugin misspelled listens to 'after_bakward', which is not an event; did you mean after_backward"
     with session(strategy=None) as s:
         for _ in range(2):
             with pytest.raises(UsageError, match=words):
@@ -137,7 +137,7 @@ def test_outside_the_block_verbs_are_refused(heard, when):
         with s:
             s.double(1)
             s.log("loss", 1.0)
-    words = "^s.{} outside its session, which hears nothing there: use it inside `with session"
+    words = "^s.{} was called outside its session: call it inside `with session"
     with pytest.raises(UsageError, match=words.format("log")):
         s.log("loss", 1.0)
     with pytest.raises(UsageError, match=words.format("log_dict")):

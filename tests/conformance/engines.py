@@ -8,7 +8,7 @@ from typing import Any
 
 from torchbus_testing.conformance.subject import Subject
 
-NO_LAYERS = "is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated blocks"
+NO_LAYERS = "is not an nn.Sequential, and has no nn.ModuleList or nn.Sequential of repeated blocks"
 OF_PIPELINE = {
     "first-values": NO_LAYERS,
     "uneven-use": NO_LAYERS,
@@ -38,7 +38,7 @@ OF_ZERO = {
 EMPTY = "parameters are empty outside of the forward of their own module"
 OF_STAGE_3 = OF_ZERO | {
     "accumulate": "accumulate_grad_batches at stage 3",
-    "error-in-forward": "taken before this backward, and nobody can tell which of them feeds it",
+    "error-in-forward": "read before this backward, and which of them feeds it is unknown",
     "other-methods": EMPTY,
     "script-expert-routing": "only some ranks' losses reach experts.0.weight",
     "script-partial-optimizer": "body.0.weight requires gradients, and RMSprop does not hold it",

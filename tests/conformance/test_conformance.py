@@ -45,7 +45,7 @@ BY_HAND = {"AllReduce": ("no-sync", "accumulate"), "Inherits": ()}
 QUICK_BY_HAND = ("ragged-end",)
 BROKEN = {
     "ForgetsWeights": ("ragged-end", "differs from one process"),
-    "ComparesNothing": ("divergence", "nothing was said"),
+    "ComparesNothing": ("divergence", "without an error or warning"),
     "DrawsAlike": ("random-numbers", "drew the same noise in training as rank 0"),
     "SavesHalf": ("checkpoint", "would not be complete"),
 }
@@ -57,7 +57,7 @@ BROKEN_TOO = {
     "TakesThemOnce": ("late-parameters", "differs between rank 0 and rank 1"),
     "ShowsItsOwn": ("explain", "models listed differs from one process"),
     "LeavesItsChange": ("unchanged", "torch.stack"),
-    "EvaluatesUnlike": ("random-numbers", "evaluation draws alike"),
+    "EvaluatesUnlike": ("random-numbers", "evaluation draws the same on all ranks"),
 }
 PLUGINS = other_plugins(Subject())
 QUICK_PLUGINS = ("activation",)

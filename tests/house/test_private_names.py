@@ -171,7 +171,7 @@ def test_a_kind_of_node_that_has_another_name(monkeypatch: pytest.MonkeyPatch) -
         ([("MeanBackward0", loss, ("_saved_sizes",))], "_saved_sizes"),
     ):
         monkeypatch.setattr(compat, "_examples", lambda examples=examples: iter(examples))
-        with pytest.raises(UsageError, match=f"has no .*{name}, which tells what a loss is a mean"):
+        with pytest.raises(UsageError, match=f"has no .*{name}, which shows what a loss is a mean"):
             compat.check.__wrapped__()
 
 

@@ -49,7 +49,7 @@ def test_a_killed_worker(tmp_path, expected):
     train(tmp_path, checkpoints(tmp_path), "kill", max_failures=1).ok()
     check(tmp_path, expected, "environment")
     explained = (tmp_path / "explained").read_text()
-    assert "resumed from" in explained and "SIGTERM and SIGUSR1 are not heard" in explained
+    assert "resumed from" in explained and "SIGTERM and SIGUSR1 are not handled" in explained
 
 
 def test_a_worker_that_asks_to_save_and_leave(tmp_path, expected):

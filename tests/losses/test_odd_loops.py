@@ -15,7 +15,7 @@ ALL = 44
 SCRIPT = Path(__file__).parent / "scripts" / "odd_loops.py"
 
 SILENT = "backwards under s.no_sync(), and what is averaged with them, are weighted by samples"
-LOST = "backward() has raised and the loop goes on"
+LOST = "backward() has raised and the loop continues"
 UNLIKE = "several backward() calls before one step()"
 UNCLEARED = "a backward() was added to the gradients of a window that is over"
 BETWEEN = "zero_grad() after backward() and without optimizer.step()"

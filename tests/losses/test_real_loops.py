@@ -36,7 +36,7 @@ SAID_IN_WINDOWS = {
     "zipped_cycle": AVERAGE,
     "adaptive_clipping": "the gradients of SGD were changed",
     "wgan_n_critic": "the parameters of RMSprop were changed",
-    "uncertainty_weights": "the terms of the loss are means over unlike counts",
+    "uncertainty_weights": "the terms of the loss are means over different counts",
 }
 BY_BATCHES = ["nanogpt", "lazy_r1", "nested_loaders", "lookahead"]  # they count batches, not steps
 AFTER_A_STEP = ["dcgan"]  # a batch's second loss follows the step of its first: docs/limits.md

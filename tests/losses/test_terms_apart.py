@@ -125,7 +125,7 @@ def test_what_no_graph_tells_is_said() -> None:
 def test_terms_that_begin_to_count_unlike_things_are_said() -> None:
     said = found(strategy="ddp", devices=2, cases=["begin late"])["begin late"][2]
     assert any(
-        text.startswith("the terms of the loss have begun to be means over unlike counts")
+        text.startswith("the terms of the loss have become means over different counts")
         for text in said
     )
 
@@ -135,7 +135,7 @@ def test_explain_says_what_counts(strategy: str) -> None:
     explained = found(strategy=strategy, devices=2, cases=["tokens_and_samples"])[
         "tokens_and_samples"
     ][3]
-    assert "each term counts by its own" in " ".join(explained.split())
+    assert "each term is weighted by its count" in " ".join(explained.split())
 
 
 def test_weights_of_samples_know_their_loader() -> None:

@@ -57,7 +57,7 @@ def test_a_path_of_each_rank_s_own_is_written_after_a_bounded_wait(tmp_path: Pat
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
     assert found["said"][0] == []
-    assert "if that depends on the rank, give each rank a path of its own" in found["said"][1][0]
+    assert "if that depends on the rank, give each rank a different path" in found["said"][1][0]
 
 
 def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:

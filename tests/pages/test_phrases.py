@@ -1,18 +1,24 @@
-"""Pages are written in plain English: phrases that a native engineer would not write are listed.
+"""Pages and sources are written in plain English: phrases that a native engineer would not write
+are listed.
 
-It is a word list, no style engine. A phrase is here because it was never the best one on a page of
-this project. Code, quotations and generated text are left out: docstrings make those.
+It is a word list, not a style engine. A phrase is here because it was never the best one on a page
+of this project. Of the pages, code, quotations and generated text are left out. Of the sources,
+docstrings, comments and messages are read, without the names of code.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = {"docs/events.md", "docs/options.md"}
+GENERATED = {"docs/events.md", "docs/first-lines.md", "docs/options.md"}
 PEOPLE = {"CODE_OF_CONDUCT.md"}
 PAGES = [
     path
@@ -20,6 +26,13 @@ PAGES = [
     for path in sorted(ROOT.glob(pattern))
     if str(path.relative_to(ROOT)) not in GENERATED | PEOPLE
 ]
+PACKAGES = [
+    folder
+    for pattern in ("core", "plugins/*", "contrib/*")
+    for folder in sorted(ROOT.glob(pattern))
+    if (folder / "src").is_dir()
+]
+WORD_LISTS = {"plugins/redaction/src/torchbus_redaction/texts.py"}  # its words are data
 LEFT_OUT = re.compile(
     r"^ *```.*?^ *```$"  # code
     r"|`[^`\n]*`"
@@ -77,9 +90,76 @@ def found(text: str) -> list[str]:
     ]
 
 
+def spoken(source: str) -> Iterator[tuple[int, str]]:
+    """Docstrings, comments and literals of several words, with the lines where they begin.
+
+    Comments on consecutive lines are one text. ``{}`` stands for what an f-string fills in.
+    """
+    tree = ast.parse(source)
+    filled = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in filled for part in ast.walk(node) if part is not node}
+    for node in filled:
+        texts = [one.value if isinstance(one, ast.Constant) else "{}" for one in node.values]
+        if any(" " in str(one) for one in texts):
+            yield node.lineno, "".join(map(str, texts))
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Constant) and id(one) not in parts and " " in str(one.value):
+            yield one.lineno, str(one.value)
+    yield from comments(source)
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    begin, last, text = 0, -1, ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1:
+                yield begin, text
+                begin, text = token.start[0], ""
+            last, text = token.start[0], f"{text} {token.string.lstrip('#:').strip()}"
+    yield begin, text
+
+
+def found_in_source(source: str) -> list[str]:
+    """The listed phrases in what a source says; without names of code and quoted words."""
+    return [
+        f"line {line}: {match[0]!r} in {text.strip()[:60]!r}; write: {instead}"
+        for line, written in spoken(source)
+        for text in [re.sub(r"`+[^`]*`+|\"\w+\"|\s+", " ", written)]
+        for phrase, instead in PHRASES.items()
+        for match in re.finditer(phrase, text, re.I)
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_stock_phrase(page: Path) -> None:
     assert found(page.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda folder: folder.name)
+def test_sources_have_no_stock_phrase(package: Path) -> None:
+    found = {
+        str(path.relative_to(ROOT)): found_in_source(path.read_text("utf-8"))
+        for path in sorted(package.glob("src/**/*.py"))
+        if str(path.relative_to(ROOT)) not in WORD_LISTS
+    }
+    assert {path: phrases for path, phrases in found.items() if phrases} == {}
+
+
+def test_sources_are_read_in_docstrings_comments_and_messages() -> None:
+    assert len(PACKAGES) > 40
+    source = '''"""It is told."""
+
+# A pause
+# is no error.
+told = f"nobody waits for {1 + 1}"
+raise ValueError("it ended" " for good")  # ``told`` is a name
+'''
+    assert [one.partition(";")[0].split(" in ")[0] for one in found_in_source(source)] == [
+        "line 5: 'nobody'",
+        "line 1: 'told'",
+        "line 6: 'for good'",
+        "line 3: 'is no '",
+    ]
 
 
 def test_the_list_finds_phrases_but_not_in_code_and_quotations() -> None:

@@ -95,9 +95,11 @@ def test_a_broken_link_or_name_fails(site: Path, tmp_path: Path, line: str, said
 
 
 @in_a_browser
-def test_search_finds_an_option(address: str) -> None:
+@pytest.mark.parametrize("is_served", [True, False], ids=["served", "from a folder"])
+def test_search_finds_an_option(site: Path, address: str, is_served: bool) -> None:
     with browser() as driver:
-        driver.get(f"{address}/index.html?q=accumulate_grad_batches")
+        start = address if is_served else site.as_uri()
+        driver.get(f"{start}/index.html?q=accumulate_grad_batches")
         found = WebDriverWait(driver, 60).until(
             lambda one: one.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
         )

@@ -192,7 +192,7 @@ def test_a_name_in_the_temporary_folder_that_is_taken(
     with _as(STRANGERS[0], [any_python, "-c", code]) as stranger:
         assert stranger.wait() == 0
     found = fork_script(TAKEN, cwd=folder, timeout_s=20).ok().stdout
-    if "can be kept neither in" not in found and "is not secret" not in found:
+    if "can be stored neither in" not in found and "is not secret" not in found:
         made = os.lstat(place)  # root may move its own folder over an empty one
         assert stat.S_ISDIR(made.st_mode) and made.st_uid == 0 and not made.st_mode & 0o077
     assert not os.listdir(mine)

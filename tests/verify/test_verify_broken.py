@@ -62,7 +62,7 @@ BESIDE = {
     "TornFile": (2, "files", "model.pt can't be read whole"),
     "PartOfEvaluation": (
         1,
-        "a number that each rank counts for itself",
+        "a number that each rank counts separately",
         "correct 2/10', not 'epoch 0",
     ),
 }

@@ -181,7 +181,7 @@ def test_what_is_not_deterministic_by_itself_is_said_first(tmp_path):
     verdict = verified("--steps", "2", script(tmp_path, before=before), cwd=tmp_path)
     assert verdict["status"] == 3
     assert (
-        "not deterministic by itself. Of two plain runs, both seeded alike, gradient of model.0.weight in step 1"
+        "not deterministic. Of two plain runs with the same seed, gradient of model.0.weight in step 1"
         in verdict["headline"]
     )
 

@@ -14,7 +14,7 @@ raise SystemExit(main(sys.argv[1:]))
 DRAWS, READING, STATISTICS = "draws in training", "chance in reading data", "batch normalisation"
 BETWEEN, COUNTED = (
     "a loss between samples, or a choice by the batch",
-    "a number that each rank counts for itself",
+    "a number that each rank counts separately",
 )
 SUMMED, WEIGHTED, AVERAGED = (
     "a loss that is a sum over samples",

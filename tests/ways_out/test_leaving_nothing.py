@@ -136,7 +136,7 @@ STUCK = """
             "a = torch.ones(9000, 9000, dtype=torch.float64); a @ a",
             "rank 1 does not leave native code and is ended by force",
         ),
-        ("sum(range(10**12))", "rank 1 did not end by itself after the block and was killed"),
+        ("sum(range(10**12))", "rank 1 did not exit after the block and was killed"),
     ],
 )
 def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, told):

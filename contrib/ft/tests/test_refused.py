@@ -12,7 +12,7 @@ def test_bad_input(replicas: Replicas) -> None:
     strict.close()
     told = found.json()
     assert told["none"].startswith("UsageError: strategy='ft' needs a lighthouse")
-    assert told["no_url"].startswith("UsageError: lighthouse='localhost' is no URL with a port")
+    assert told["no_url"].startswith("UsageError: lighthouse='localhost' is not a URL with a port")
     assert told["silent"].startswith("LaunchError: the lighthouse at http://127.0.0.1:9 does not")
     assert told["inside"].startswith(
         "UsageError: replica_strategy='pp': how the ranks of a replica"
@@ -23,7 +23,7 @@ def test_bad_input(replicas: Replicas) -> None:
     assert "replica 'x' waits: 1 of at least 2 replicas have come. Start the others" in found.stderr
     assert told["few"].startswith("RankFailed: replica 'x': 1 of at least 2 replicas have come wi")
     assert told["no_quorum"].startswith("RankFailed: replica 'x': the lighthouse at http://127")
-    assert "has let nobody train within quorum_timeout_s=1" in told["no_quorum"]
+    assert "has not formed a quorum within quorum_timeout_s=1" in told["no_quorum"]
     assert told["host"].startswith("UsageError: host=3")
     assert told["least"] == "UsageError: min_replicas=0 must be at least 1"
     assert told["seconds"] == "UsageError: timeout_s=0 must be more than 0"

@@ -57,6 +57,6 @@ def test_without_a_server_the_run_is_an_archive(tmp_path, log, values):
         {"options": {"api_key": KEY}, "start_timeout_s": 5},
         COMET_URL_OVERRIDE="http://127.0.0.1:9/clientlib/",
     )
-    assert "comet did not start, it goes on offline" in told.result.stderr
+    assert "comet did not start, it continues offline" in told.result.stderr
     (archive,) = tmp_path.rglob("*.zip")
     assert metrics(archive, "rank0") == values

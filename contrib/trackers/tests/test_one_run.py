@@ -60,7 +60,7 @@ def test_a_start_that_fails_is_tried_offline_and_told_without_the_key():
     with pytest.warns(UserWarning, match="did not start") as heard, session(logger):
         assert logger.run_id == "" and not logger.experiment
     assert [KEY in str(one.message) for one in heard] == [False, False]
-    assert "it goes on offline: ConnectionError: key (hidden) is refused" in str(heard[0].message)
+    assert "it continues offline: ConnectionError: key (hidden) is refused" in str(heard[0].message)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What can go wrong, one class per remedy.
+"""The exceptions, one class per remedy.
 
 Every message names the offender, the facts and what to do.
 """
@@ -12,7 +12,7 @@ from torchbus.redacting import redacted
 
 
 class TorchbusError(Exception):
-    """Base of all errors that torchbus raises by itself. Its message never shows a secret."""
+    """Base class of all errors that torchbus raises. Its message never shows a secret."""
 
     def __str__(self) -> str:
         return redacted(super().__str__())

@@ -7,7 +7,7 @@
         s.log_hyperparams(config)              # hyperparameters
         model = Net()
         optimizer = SGD(model.parameters())    # own_tensors, parameters_added
-        s.load(path)                           # before_restore, also as a run resumes by itself
+        s.load(path)                           # before_restore, also when a run resumes
                                                # put_gradients
         for epoch in s.epochs(10):             # end_epochs
             model.train()                      # mode_changed
@@ -39,14 +39,14 @@ A plugin is any object with methods of these names, marked ``@torchbus.hookimpl`
 any subset of the arguments. Every rank sends every event, unless the event says otherwise. Events
 marked *hot* are called from a flat tuple of functions, compiled when a plugin comes or goes.
 
-Order: listeners marked ``tryfirst=True`` hear an event first, and those marked ``trylast=True``
-last. Among the last, the one that was registered first hears it first; among all others, the one
-that was registered last. Functions of ``s.on(...)`` come after all plugins, in the order of their
+Order: listeners marked ``tryfirst=True`` are called first, and those marked ``trylast=True`` last.
+Among the last, the one that was registered first is called first; among all others, the one that
+was registered last. Functions of ``s.on(...)`` come after all plugins, in the order of their
 ``s.on``. ``session.bus.order(event)`` returns the names of the listeners in their order.
 
-Filters: with ``every=50``, a listener hears the 50th, 100th, ... time that the event is sent to it.
-With ``once=True`` it hears only the first of these. With ``main_only=True`` only rank 0 does.
-Checkpoints hold the counts, by the plugin's name.
+Filters: with ``every=50``, a listener gets the 50th, 100th, ... firing. With ``once=True`` it gets
+only the first of these. With ``main_only=True`` only rank 0 does. Checkpoints hold the counts, by
+the plugin's name.
 
 Steps: ``s.global_step`` is the number of finished steps. So is ``session.steps.count``, after
 ``session.steps.follow()``. The step in progress has the next number. It is counted just before
@@ -98,7 +98,7 @@ HOT = (
     "step_failed",
     "after_optimizer_step",
 )
-ONE_LISTENER = ("run_backward",)  # one listener runs all of it: a second one would not be heard
+ONE_LISTENER = ("run_backward",)  # one listener runs all of it: a second one would not be called
 # their errors belong to the loop, and pass unchanged
 RUN_THE_SCRIPTS_WORK = ("loader_start", "loader_bypassed", "save_file")
 
@@ -116,10 +116,10 @@ def launch(session: Context) -> World | None:
 
 @hookspec
 def session_start(session: Context) -> None:
-    """The ranks have joined each other. No seam is installed yet.
+    """The ranks have joined each other.
 
-    Sent once. Open files, process groups and threads here. Register their closing on
-    ``session.on_close``, which runs whatever happens.
+    No patch is installed yet. Sent once. Open files, process groups and threads here. Register
+    their closing on ``session.on_close``, which runs whatever happens.
 
     Since 0.1.
     """
@@ -140,7 +140,7 @@ def init_process_group(
 
 @hookspec(firstresult=True)
 def parameters_may_differ(session: Context) -> bool | None:
-    """Return True if ranks step by themselves for a while, as in local SGD.
+    """Return True if ranks step independently for a while, as in local SGD.
 
     The strategy asks a few times when the session starts. Parameters may then differ between ranks.
     Without an answer, a parameter that differs is an error.
@@ -199,8 +199,8 @@ def optimizer_ready(optimizer: Optimizer) -> None:
     """An optimizer is complete, with all its groups.
 
     Sent once per optimizer, when the loop next iterates a loader, runs a new model, or calls
-    ``zero_grad``, ``backward`` or ``step``. A group that comes later is told by
-    ``parameters_added`` only.
+    ``zero_grad``, ``backward`` or ``step``. A group that is added later fires only
+    ``parameters_added``.
 
     Since 0.1.
     """
@@ -253,7 +253,7 @@ def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """*Hot.* The loop asks a captured loader for its next batch, or for its end.
 
     The loop is done with the batch before. This process has drawn and read nothing for the next one
-    yet. Sent once per batch, and once more at the end.
+    yet. Sent once per batch, and a last time at the end.
 
     Since 0.1.
     """
@@ -516,8 +516,8 @@ def describe(thing: Module | Optimizer | DataLoader[object]) -> str | None:
 def whole_shape(parameter: Tensor) -> Size | None:
     """Something asks for the shape of a parameter: ``s.explain()``, a checkpoint.
 
-    Answer if this rank keeps only a part of it, in a tensor of another shape. A DTensor has the
-    whole shape by itself.
+    Answer if this rank keeps only a part of it, in a tensor of another shape. A DTensor already has
+    the whole shape.
 
     Since 0.1.
     """
@@ -525,8 +525,9 @@ def whole_shape(parameter: Tensor) -> Size | None:
 
 @hookspec
 def session_end(session: Context, error: BaseException | None) -> None:
-    """The loop leaves the block, with the exception that leaves it or None. Seams are still in
-    place.
+    """The loop leaves the block, with the exception that leaves it or None.
+
+    Patches are still active.
 
     Sent once.
 

@@ -36,14 +36,14 @@ class KnownVerbs:
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backwards inside do not communicate. All ranks enter it alike.
+        """Backwards inside do not communicate. All ranks must enter it.
 
         The next backward outside, or ``optimizer.step``, averages their gradients with its own.
         """
         raise NotImplementedError
 
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
-        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):``.
+        """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
         It is ``no_sync()`` for all batches but the last one of each window.
         """
@@ -58,16 +58,16 @@ class KnownVerbs:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
         Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
-        call it alike.
+        must call it.
         """
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the averages stand in the place of all weights, whatever mode the models are in.
+        """Replace all weights by their averages inside, in any mode of the models.
 
-        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
+        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks call it alike, like forward.
+        all ranks must call it, as they call forward.
         """
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class KnownVerbs:
         """
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Put back what ``save`` wrote. All ranks call it.
+        """Restore a checkpoint that ``save`` wrote. All ranks call it.
 
         Before the first step of this session, it also leads the loop that follows back to where the
         checkpoint was written.
@@ -99,7 +99,7 @@ class KnownVerbs:
         raise NotImplementedError
 
     def save_and_leave(self) -> None:
-        """Ask that all ranks save at their next common step boundary, and leave, as SIGUSR1 does.
+        """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
         One rank is enough. It may call it in any thread, at any time, and again. Needs
         ``checkpoint``.
@@ -197,7 +197,7 @@ class KnownVerbs:
         gives its contiguous share of dim 0. A range, a list or another iterable gives every
         world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
         next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
-        an item at the end repeats one, with weight 0. All ranks call it alike.
+        an item at the end repeats one, with weight 0. All ranks must call it.
         """
         raise NotImplementedError
 
@@ -230,8 +230,8 @@ class KnownVerbs:
         ``function`` does what the loop does with one batch, with forward, backward and
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
         The test stops once the smoothed loss is four times its best. Then, and after an error, all
-        is put back bit for bit: models, optimizers, scalers, random numbers, and the generators of
-        the loader. All ranks call it.
+        is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
+            the loader. All ranks call it.
 
         Raises:
             UsageError: the rates, the number of steps or the function can't be right, or a window
@@ -248,7 +248,7 @@ class KnownVerbs:
 
         For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
         ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        What the first rank raises, the others raise, too. All ranks enter it alike.
+        An error of the first rank is raised on all. All ranks must enter it.
         """
         raise NotImplementedError
 
@@ -256,7 +256,8 @@ class KnownVerbs:
         """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
 
         Later calls with the same ``key`` return the same result and call nothing. The other ranks
-        get a copy, by pickle. What the function raises, all ranks raise. All ranks call it alike.
+        get a copy, by pickle. An error of the function is raised on all ranks, which must all call
+        it.
         """
         raise NotImplementedError
 
@@ -275,8 +276,8 @@ class KnownVerbs:
         ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
         tensor or an array, a map-style data set, or a dict of these with the same length. If the
         number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
-        repeat the last item, so that all have as many. ``s.gather_in_order`` puts the results
-        together, without padding.
+        repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
+        results together, without padding.
         """
         raise NotImplementedError
 

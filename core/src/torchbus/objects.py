@@ -1,4 +1,4 @@
-"""The models, optimizers and loaders of a session: found or adopted, named, and asked for."""
+"""The models, optimizers and loaders of a session: found or adopted, and named."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _scopes(frame: FrameType | None) -> Iterator[dict[str, object]]:
 
 
 class Adopted:
-    """What the script has given to ``adopt``. With ``capture``, that is everything."""
+    """Objects that the script has passed to ``adopt``. With ``capture``, all objects count."""
 
     def __init__(self, bus: Bus, capture: bool) -> None:
         self._bus = bus

@@ -1,4 +1,4 @@
-"""The door for plugins: marks, the context, what events carry, helpers for options, and errors.
+"""The public API for plugins: marks, the context, event payloads, option helpers, and errors.
 
 Beside it, a plugin may import ``torchbus.tree``, ``torchbus.objects``, ``torchbus.world``,
 ``torchbus.compat``, and the kits (strategies, launching, devices, commands, trackers) whose

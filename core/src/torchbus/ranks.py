@@ -1,4 +1,4 @@
-"""The ranks of a session: which of them this one is, and what they do together."""
+"""Rank, world size and collectives of a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchbus.world import World
 
 
 class Collectives(Protocol):
-    """What the ranks compute together. All ranks call each method alike."""
+    """Collectives of the session's ranks. All ranks must call each method."""
 
     def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor:
         """Return the "mean", "sum", "max" or "min" over ranks of a tensor or a number."""
@@ -23,7 +23,7 @@ class Collectives(Protocol):
 
 
 class Ranks:
-    """What a session knows of its ``world``."""
+    """Properties of the session's ``world``: rank, world size, nodes."""
 
     world: World
 

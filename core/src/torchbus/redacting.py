@@ -1,4 +1,4 @@
-"""Hides secrets in what torchbus says, by the installed package that knows how secrets look."""
+"""Hides secrets in torchbus's output, by the installed redaction package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _hide() -> Callable[[str], str]:
 
 
 class Unredacted:
-    """The redactor of a session where no package brings one: everything stays as it is."""
+    """The redactor without an installed package: texts are unchanged."""
 
     def text(self, text: str) -> str:
         return text

@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
-    """The line around a loop. Plugins act on the loop inside, and on nothing outside.
+    """The context manager around a training loop, in which its plugins are active.
 
     Use ``with session(...) as s:``, or ``@session(...)`` on a function, or ``s =
     session(...).start()`` with ``s.close()`` at the end.
@@ -60,7 +60,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         logger: "local" or True, another installed logger, a logger object, or a list of them.
         capture: False: act only on what is given to ``adopt``.
         seed: seeds the random numbers of torch on all devices, Python and NumPy at the beginning of
-            the block, on all ranks alike.
+            the block, the same on all ranks.
         prefetch: on an accelerator, 1 copies the next batch beside a step; 0 does not.
         verbose: print ``explain()`` at the end of the first epoch.
         print_all_ranks: let every rank print, each line with its rank.
@@ -139,7 +139,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         self._context.block.leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function: each call of it runs in a session of its own.
+        """Decorate a function: each call of it runs in a new session.
 
         Raises UsageError for a function whose body runs later (a generator, ``async def``).
         """
@@ -162,19 +162,19 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         return explain(self._context)
 
     def adopt(self, *things: object) -> Any:
-        """Tell the session of models, optimizers, loaders or tensors, and return them.
+        """Adopt models, optimizers, loaders or tensors into the session, and return them.
 
         Needed with ``capture=False``, and for parameters that no module and no optimizer holds. All
-        ranks call it alike.
+        ranks must call it.
         """
         for thing in things:
             self._context.adopted.add(thing)
         return things[0] if len(things) == 1 else things
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
-        """Register one more plugin. If the session has begun, start it at once.
+        """Register one more plugin.
 
-        All ranks call it alike.
+        If the session has begun, start it at once. All ranks must call it.
         """
         self._context.add_plugin(plugin, name)
 
@@ -187,7 +187,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         once: bool = False,
         main_only: bool = False,
     ) -> Callable[..., Any]:
-        """Call a function at an event, after the plugins that hear it. Also a decorator.
+        """Call a function at an event, after the plugins that listen to it. Also a decorator.
 
         ``s.on("after_optimizer_step", show, every=50)``. The function takes any of the event's
         arguments, by name. ``every``: 50 is the 50th, 100th, ... time from now on. ``once``: only
@@ -207,7 +207,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     def global_step(self) -> int:
         """How many steps the loop has made: optimizers that step in turn make one together.
 
-        A run that resumes goes on counting. The first use begins to count, if no plugin does: read
+        A resumed run continues the count. The first use begins to count, if no plugin does: read
         it before the first step. Raises UsageError if it is first read later.
         """
         return self._context.steps.asked(self._context.is_inside)

@@ -1,4 +1,4 @@
-"""="""
+"""Nested structures: yields their leaves, and maps functions over leaves or tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def map_leaves(value: object, change: Callable[[object], object]) -> Any:
 
 
 def map_tensors(value: object, change: Callable[[Tensor], object]) -> Any:
-    """The same nesting with other tensors; what is no tensor stays as it is."""
+    """Replace the tensors in a nested structure; other objects stay the same."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
@@ -120,7 +120,7 @@ def _parts(value: object) -> Iterable[object]:
     ]
 
 
-# used in every step: a union, made anew each time, costs half a microsecond
+# used in every step: a union, created each time, costs half a microsecond
 ONE = (torch.Tensor, GradientEdge)
 
 

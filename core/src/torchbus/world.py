@@ -1,4 +1,4 @@
-"""="""
+"""The ranks of a session (``World``), their store and mesh, and each rank's share of the data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SharedStore(Protocol):
         """Return the values, or None if one of them is missing; do not wait."""
 
     def unsigned(self, name: str) -> bytes:
-        """Return what somebody has written, with a wrong tag; b"" if there is nothing."""
+        """Return a value that carries an invalid tag; b"" if there is none."""
 
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the value if it is as expected ("": missing); return the value that it has now."""
@@ -84,7 +84,7 @@ class SharedStore(Protocol):
         """Return the part of the store whose names begin with a word."""
 
     def connection(self, timeout: timedelta) -> SharedStore:
-        """Return the same store over a connection of its own."""
+        """Return the same store over a new connection."""
 
     def of_groups(self, word: str) -> Store:
         """Return torch's own store for the messages of process groups."""
@@ -94,7 +94,7 @@ class SharedStore(Protocol):
 
 
 class DataPlace(NamedTuple):
-    """Part ``part`` of ``parts`` of every global batch.
+    """A rank's place in the data: part ``part`` of ``parts`` of every global batch.
 
     Ranks that compute one part together have the same place.
     """
@@ -161,7 +161,7 @@ class World:
     def mesh(self) -> DeviceMesh:
         """The ranks as torch's DeviceMesh, with named dimensions.
 
-        ("dp",) if every rank has a part of the data of its own. ("dp", "tp") and ("dp", "pp") with
+        ("dp",) if every rank has a different part of the data. ("dp", "tp") and ("dp", "pp") with
         tensor parallel and pipelines; ("dp_replicate", "dp_shard") for fsdp with hybrid=True. The
         first use makes the process groups, so all ranks ask for it first at the same place.
 
@@ -191,7 +191,7 @@ class World:
     def data(self) -> DataPlace:
         """Which part of the data this rank gets.
 
-        It is one of its own, unless the strategy sets ``data_place``.
+        It differs from rank to rank, unless the strategy sets ``data_place``.
         """
         return self.data_place or DataPlace(self.rank, self.world_size)
 
@@ -236,7 +236,7 @@ def _coordinates(rank: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, int
 
 @dataclass(frozen=True)
 class Share:
-    """What part of the global batch this rank holds.
+    """The share of the global batch that this rank holds.
 
     The plugin that divides the data sets it when the loop takes a batch. The strategy reads it at
     ``backward``.
@@ -244,7 +244,7 @@ class Share:
     ``weight``: how much this rank's gradient counts in the mean over ranks: n_rank * world_size /
     n_all. It is 0.0 for a rank without samples, which repeats some. ``position``: a number that is
     equal on all ranks at the same point of the same order of data. ``indices``: the data set's
-    indices behind this rank's batch. ``count``: n_all, or 0 if nobody has counted.
+    indices behind this rank's batch. ``count``: n_all, or 0 if it was not counted.
     """
 
     weight: float = 1.0
@@ -261,18 +261,18 @@ Place = dict[str, Any]
 class ElasticOrder(Protocol):
     """The order of a pass while ``world.divides_anew``.
 
-    Each step is divided by what ``world.data`` says when the loop asks for it. What the loop has
-    taken is used once it is settled, by ``commit`` or ``take_back``.
+    Each step is divided by what ``world.data`` says when the loop asks for it. Batches that the
+    loop has consumed are settled by ``commit`` or ``take_back``.
     """
 
     def begin(self) -> None:
         """Note the random numbers that the order is drawn from, before the first draw."""
 
     def has_more(self) -> bool:
-        """Whether the loop gets another batch after what it has taken, as the order is divided."""
+        """Whether the order has another batch for the loop after the consumed ones."""
 
     def commit(self) -> None:
-        """What the loop has taken since the last settlement is used."""
+        """Count the batches consumed since the last settlement as used."""
 
     def take_back(self) -> None:
         """Offer it again, and all that was drawn ahead."""

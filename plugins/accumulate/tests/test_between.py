@@ -141,5 +141,5 @@ def test_clearing_between_two_backwards_is_refused_where_it_comes_late(run: Any)
             training.loss(x, y).backward()
         training.optimizer.step()
 
-    with pytest.raises(Unsupported, match="can't be taken away"):
+    with pytest.raises(Unsupported, match="can't be removed"):
         run(body)

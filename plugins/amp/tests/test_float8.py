@@ -115,7 +115,7 @@ def test_layers_that_ranks_share_are_refused() -> None:
     with pytest.raises(Unsupported) as refused:
         float8_options.refuse_tp(context)
     assert str(refused.value) == (
-        f"precision='fp8' with tp: each rank would scale its part of a layer by itself. {H100}"
+        f"precision='fp8' with tp: each rank would choose a different scale for its part of a layer. {H100}"
     )
 
 

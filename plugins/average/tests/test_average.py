@@ -193,7 +193,7 @@ def test_a_step_on_averages_is_an_error():
         model, optimizer = make()
         train(model, optimizer, loader(8))
         model(torch.ones(4, 6, dtype=torch.float64)).sum().backward()
-        with pytest.raises(UsageError, match=r"SGD.step\(\) while averages stand in the place"):
+        with pytest.raises(UsageError, match=r"SGD.step\(\) while averages replace its weights"):
             optimizer.step()
 
 

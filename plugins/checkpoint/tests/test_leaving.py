@@ -107,7 +107,7 @@ def test_a_session_outside_the_main_thread(tmp_path: Path) -> None:
     running[0].save_and_leave()  # asking again changes nothing
     asked.set()
     thread.join(60)
-    assert left == [128 + signal.SIGUSR1] and "SIGTERM and SIGUSR1 are not heard" in told[0]
+    assert left == [128 + signal.SIGUSR1] and "SIGTERM and SIGUSR1 are not handled" in told[0]
     assert [one.name for one in folder.found(tmp_path)] == ["step-00000003"]
 
 

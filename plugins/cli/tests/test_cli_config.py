@@ -37,7 +37,7 @@ BAD = {
     "launch = 'folk'": "launch='folk' is unknown: use 'auto' or 'script' or 'fork' or 'spawn' (launch: from run.toml)",
     "plugins = 'gpu'": "run.toml: plugins = 'gpu': it must be a list of names",
     "plugins = ['nothing']": "unknown plugin 'nothing'",
-    "devices = ": "run.toml is no TOML: Invalid value",
+    "devices = ": "run.toml is not valid TOML: Invalid value",
     None: "run.toml can't be read: No such file or directory",
 }
 

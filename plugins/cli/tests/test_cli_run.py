@@ -110,7 +110,7 @@ print({name: s._context.options[name] for name in ("devices", "accelerator", "la
 CALLS = (SCRIPTS / "cli_calls.py").read_text()
 BAD = {
     "rnu x.py": "torchbus: unknown command 'rnu': did you mean 'run'",
-    "--devices 2": "torchbus: --devices is no command: options come after it, as in torchbus run --devices 2 train.py",
+    "--devices 2": "torchbus: --devices is not a command: options come after it, as in torchbus run --devices 2 train.py",
     "run": "torchbus run: which script? write torchbus run [OPTION]... SCRIPT [ARG]... (see torchbus run --help)",
     "run trian.py": "torchbus run: there is no file 'trian.py': did you mean train.py?",
     "run no/such.py": "torchbus run: there is no file 'no/such.py'",

@@ -64,6 +64,6 @@ def test_a_plugin_may_listen_to_them_whatever_the_strategy():
 
     session(Mine(), strategy="ddp", devices=1, accelerator="cpu")
     session(Mine(), strategy=None)
-    words = "plugin Misspelled listens to 'configure_dpp', which is no event; did you mean configure_ddp"
+    words = "plugin Misspelled listens to 'configure_dpp', which is not an event; did you mean configure_ddp"
     with pytest.raises(UsageError, match=words):
         session(Misspelled(), strategy=None)

@@ -208,7 +208,7 @@ def test_a_loader_with_an_iter_of_its_own() -> None:
     data: Dataset[Any] = TensorDataset(torch.ones(3, 1))
     with (
         session(limit_train_batches=1),
-        pytest.warns(UserWarning, match="limit_train_batches=1: Own has an __iter__ of its own"),
+        pytest.warns(UserWarning, match="limit_train_batches=1: Own defines its own __iter__"),
     ):
         assert len(list(Own(data))) == 3
 

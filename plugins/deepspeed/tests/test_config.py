@@ -134,7 +134,7 @@ def test_auto_is_filled_from_the_loop():
 
 def test_no_json(tmp_path):
     (tmp_path / "c.json").write_text("{")
-    with pytest.raises(UsageError, match="is no JSON"):
+    with pytest.raises(UsageError, match="is not valid JSON"):
         DeepSpeed(config=tmp_path / "c.json")
 
 

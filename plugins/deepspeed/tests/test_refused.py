@@ -48,7 +48,7 @@ REFUSED = """
             "the loop makes SGD, and config says optimizer.type='AdamW'",
         ),
         ({"optimizer": "LBFGS"}, "strategy='deepspeed' with LBFGS"),
-        ({"optimizer": "Adafactor"}, "looks at more than one element at a time"),
+        ({"optimizer": "Adafactor"}, "its step is not elementwise"),
         ({"line": "model.weight.grad.norm()"}, "p.grad is None (it has no 'norm')"),
         ({"backward": "create_graph=True"}, "backward(create_graph=True) under"),
         (

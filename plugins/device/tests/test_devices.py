@@ -72,8 +72,8 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
         ([], "auto", 2, f"devices=[] can't be read: {ADVICE}"),
         ([0.5], "auto", 2, f"devices=[0.5] can't be read: {ADVICE}"),
         (["x"], "auto", 2, f"devices=['x'] can't be read: {ADVICE}"),
-        ([0, 0], "auto", 2, "devices=[0, 0] names a device twice: each rank needs one of its own"),
-        ("1,1", "auto", 2, "devices='1,1' names a device twice: each rank needs one of its own"),
+        ([0, 0], "auto", 2, "devices=[0, 0] names a device twice: each rank needs a different one"),
+        ("1,1", "auto", 2, "devices='1,1' names a device twice: each rank needs a different one"),
         (
             [0, 2],
             "auto",
@@ -142,7 +142,7 @@ def test_one_rank_on_cpu_needs_no_strategy(devices):
             torch.device("cpu"),
             True,
         )
-        assert "none: the loop runs as it would by itself" in s.explain()
+        assert "none: the loop runs as without a session" in s.explain()
 
 
 numbers = st.integers(-5, 12)

@@ -83,7 +83,7 @@ def test_a_model_that_is_frozen_as_a_whole():
 
 def test_epochs_that_nobody_tells_of():
     assert (
-        "unfreeze={'backbone': 'epoch 2'}: nothing tells the session of epochs. Write `for epoch in"
+        "unfreeze={'backbone': 'epoch 2'}: the session does not know the loop's epochs. Write `for epoch in"
         " s.epochs(...):`, or give a number of real steps"
     ) in refusal({"backbone": "epoch 2"})
 

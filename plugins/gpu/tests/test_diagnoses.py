@@ -76,7 +76,7 @@ def test_a_slow_rank_is_named(slow: int) -> None:
         result.stderr.count(f"rank {slow} (cpu of ") == 1
         and f"rank {1 - slow} (cpu of" not in result.stderr
     )
-    assert "ms of its own work per step, where the others take" in result.stderr
+    assert "ms of local work per step, where the others take" in result.stderr
 
 
 def report(local_s: float, step_s: float = 1.0) -> Report:

@@ -63,4 +63,4 @@ def test_large_worlds_report_less_often(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_slow_rank_is_named_in_any_world(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in WORLDS:
         (warned,) = Looked(0, size, monkeypatch).warned
-        assert warned.startswith(f"rank {size - 1} (cpu of host) is slow: 90.0 ms of its own work")
+        assert warned.startswith(f"rank {size - 1} (cpu of host) is slow: 90.0 ms of local work")

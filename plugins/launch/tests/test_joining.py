@@ -184,7 +184,7 @@ def test_meaning(name):
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT},
             {"devices": 3},
-            "devices asks for 3 on this node, but environment started 2: leave devices out, or start as many",
+            "devices asks for 3 on this node, but environment started 2: remove devices, or start that number of processes",
         ),
         (
             {"SLURM_PROCID": "8", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},

@@ -93,7 +93,7 @@ def test_without_a_home_it_is_kept_in_a_folder_of_this_host(home: Path) -> None:
     place.write_text("a file here, too")
     with pytest.raises(
         LaunchError,
-        match=r"can be kept neither in .*config/torchbus/key \(Not a directory\) nor in .* Set TORCHBUS_KEY",
+        match=r"can be stored neither in .*config/torchbus/key \(Not a directory\) nor in .* Set TORCHBUS_KEY",
     ):
         secret.derived(1234, 2, "", {})
 
@@ -105,7 +105,7 @@ def test_a_folder_whose_name_somebody_has_taken_is_not_used(home: Path, tmp_path
     elsewhere.mkdir(mode=0o700)
     taken = secret.places()[1].parent
     taken.symlink_to(elsewhere)
-    with pytest.raises(LaunchError, match="can be kept neither in"):
+    with pytest.raises(LaunchError, match="can be stored neither in"):
         secret.derived(1234, 2, "", {})
     assert list(elsewhere.iterdir()) == []
     (elsewhere / "key").write_bytes(bytes(32))
@@ -116,7 +116,7 @@ def test_a_folder_whose_name_somebody_has_taken_is_not_used(home: Path, tmp_path
     secret.derived(1234, 2, "", {})
     (taken / "key").unlink()
     (taken / "key").symlink_to(elsewhere / "key")
-    with pytest.raises(LaunchError, match="can be kept neither in"):
+    with pytest.raises(LaunchError, match="can be stored neither in"):
         secret.derived(1234, 2, "", {})
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted(
         ["config", "elsewhere", taken.name]

@@ -141,17 +141,17 @@ REFUSED = [
     ),
     (
         lambda s: s.log_image("x", "picture.png"),
-        "s.log_image('x'): a str is no picture: pass a tensor, a NumPy array or an image of PIL. Of"
+        "s.log_image('x'): a str is not a picture: pass a tensor, a NumPy array or an image of PIL. Of"
         " a figure, pass numpy.asarray(figure.canvas.buffer_rgba())",
     ),
     (lambda s: s.log_image(3, torch.zeros(2, 2)), "s.log_image(3, ...): the name must be a string"),
     (
         lambda s: s.log_histogram("x", "values"),
-        "s.log_histogram('x'): a str is no tensor and no array of real numbers",
+        "s.log_histogram('x'): a str is neither a tensor nor an array of real numbers",
     ),
     (
         lambda s: s.log_histogram("x", torch.zeros(2, dtype=torch.complex64)),
-        "s.log_histogram('x'): torch.complex64 is no tensor and no array of real numbers",
+        "s.log_histogram('x'): torch.complex64 is neither a tensor nor an array of real numbers",
     ),
     (
         lambda s: s.log_histogram("x", torch.zeros(2), bins=1000),
@@ -170,7 +170,7 @@ def test_what_is_no_picture_and_no_histogram_is_refused(call, words):
 def test_verbs_are_refused_outside():
     with session(strategy=None) as s:
         s.log("x", 1.0)
-    with pytest.raises(UsageError, match="s.log_image outside its session"):
+    with pytest.raises(UsageError, match="s.log_image was called outside its session"):
         s.log_image("x", torch.zeros(2, 2))
 
 

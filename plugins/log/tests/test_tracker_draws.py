@@ -45,4 +45,4 @@ def drawn(logger: Tracker | None) -> list[list[float]]:
 def test_a_client_that_draws_changes_no_draw_of_the_script(recwarn) -> None:
     without = drawn(None)
     assert drawn(Drawing()) == without
-    assert any("it goes on offline" in str(one.message) for one in recwarn)
+    assert any("it continues offline" in str(one.message) for one in recwarn)

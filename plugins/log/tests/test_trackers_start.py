@@ -19,7 +19,7 @@ def test_a_start_that_fails_goes_on_offline(heard):
         assert "client: offline, its start failed" in s.explain()
     assert [call[0] for call in client.calls] == ["offline", "metrics", "close"] and client.offline
     assert warned(heard) == [
-        "client did not start, it goes on offline: ConnectionError: refused (hidden)"
+        "client did not start, it continues offline: ConnectionError: refused (hidden)"
     ]
 
 
@@ -35,7 +35,7 @@ def test_a_start_that_hangs_goes_on_offline_and_a_late_one_is_ended(heard):
         ("metrics", {"loss": 0.5}, 0, None),
         ("close", "run offline", False),
     ]
-    assert warned(heard) == ["client did not start, it goes on offline: no answer within 0.2 s"]
+    assert warned(heard) == ["client did not start, it continues offline: no answer within 0.2 s"]
 
 
 def test_a_late_start_that_hands_out_the_current_run_does_not_end_it():
@@ -45,7 +45,7 @@ def test_a_late_start_that_hands_out_the_current_run_does_not_end_it():
             return "the run"
 
     client = Single(plan={"online": "hang"}, start_timeout_s=0.2)
-    with pytest.warns(UserWarning, match="goes on offline"), session(client, strategy=None) as s:
+    with pytest.warns(UserWarning, match="continues offline"), session(client, strategy=None) as s:
         client.let_go.set()
         while (
             len([thread for thread in threading.enumerate() if thread.name == "torchbus-client"])

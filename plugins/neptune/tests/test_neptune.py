@@ -128,7 +128,7 @@ def test_no_server_at_the_start(tmp_path):
     """Values go into the client's offline files."""
     result = run(tmp_path, 9, start_timeout_s=3, timeout_s=120.0)
     assert (
-        "neptune did not start, it goes on offline" in result.stderr
+        "neptune did not start, it continues offline" in result.stderr
         and "offline, its start failed" in result.stdout
     )
     (queue,) = (tmp_path / ".neptune" / "offline").glob("*/data-1.log")
@@ -177,7 +177,7 @@ CLOSED = (
     [
         pytest.param(
             "warn",
-            f"UserWarning: {CLOSED}. Now it goes on offline, in the folder .neptune",
+            f"UserWarning: {CLOSED}. It continues offline, in the folder .neptune",
             marks=pytest.mark.slow,
         ),
         ("raise", f"torchbus.errors.PluginError: {CLOSED}"),

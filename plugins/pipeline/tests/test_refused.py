@@ -28,7 +28,7 @@ SAID = {
     "slopes": "torch.autograd.grad through Sequential under strategy='pipeline'",
     "create_graph": "backward(create_graph=True) under strategy='pipeline'",
     "inputs": "backward(inputs=) under strategy='pipeline'",
-    "by itself": "blocks.1 of Transformer is called by itself",
+    "by itself": "blocks.1 of Transformer was called separately",
     "grown": "the layers of Sequential are not those that were divided among the ranks",
     "lbfgs": "strategy='pipeline' with LBFGS",
     "number": "the layers of Sequential get a tensor of shape ()",

@@ -80,7 +80,7 @@ def test_functions_that_are_no_step(function, message):
 def test_outside_of_its_session_it_is_refused():
     s = session()
     model, optimizer, loader = make()
-    with pytest.raises(UsageError, match=r"s.find_lr outside its session"):
+    with pytest.raises(UsageError, match=r"s.find_lr was called outside its session"):
         s.find_lr(step_of(model, optimizer), optimizer, loader)
 
 

@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 LOOP = (SCRIPTS / "diverging.py").read_text()
 FORWARD = "the forward of Net, model 1 (training), after 0 optimizer steps"
-WAIT = "the ranks wait for each other in different places, for good: "
+WAIT = "deadlock: the ranks wait for each other in different places: "
 PLACES = "the ranks are at different places of the loop: "
 DIVERGING = {  # what is done after twelve good steps, and what is said
     "a backward that one rank leaves out": (

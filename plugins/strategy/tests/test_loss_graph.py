@@ -175,7 +175,7 @@ def test_nothing_is_divided_where_all_count_alike() -> None:
 
 
 def test_a_loss_that_nobody_counts_is_refused_under_tokens() -> None:
-    with session() as s, pytest.raises(UsageError, match="does not tell what it is a mean over"):
+    with session() as s, pytest.raises(UsageError, match="does not show what it is a mean over"):
         LossWeights(s._context, "tokens").of(X.square().mean().sqrt())
 
 
@@ -207,10 +207,12 @@ def test_terms_of_unlike_counts_are_said() -> None:
             losses.of(F.cross_entropy(X, Y.clamp(min=0)) + X.mean()),
         ]
         with pytest.warns(
-            UserWarning, match="the terms of the loss have begun to be means over unlike counts"
+            UserWarning, match="the terms of the loss have become means over different counts"
         ):
             losses.resolve(told(counts))
-        with pytest.warns(UserWarning, match="the terms of the loss are means over unlike counts"):
+        with pytest.warns(
+            UserWarning, match="the terms of the loss are means over different counts"
+        ):
             losses.resolve(told(counts), windows=True)
 
 

@@ -33,7 +33,7 @@ def test_the_numbers_of_one_process(strategy, ranks, names):
 
 
 REFUSALS = {
-    "fused": "(Linear) has parameters and is no LayerNorm or RMSNorm, and it would see a part of",
+    "fused": "(Linear) has parameters and is not a LayerNorm or RMSNorm, and it would see a part of",
     "flat": "sequence_parallel=True: no nn.ModuleList or nn.Sequential of Flat has blocks with",
     "style": "Gpt.blocks.0.up is in a block, and there the plan may name Linear layers, by 'colwise'",
     "input": "the first positional argument of Block must be a tensor of shape (batch, sequence",

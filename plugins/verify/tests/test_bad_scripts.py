@@ -14,7 +14,7 @@ from .verified import COMMAND, LOOP, verified
 SCRIPTS = {
     "ends before its first optimizer step": LOOP.replace("optimizer.step()", ""),
     "never calls backward()": "import torch\nprint(torch.ones(2).sum())",
-    "fails by itself, without a session": LOOP.replace("optimizer.step()", "undefined"),
+    "fails without a session": LOOP.replace("optimizer.step()", "undefined"),
     "asks for input, and there is no terminal": "name = input('name? ')",
 }
 

@@ -177,7 +177,7 @@ def test_no_server_at_the_start(tmp_path, start_timeout_s, cause):
         pause_s=0.15 if start_timeout_s == 2 else 0.0,
     )
     assert (
-        re.search(f"wandb did not start, it goes on offline: {cause}", result.stderr)
+        re.search(f"wandb did not start, it continues offline: {cause}", result.stderr)
         and result.stderr.count("UserWarning") == 1
     )
     assert "wandb: offline, its start failed; 100 calls, 0 failed" in result.stdout

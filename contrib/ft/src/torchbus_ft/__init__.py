@@ -1,4 +1,4 @@
-"""torchbus-ft: replicas that come and go while the run goes on."""
+"""torchbus-ft: fault-tolerant replicas, which join and leave a running job."""
 
 from __future__ import annotations
 

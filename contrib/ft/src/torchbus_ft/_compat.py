@@ -82,7 +82,7 @@ class Links:
         return number
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor over replicas, in place. Raises RuntimeError if one has gone."""
+        """Add up a tensor over replicas, in place. Raises RuntimeError if one has left."""
         self.group.allreduce([tensor], dist.AllreduceOptions()).wait()
 
     def close(self) -> None:
@@ -93,8 +93,8 @@ class Links:
         self.transport._server.server_close()
 
     def close_transport(self) -> None:
-        """End the server of states, which nobody has asked for one."""
-        self.transport.allow_checkpoint(-1)  # a request that waits goes on
+        """Stop the server of states, which has no pending request."""
+        self.transport.allow_checkpoint(-1)  # a pending request continues
         self.transport.shutdown()
         self.transport._server.server_close()
 

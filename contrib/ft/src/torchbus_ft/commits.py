@@ -1,4 +1,4 @@
-"""One quorum before a step, and one verdict on all that it has averaged."""
+"""One quorum before each step, and one commit decision after its averaging."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ UNUSED_OPTIONS = (
 
 
 class Commits:
-    """A step begins before the loop gets a batch, and ends when it asks for the next one.
+    """Steps of the quorum: each begins before the loop gets a batch, and ends at the next request.
 
-    Several optimizers may step in it. It is used if the first of them steps; then what it has read
-    is used. ``dropped`` counts the steps that were not, because a replica has gone.
+    Several optimizers may step in it. It counts as used, with the samples read, if the first of
+    them steps. ``dropped`` counts the steps that were not, because a replica has gone.
     """
 
     hears_trials = False

@@ -32,11 +32,11 @@ def address(given: str | None) -> str:
             return found
     except ValueError:
         pass
-    raise UsageError(f"lighthouse={found!r} is no URL with a port, such as 'http://host:29510'")
+    raise UsageError(f"lighthouse={found!r} is not a URL with a port, such as 'http://host:29510'")
 
 
 def reach(url: str, timeout_s: float) -> None:
-    """Raise LaunchError if nobody listens there."""
+    """Raise LaunchError if no server listens there."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname or "", parts.port or 0), timeout_s).close()

@@ -1,4 +1,4 @@
-"""What a newcomer gets from a replica that trains, while both stand between two steps."""
+"""Live recovery: a new replica gets the state of a training one, between two steps."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ Counters = tuple[int, int, list[tuple[int, bool]]]
 UNLIKE = (
     "replica {!r} trains other things than the replicas that it joins: {} here, {} there. All"
     " replicas must run the same script with the same settings. This one has changed nothing, and"
-    " the others go on"
+    " the others continue"
 )
 
 
 class Trains(Protocol):
-    """What the replicas train."""
+    """The trained parameters of the replicas."""
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -139,7 +139,7 @@ class Live:
         }
 
     def load(self, state: State) -> None:
-        """Go on from another replica's state. Raises RanksDiverged if it does not fit."""
+        """Continue from another replica's state. Raises RanksDiverged if it does not fit."""
         self._compare(state["what"])
         with self._session.in_parts():
             self._load(self.unpack(state))
@@ -194,7 +194,7 @@ class Live:
     # The comparison ------------------------------------------------------------------------------
 
     def _what(self) -> list[str]:
-        """What is trained, in words that are equal on all replicas."""
+        """Description of the trained parameters, equal on all replicas."""
         models = self.models()
         shapes = [f"{str(one.dtype)[6:]}{list(one.shape)}" for one in self.parameters]
         return [

@@ -1,4 +1,4 @@
-"""What the strategy was given, and what that means on this machine."""
+"""The strategy's options, and their values on this machine."""
 
 from __future__ import annotations
 

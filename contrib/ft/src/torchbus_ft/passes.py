@@ -1,4 +1,4 @@
-"""Which pass over which loader the loop is in, and how a newcomer gets there."""
+"""The loop's pass and loader, and how a new replica reaches the same position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 class Resumed:
-    """Brings a run that resumes to where it stood, whatever replicas shared the data then.
+    """Moves a resumed run to its position, for any former number of replicas.
 
     A checkpoint counts the batches of one rank. How much of the order they were depends on the
     replicas of each step.
@@ -72,7 +72,7 @@ class Passes:
         self._session = session
         self._name = name
         self.begun = 0
-        # the loop alone holds an iterator: it leaves a pass by letting go of it
+        # the loop alone holds an iterator: it leaves a pass by releasing it
         self._open: dict[int, tuple[weakref.ref[LoaderIterator], ElasticOrder]] = {}
         self._wanted: Places = {}
 
@@ -110,7 +110,7 @@ class Passes:
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._wanted.clear()  # it trains: what it has not found does not exist
+        self._wanted.clear()  # it trains: passes that have not begun by now do not exist
 
     # Settling ------------------------------------------------------------------------------------
 

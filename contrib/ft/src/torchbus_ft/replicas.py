@@ -26,13 +26,13 @@ TOO_FEW = (
     " others, or lower min_replicas. {} steps are made, and nothing of them is lost here"
 )
 NO_QUORUM = (
-    "replica {!r}: the lighthouse at {} has let nobody train within quorum_timeout_s={:g}. It waits"
-    " for its own --min_replicas, or for replicas of which it has just heard. Start them, or lower"
-    " --min_replicas. {} steps are made, and nothing of them is lost here"
+    "replica {!r}: the lighthouse at {} has not formed a quorum within quorum_timeout_s={:g}. It"
+    " waits for its own --min_replicas, or for replicas that were connected shortly before. Start"
+    " them, or lower --min_replicas. {} steps are made, and nothing of them is lost here"
 )
 LOST = (
-    "replica {!r} can't reach the lighthouse at {} any more, after {} steps: {}. The parameters are"
-    " those of the last step. Start the lighthouse again, and the replicas, which go on from their"
+    "replica {!r} can't reach the lighthouse at {}, after {} steps: {}. The parameters are"
+    " those of the last step. Restart the lighthouse and the replicas, which resume from their"
     " checkpoints"
 )
 
@@ -62,7 +62,7 @@ class Replicas:
         self.on_change: list[Callable[[], None]] = []
 
     def _open_store(self) -> tuple[dist.Store | None, tuple[str, int]]:
-        """The store in which the ranks of this replica find its manager, and all replicas meet."""
+        """The store in which ranks find this replica's manager, and replicas find each other."""
         if not self._session.is_main:
             host, port = broadcast_object(None)
             return None, (host, port)

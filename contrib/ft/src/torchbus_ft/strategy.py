@@ -38,7 +38,7 @@ class FT(Strategy):
         host: the address of this machine for the other replicas. By default it is that on the way
             to the lighthouse.
         sync_every: with ``gradient_algorithm="local_sgd"`` or ``"diloco"``, the steps that each
-            replica makes by itself before they average.
+            replica makes between two averages.
         replica_strategy: how the ranks of one replica share the work: "ddp", or "fsdp", which
             shards the model over them, by torchbus-sharded.
 
@@ -110,7 +110,7 @@ class FT(Strategy):
 
     @hookimpl
     def parameters_may_differ(self, session: Context) -> bool | None:
-        """They do: replicas step by themselves between two averages."""
+        """True: parameters differ while replicas step independently between two averages."""
         return True if session.options.get("gradient_algorithm") in ALGORITHMS else None
 
     def start_alone(self, session: Context) -> None:

@@ -17,13 +17,13 @@ from torch.autograd.graph import Node
 from torchbus.compat.required import private
 
 graph_task: Callable[[], int] = private(
-    torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"
+    torch._C, "_current_graph_task_id", "distinguishes a nested backward from the loop's"
 )
 """Without it: UsageError at the first backward."""
 
 
 def gradient_node(parameter: Tensor) -> Node:
-    """The node that accumulates the parameter's gradient. Torch forgets it if nobody holds it."""
+    """The node that accumulates the parameter's gradient. Torch frees it without a reference."""
     with torch.enable_grad():
         view = parameter.expand_as(parameter).grad_fn
     assert view is not None

@@ -1,4 +1,4 @@
-"""Where Horovod's ranks find each other: in a server that rank 0 has for as long as they start.
+"""Horovod's rendezvous: a server that rank 0 runs while the ranks start.
 
 So it is under horovodrun, too. Its server can't be used twice: it may keep addresses of an earlier
 start.
@@ -20,7 +20,7 @@ from torchbus_strategy.groups import guarded_groups
 
 LOOPBACK = "127.0.0.1"
 SILENCE_S = 30
-"""Horovod's own default. Its threads meet in every cycle, also while their loops wait."""
+"""Horovod's own default. Its threads communicate in every cycle, also while their loops wait."""
 CHOSEN = ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_IFACE")
 """Of these, a value of the user's or of horovodrun's wins."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -58,7 +58,7 @@ def _init(session: Context, hvd: Any) -> None:
 
 @contextmanager
 def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
-    """The variables that tell Horovod this rank's place."""
+    """The environment variables with this rank's place for Horovod."""
     if mpi:
         yield {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     elif session.is_main:

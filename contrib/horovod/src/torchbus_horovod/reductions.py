@@ -1,4 +1,4 @@
-"""Gradients are averaged while backward makes the next ones."""
+"""Averages gradients during the backward."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class WhileBackward(reduction.AfterBackward):
     A gradient is final once its node has run in the loop's own graph, where it runs once. A graph
     inside of it, of reentrant checkpointing, may add to a gradient again: those wait.
 
-    What the ranks tell each other goes with the last gradient: on its own, it would wait for
-    another of Horovod's cycles.
+    The ranks' metadata is sent with the last gradient: separately, it would wait for another of
+    Horovod's cycles.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WhileBackward(reduction.AfterBackward):
         self._hooks.append(self.header.parameter.register_hook(self._begun))
 
     def close(self) -> None:
-        """Let go of torch's side, which forms a cycle with the hooks."""
+        """Release torch's objects, which form a reference cycle with the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._nodes.clear()
@@ -180,7 +180,7 @@ class Averaging:
         self._running[number] = Running(tensor, sent, handle)
 
     def refuse_begun(self, number: int) -> None:
-        """Raise Unsupported if a gradient that is on its way has been added to."""
+        """Raise Unsupported if a gradient has changed during its reduction."""
         if number in self._running:
             raise Unsupported(TWICE)
 

@@ -22,7 +22,7 @@ ADASUM_NEEDS_MPI = (
 ADASUM_RANKS = "adasum=True with {} ranks: Horovod's Adasum takes a power of two"
 ELASTIC = (
     "horovodrun was started in its elastic mode, in which the number of ranks changes while the"
-    " loop runs: start it with -np alone, and give checkpoint= to go on with another number"
+    " loop runs: start it with -np alone, and pass checkpoint= to resume with another number"
 )
 
 

@@ -1,4 +1,4 @@
-"""torchbus-optuna: rank 0 decides for a study, and tells the other ranks."""
+"""torchbus-optuna: hyperparameter studies; rank 0 asks Optuna, and broadcasts to the others."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def of_rank0(session: Context, ask: Callable[[], T]) -> T:
 
 
 class StudySummary(NamedTuple):
-    """What rank 0 tells about a study."""
+    """Rank 0's broadcast about a study."""
 
     name: str
     directions: list[StudyDirection]

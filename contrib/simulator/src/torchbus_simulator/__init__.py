@@ -7,11 +7,11 @@
     accelerator.load(devices=2)
     x = torch.randn(3, device="sim")
 
-It is a device of its own for torch, ``sim``, with a module ``torch.sim`` and a collective backend
+For torch it is a separate device, ``sim``, with a module ``torch.sim`` and a collective backend
 ``simccl``. Its kernels are the CPU's. A tensor on it is not on the CPU: to mix them is an error.
 ``host_waits`` counts how often the host waits for it. With ``late=True`` a stream does nothing
-until somebody waits for it, so that a missing wait gives wrong numbers. ``limit_memory`` makes it
-run out of memory as a GPU does.
+until the host or another stream waits for it, so that a missing wait gives wrong numbers.
+``limit_memory`` makes it run out of memory as a GPU does.
 
 It is built once in each environment, in about half a minute: g++ and ninja are needed.
 """

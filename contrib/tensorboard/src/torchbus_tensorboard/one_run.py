@@ -11,7 +11,7 @@ from torchbus_tensorboard.logger import TensorBoardLogger
 
 
 class Silent:
-    """What a ``SummaryWriter`` writes to on the other ranks: nothing is kept."""
+    """A file writer that discards everything, for a ``SummaryWriter`` on the other ranks."""
 
     def __init__(self, logdir: str, *args: object, **kwargs: object) -> None:
         self._logdir = logdir

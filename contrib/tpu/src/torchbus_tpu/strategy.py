@@ -42,7 +42,7 @@ class TPU(Strategy):
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
 
     Raises:
-        UsageError: torch_tpu is not installed, or the device is no TPU.
+        UsageError: torch_tpu is not installed, or the device is not a TPU.
 
     Source: https://github.com/google-pytorch/torch_tpu, release 0.2.0.
     """

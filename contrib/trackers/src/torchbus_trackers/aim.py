@@ -19,7 +19,7 @@ QUIET = {
     "log_system_params": False,
     "capture_terminal_logs": False,
 }
-"""Aim takes nothing of the process by itself: it would store the environment as it is."""
+"""Aim captures nothing of the process: it would store the environment unredacted."""
 
 
 class AimLogger(RunOfProject):

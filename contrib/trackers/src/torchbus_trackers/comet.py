@@ -24,7 +24,7 @@ QUIET = {
     "auto_metric_logging": False,
     "display_summary_level": 0,
 }
-"""comet_ml takes nothing of the script by itself: it would store the command line as it is."""
+"""comet_ml captures nothing of the script: it would store the command line unredacted."""
 
 
 class CometLogger(RunOfProject):
@@ -71,7 +71,7 @@ class CometLogger(RunOfProject):
             raise RuntimeError(f"comet_ml did not take the picture {name!r}")
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
-        """Comet has bins of its own: each of ours counts at its middle."""
+        """Comet computes its own bins: each of ours counts at its midpoint."""
         from comet_ml.data_structure import Histogram as CometHistogram
 
         edges = histogram.edges

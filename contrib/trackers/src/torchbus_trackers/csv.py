@@ -38,7 +38,7 @@ class CSVLogger(OneRun):
         root: each run gets a folder in it.
         name: the folder's name, by default date and time. If there is one of that name, it gets
             "-2", "-3" and so on.
-        resume: the name of a folder in ``root`` that goes on. The first step that is logged
+        resume: the name of a folder in ``root`` to continue. The first step that is logged
             replaces the rows of this and all later steps.
         on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.
     """

@@ -23,7 +23,7 @@ class DVCLiveLogger(OneRun):
     Args:
         root: the folder of the files.
         name: of the DVC experiment.
-        resume: the ``root`` of a run that goes on.
+        resume: the ``root`` of a run to continue.
         options: of ``dvclive.Live``. Its default ``save_dvc_exp=True`` makes a DVC experiment of
             the Git repository when the session ends.
         on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.

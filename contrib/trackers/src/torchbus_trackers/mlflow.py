@@ -28,8 +28,8 @@ class MLflowLogger(RunOfProject):
     """One MLflow run for all ranks, which rank 0 writes.
 
     ``experiment`` is the run, an ``mlflow.entities.Run``; ``client`` is the ``MlflowClient`` that
-    writes it. The run is not the process's "active run", so ``mlflow.log_metric`` of the script has
-    a run of its own.
+    writes it. The run is not the process's "active run", so ``mlflow.log_metric`` of the script
+    writes to a separate run.
 
     Args:
         tracking_uri: the server or the store; None: MLflow's own default

@@ -1,4 +1,4 @@
-"""What all loggers of this package share: one run for all ranks, by a client."""
+"""Base classes of this package's loggers: one run for all ranks, by a client."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class OneRun(Tracker):
 
     accelerate.tracking has classes for the same clients. This package calls the clients themselves:
     those classes ask accelerate's process-wide state in each call, use the client's process-wide
-    "active run", and can neither resume a run nor go on offline.
+    "active run", and can neither resume a run nor continue offline.
 
     Args:
         name: the run's name; None: the client makes one up.
-        resume: the ``run_id`` of a run that goes on; None: a new run.
+        resume: the ``run_id`` of a run to continue; None: a new run.
         offline: use only local files.
         options: further keyword arguments of the client's own start function. They win over those
             that the logger sets.
@@ -63,7 +63,7 @@ class OneRun(Tracker):
 
     @property
     def run_id(self) -> str:
-        """What ``resume=`` takes to go on with this run; "" on ranks that don't report."""
+        """The value for ``resume=`` to continue this run; "" on ranks that don't report."""
         return self.id_of(self.experiment) if self.experiment else ""
 
     def id_of(self, run: Any) -> str:
@@ -92,7 +92,7 @@ class RunOfProject(OneRun):
     """A run in a project.
 
     Args:
-        project: the project's name; None: what the client takes by itself, or "torchbus".
+        project: the project's name; None: the client's default, or "torchbus".
         common: the arguments of ``OneRun``.
     """
 

@@ -17,7 +17,7 @@ QUIET = {
     "terminal": {"proxy_type": "none"},
     "probe": {"runtime": False, "monitor": False},
 }
-"""SwanLab asks nobody, copies no output, and does not store the command line."""
+"""SwanLab does not prompt, copies no output, and does not store the command line."""
 
 
 class SwanLabLogger(RunOfProject):

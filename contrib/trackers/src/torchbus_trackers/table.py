@@ -48,7 +48,7 @@ class Table:
             self._write(lambda row: float(row[column] or 0) < at)
 
     def _write(self, keep: Callable[[dict[str, str]], bool]) -> None:
-        """Write the file anew, with all columns and the rows to keep."""
+        """Rewrite the file, with all columns and the rows to keep."""
         rows = [row for row in _read(self._whole())[1] if keep(row)]
         again = self._path.with_name(f"{self._path.name}.new")
         again.write_bytes(

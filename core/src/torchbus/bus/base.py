@@ -1,4 +1,4 @@
-"""What a plugin is to the bus: its marks, and the attributes that the bus reads."""
+"""The interface of plugins: the marks of listeners and verbs, and attributes that the bus reads."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def hookimpl(
 
 
 class Plugin:
-    """Every attribute that the bus reads, with its default.
+    """Base class of plugins: every attribute that the bus reads, with its default.
 
     A plugin may inherit from this class. It need not.
     """
 
     owns: tuple[str, ...] = ()
-    """What only one active plugin can own, in words: "strategy", "precision".
+    """Roles that only one active plugin can have, such as "strategy" or "precision".
 
     Two owners are a PluginConflict.
     """
@@ -120,8 +120,8 @@ class Plugin:
     """The session only tries the script: other plugins leave nothing on disks and servers."""
 
     hears_trials: bool = True
-    """Whether it hears events of a trial (``session.trial()``), of which nothing is to remain.
+    """Whether it gets events of a trial (``session.trial()``), which must leave no effect.
 
-    False for plugins that count, keep or show the course of the training. Others that hear it may
-    have ``state_dict`` and ``load_state_dict``: their state is put back at the end.
+    False for plugins that count, record or show the course of the training. Others may have
+    ``state_dict`` and ``load_state_dict``: their state is restored at the end.
     """

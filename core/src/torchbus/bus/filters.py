@@ -1,4 +1,4 @@
-"""Listeners that hear only some of their events."""
+"""Filters of listeners: every N-th event, once, or only on rank 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = Callable[..., Any]
 
 
 class Filter(NamedTuple):
-    """Which times of an event a listener hears.
+    """The firings of an event that a listener gets.
 
     ``every``: 50 is the 50th, 100th, ... ``once``: only the first of these. ``main_only``: only on
     rank 0.
@@ -23,7 +23,7 @@ class Filter(NamedTuple):
     main_only: bool = False
 
     def hears(self, count: int) -> bool:
-        """Whether the listener hears the event when it is sent for the ``count``-th time."""
+        """Whether the listener gets the ``count``-th firing of the event."""
         return count == self.every if self.once else count % self.every == 0
 
 
@@ -54,7 +54,7 @@ class Filtered:
     def apply(self, function: Function, name: str, given: Filter) -> Function:
         """Return a function that calls this one when the filter says so.
 
-        ``name``: of the listener, as the counts are kept by it.
+        ``name``: of the listener, by which counts are stored.
         """
         counts, is_main, self.is_used = self._counts, self._is_main, True
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Follower(MetaPathFinder):
-    """Finds nothing by itself: it asks the other finders, and calls once the module has run."""
+    """An import hook that delegates to the other finders, and calls once the module has run."""
 
     def __init__(self, calls: Mapping[str, Callable[[], object]]) -> None:
         self._calls = dict(calls)

@@ -167,13 +167,13 @@ def refuse_no_plugin(thing: object) -> None:
     if isinstance(thing, (*FUNCTIONS, type)):
         name = getattr(thing, "__name__", repr(thing))
         raise UsageError(
-            f"session({name}): {name} is no plugin. As a decorator, session has parentheses: write"
-            " `@session()` above a function"
+            f"session({name}): {name} is not a plugin. As a decorator, session has parentheses:"
+            " write `@session()` above a function"
         )
     if not _is_marked(thing):
         raise UsageError(
-            f"session({_short(thing)}): a {type(thing).__name__} is no plugin, since it listens to"
-            f" no event: {_remedy(thing)}"
+            f"session({_short(thing)}): a {type(thing).__name__} is not a plugin, since it"
+            f" listens to no event: {_remedy(thing)}"
         )
 
 
@@ -182,8 +182,8 @@ def refuse_late_body(function: Callable[..., object]) -> None:
     if isinstance(function, type) or not callable(function):
         name = getattr(function, "__name__", repr(function))
         raise UsageError(
-            f"@session() on {name}, which is no function: write it above the function that trains,"
-            " or `with session():` around the loop"
+            f"@session() on {name}, which is not a function: write it above the function that"
+            " trains, or `with session():` around the loop"
         )
     body = inspect.unwrap(function)
     kinds = {
@@ -215,7 +215,7 @@ def _listens(thing: object, name: str) -> bool:
 
 def _remedy(thing: object) -> str:
     if isinstance(thing, Module | Optimizer | DataLoader):
-        return "the session finds models, optimizers and loaders by itself, so leave it out"
+        return "the session finds models, optimizers and loaders itself, so leave it out"
     if isinstance(thing, int) and not isinstance(thing, bool):
         return f"write devices={thing}"
     if isinstance(thing, list | tuple | set):

@@ -19,14 +19,14 @@ from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageErr
 
 
 class Bus:
-    """Who listens to what.
+    """Plugin registry on pluggy's PluginManager, with cached call lists for hot events.
 
     ``bus.hook.<event>(...)`` sends an event. ``bus.listeners(event)`` are the functions of a hot
     event, which the bus keeps up to date.
     """
 
     def __init__(self, declared: ModuleType, reserved: Collection[str] = ()) -> None:
-        """``declared``: the core's events. ``reserved``: names that are no verbs of plugins."""
+        """``declared``: the core's events. ``reserved``: names that plugins can't use for verbs."""
         self._declared = declared
         self._reserved = reserved
         self._hot = set(self._declared.HOT)
@@ -40,7 +40,7 @@ class Bus:
         self._muted = Muted(self._manager, self._name_errors)
         self.listeners, self.release = self._compiled.listeners, self._compiled.release
         self.on_change: list[Callable[[], object]] = [self._compiled.refresh]
-        """Called whenever a plugin has come or gone."""
+        """Called when a plugin was registered or removed."""
 
     def add_events(self, specs: ModuleType | type) -> None:
         """Declare the events of a module or class, whose functions are marked ``hookspec``.
@@ -117,7 +117,7 @@ class Bus:
     def check_pending(self) -> None:
         """Declare the events of installed plugins that some listener needs.
 
-        Raises UsageError if a function is marked as an event that nobody declares.
+        Raises UsageError if a function is marked as an event that no package declares.
         """
         while True:
             try:
@@ -142,7 +142,7 @@ class Bus:
         there = [*self.events(), *known]
         near = difflib.get_close_matches(event, there, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(there)}"
-        raise UsageError(f"plugin {name} listens to {event!r}, which is no event; {hint}")
+        raise UsageError(f"plugin {name} listens to {event!r}, which is not an event; {hint}")
 
     def events(self) -> list[str]:
         """Names of all declared events: the core's in loop order, then those of plugins."""
@@ -160,7 +160,10 @@ class Bus:
 
     @contextmanager
     def muted(self, plugins: list[object]) -> Iterator[None]:
-        """Inside, these plugins hear no event. They stay active, and in their place."""
+        """Inside, these plugins get no events.
+
+        They stay registered, in their place of the order.
+        """
         self._muted.take(plugins)
         self._report_of_change()
         try:
@@ -210,7 +213,7 @@ class Bus:
                 )
 
     def order(self, event: str) -> list[str]:
-        """The names of the plugins that listen to an event, in the order in which they hear it."""
+        """Return the names of the plugins that listen to an event, in the order of the calls."""
         caller = getattr(self.hook, event)
         return [impl.plugin_name for impl in reversed(caller.get_hookimpls())]
 
@@ -279,8 +282,8 @@ Named = tuple[str, object]
 class Manager(pluggy.PluginManager):
     """Finds the listeners of a plugin without reading its properties.
 
-    pluggy 1.7 does so by itself. Older releases read all, also one that only the loop may read,
-    such as ``s.is_last_batch``.
+    pluggy 1.7 does so. Older releases read all, also one that only the loop may read, such as
+    ``s.is_last_batch``.
     """
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
@@ -303,7 +306,7 @@ class Listeners:
 
 
 class Compiled:
-    """Updates all ``Listeners`` that are in use."""
+    """Recompiles the ``Listeners`` in use when plugins change."""
 
     def __init__(self, hook: object) -> None:
         self._hook = hook
@@ -316,13 +319,13 @@ class Compiled:
         return held
 
     def release(self, held: Listeners) -> None:
-        """Empty these listeners for good: their holder must send nothing more."""
+        """Empty these listeners permanently: their holder must send no more events."""
         for those in self._held.values():
             those.discard(held)
         held.now = ()
 
     def refresh(self) -> None:
-        """Update all listeners: a plugin has come or gone."""
+        """Update all listeners after a plugin was registered or removed."""
         for event, those in self._held.items():
             functions = self._functions(event)
             for held in those:
@@ -353,9 +356,9 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
 
 
 class Muted:
-    """Takes plugins from a manager, and puts them back where they were in the order of calls.
+    """Removes plugins from a manager temporarily, and restores their order of calls.
 
-    ``registered``: called with each plugin that is in the manager anew.
+    ``registered``: called with each plugin that was registered again.
     """
 
     def __init__(self, manager: Manager, registered: Callable[[object], object]) -> None:
@@ -365,20 +368,20 @@ class Muted:
         self._silent: list[object] = []
 
     def there(self) -> list[Named]:
-        """All plugins in the order of registration, those that hear nothing too."""
+        """Return all plugins in the order of registration, including muted ones."""
         found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
         unchanged = [pair for pair in self._before if pair in found or pair[1] in self._silent]
         return [*unchanged, *(pair for pair in found if pair not in self._before)]
 
     def take(self, plugins: list[object]) -> None:
-        """Let these hear nothing."""
+        """Mute these plugins."""
         self._before = self.there()
         self._silent = list(plugins)
         for one in plugins:
             self._manager.unregister(one)
 
     def give_back(self) -> None:
-        """Let all hear again, in their old order. Those that came meanwhile stay the last."""
+        """Unmute all, in their old order. Plugins that were registered meanwhile stay last."""
         order = self.there()
         for one in self._manager.get_plugins():
             self._manager.unregister(one)

@@ -1,4 +1,4 @@
-"""Turns the words of ``session(...)`` into plugin objects."""
+"""Resolves the arguments of ``session(...)`` to plugin objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def require_listener(bus: Bus, **given: object) -> None:
                 and not hasattr(one, "companions")
             ):
                 raise UsageError(
-                    f"{name}={one!r} is no {name}: pass a name, or an object that listens to events"
+                    f"{name}={one!r} is not a {name}: pass a name, or an object that listens to"
+                    " events"
                 )
 
 
@@ -92,7 +93,7 @@ def _strategy(name: str, options: Iterable[str]) -> EntryPoint:
 
 
 class Wanted(dict[str, tuple[EntryPoint, dict[str, object]]]):
-    """The installed plugins that a call wants, by name, with the options of each.
+    """The installed plugins that a call selects, by name, with the options of each.
 
     Several entry points may name one plugin.
     """

@@ -1,4 +1,4 @@
-"""What plugins add to ``s.``. Such a plugin becomes active when one of its verbs is first used."""
+"""Verbs: methods that plugins add to the session. A plugin may be activated by its first verb."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Verbs:
         return {*discovery.installed("verb"), *(verb for verbs in active for verb in verbs)}
 
     def forget(self) -> None:
-        """Look for each verb anew: plugins have changed, or the session is over."""
+        """Forget all verbs that were looked up: plugins have changed, or the session has ended."""
         for name in self._cached:
             vars(self._session.user).pop(name, None)
         self._cached.clear()
@@ -136,6 +136,5 @@ def refuse_outside(verb: str, has_begun: bool) -> None:
     """Raise UsageError for a verb that is used while no session runs."""
     if not has_begun:
         raise UsageError(
-            f"s.{verb} outside its session, which hears nothing there: use it inside `with"
-            " session(...) as s:`"
+            f"s.{verb} was called outside its session: call it inside `with session(...) as s:`"
         )

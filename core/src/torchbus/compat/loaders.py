@@ -25,7 +25,7 @@ OF_WORKERS = dataloader._MultiProcessingDataLoaderIter
 GET_ITERATOR = "_get_iterator"
 """The method by which an ``__iter__`` like torch's makes the iterator.
 
-Without it: UsageError when the loaders' seam is installed.
+Without it: UsageError when the loaders' patch is installed.
 """
 
 index_sampler = attrgetter("_index_sampler")
@@ -46,8 +46,9 @@ def read_from(iterator: Any, indices: object) -> None:
 
 
 def retained_iterator(loader: DataLoader[object]) -> object:
-    """That of persistent workers, None without. Without ``_iterator``: UsageError when the loaders'
-    seam is installed.
+    """That of persistent workers, None without.
+
+    Without ``_iterator``: UsageError when the loaders' patch is installed.
     """
     return getattr(loader, "_iterator", None)
 
@@ -61,9 +62,9 @@ def give_sampler(iterator: Any, loader: DataLoader[object]) -> None:
 
 
 def yielded(iterator: object) -> int:
-    """Batches that an iterator has given; torchdata's may go on from a state.
+    """Batches that an iterator has given; torchdata's may continue from a state.
 
-    Without ``_num_yielded``: UsageError when the loaders' seam is installed.
+    Without ``_num_yielded``: UsageError when the loaders' patch is installed.
     """
     return getattr(iterator, "_num_yielded", 0)
 
@@ -76,21 +77,22 @@ def has_early_iterator(loader: object) -> bool:
     """
     name = "_initial_iter_for_state_dict"
     if type(loader).__module__.startswith("torchdata."):
-        require(type(loader), name, "tells whether a StatefulDataLoader has begun its pass")
+        require(type(loader), name, "detects whether a StatefulDataLoader has begun its pass")
     return getattr(loader, name, False) is True
 
 
 def workers(iterator: object) -> list[Any]:
     """The processes of an iterator, [] of one without.
 
-    Without ``_workers``: UsageError when the loaders' seam is installed.
+    Without ``_workers``: UsageError when the loaders' patch is installed.
     """
     return getattr(iterator, "_workers", [])
 
 
 def batches_come(iterator: object) -> int | None:
-    """How many have come from the workers. Without ``_rcvd_idx``: UsageError when the loaders' seam
-    is installed.
+    """How many have come from the workers.
+
+    Without ``_rcvd_idx``: UsageError when the loaders' patch is installed.
     """
     return getattr(iterator, "_rcvd_idx", None)
 
@@ -111,8 +113,8 @@ def has_ready(iterator: object) -> bool:
 @cache
 def check() -> None:
     """Raise UsageError by name for what would be missed quietly."""
-    require(DataLoader, GET_ITERATOR, "tells loaders like torch's own apart")
+    require(DataLoader, GET_ITERATOR, "distinguishes loaders with torch's iterator")
     require(DataLoader, "_iterator", "divides the data of persistent workers in each pass")
     require(SINGLE_PROCESS, "_num_yielded", "counts the batches of a resumed loader")
     require(OF_WORKERS, "_workers", "names the workers that a rank waits for")
-    require(OF_WORKERS, "_rcvd_idx", "tells whether the workers of a rank stand still")
+    require(OF_WORKERS, "_rcvd_idx", "detects whether the workers of a rank are stopped")

@@ -1,4 +1,4 @@
-"""A private name that is gone is an error that names it, not a wrong number."""
+"""Access to private names; a missing one raises an error that names it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def require_torch() -> None:
 
 
 def private(holder: object, name: str, need: str) -> Any:
-    """torch's own function of this name; if it is gone, one that raises UsageError.
+    """Return torch's function of this name; if it does not exist, one that raises UsageError.
 
-    ``need``: what the name does for the session, as in "tells a nested backward apart".
+    ``need``: what the name does for the session, as in "distinguishes a nested backward".
     """
 
     def raises(*args: object, **kwargs: object) -> NoReturn:
@@ -53,7 +53,7 @@ def absent(holder: object, name: str, need: str) -> UsageError:
 
 
 def _is_annotated(holder: object, name: str) -> bool:
-    """Annotations are there also if somebody has replaced the methods."""
+    """Annotations exist even if other code has replaced the methods."""
     return any(
         name in getattr(kind, "__annotations__", {}) for kind in getattr(holder, "__mro__", ())
     )

@@ -24,11 +24,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchbus.compat.required import absent, private, require
 
 current_graph_task_id: Callable[[], int] = private(
-    torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"
+    torch._C, "_current_graph_task_id", "distinguishes a nested backward from the loop's"
 )
 """Seen in 2.6 to 2.13. Without it: UsageError at the first backward."""
 use_count: Callable[[Tensor], int] = private(
-    Tensor, "_use_count", "tells which batch a graph has saved"
+    Tensor, "_use_count", "finds the batch that a graph has saved"
 )
 """One for Python, and one for each graph or view.
 
@@ -55,11 +55,11 @@ def outside_transforms() -> AbstractContextManager[object]:
 
 
 maybe_current_level: Callable[[], int | None] = private(
-    torch._C._functorch, "maybe_current_level", "tells whether a transform of torch.func runs"
+    torch._C._functorch, "maybe_current_level", "detects whether a transform of torch.func runs"
 )
 """Seen in 2.6 to 2.13. Without it: UsageError at a model's first call."""
 clear_transforms = private(
-    pyfunctorch, "temporarily_clear_interpreter_stack", "lets ranks meet inside of a transform"
+    pyfunctorch, "temporarily_clear_interpreter_stack", "allows collectives inside a transform"
 )
 
 
@@ -101,8 +101,10 @@ def compiler() -> tuple[list[Any], type[Module]]:
 
 
 def forget_replaced() -> None:
-    """Let torch's compiler look again at what functions torch has. It remembers them for good as it
-    first saw them, with those of a session in some places, and whatever these hold.
+    """Reset the compiler's cache of torch's functions.
+
+    It stores them permanently as it first saw them, some of them patched by a session, and thereby
+    everything that these reference.
 
     Without ``trace_rules`` or ``clear_lru_cache``: nothing.
     """
@@ -113,7 +115,7 @@ def forget_replaced() -> None:
 PATCH_STEP = "_patch_step_function"
 """The method by which a new optimizer gives its class's ``step`` torch's hooks.
 
-Without it: AttributeError when the seam is installed.
+Without it: AttributeError when the patch is installed.
 """
 
 
@@ -140,10 +142,9 @@ def require_step_count() -> None:
 
 
 def cells_of_local_step(optimizer: Optimizer) -> Iterator[CellType]:
-    """A scheduler gives its optimizer a ``step`` of its own, which keeps the class's function in a
-    closure.
+    """Yield the closure cells of a scheduler's wrapper of ``step``; one holds the class's function.
 
-    Without the closure: UsageError when the seam is installed.
+    Without the closure: UsageError when the patch is installed.
     """
     step = vars(optimizer).get("step")
     cells = [cell for cell in getattr(step, "__closure__", None) or () if _is_full(cell)]
@@ -162,15 +163,15 @@ def _is_full(cell: CellType) -> bool:
 
 
 def real_clipping(function: Callable[..., object]) -> CellType | None:
-    """Where torch's own clipping, a function that ``no_grad`` has decorated, keeps the real one.
+    """Where torch's own clipping, a function that ``no_grad`` has decorated, holds the real one.
 
-    Without the closure: UsageError when the seam is installed. None of what somebody has put in its
-    place.
+    Without the closure: UsageError when the patch is installed. None for a replacement by other
+    code.
     """
     if not isinstance(function, FunctionType) or function.__module__ != clip_grad.__name__:
         return None
     cells = function.__closure__ or ()
     found = next((cell for cell in cells if isinstance(cell.cell_contents, FunctionType)), None)
     if found is None:
-        raise absent(function, "__closure__", "lets scripts that import it by name be heard")
+        raise absent(function, "__closure__", "also patches scripts that import it by name")
     return found

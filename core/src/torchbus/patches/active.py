@@ -1,6 +1,6 @@
-"""Patches of torch that are active during a session; each emits a fixed set of events.
+"""Installs and removes the patches of a session by the events that plugins listen to.
 
-Only patches with a listener are installed. ``Seams.close`` puts torch back as it was.
+Only patches with a listener are installed. ``Seams.close`` restores torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALL: tuple[Patch, ...] = (
 
 
 class Seams:
-    """The installed seams of one session."""
+    """The installed patches of one session."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -46,7 +46,7 @@ class Seams:
 
     @undisturbed()
     def refresh(self) -> None:
-        """Install exactly the seams that some plugin listens to now."""
+        """Install exactly the patches whose events some plugin listens to."""
         wanted = [
             seam for seam in ALL if any(self._bus.has_listeners(event) for event in seam.events)
         ]
@@ -58,7 +58,7 @@ class Seams:
 
     @undisturbed()
     def retire(self, event: str) -> None:
-        """Remove for good the seam that sends an event."""
+        """Remove the patch that sends an event, for the rest of the session."""
         retired = [seam for seam in ALL if event in seam.events]
         self._retired.update(seam.place for seam in retired)
         self._remove(retired)
@@ -82,7 +82,7 @@ class Seams:
         return put_back
 
     def places(self) -> list[str]:
-        """Return the places that are heard, and what plugins have replaced."""
+        """Return the patched functions, and the replacements by plugins."""
         return [seam.place for seam, _ in self._installed] + self._replaced
 
     @undisturbed()

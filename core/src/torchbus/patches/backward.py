@@ -1,4 +1,4 @@
-"""="""
+"""Patches ``torch.autograd.backward`` and ``grad``: emits the events of the loop's backwards."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def backward_calls(emitter: EventEmitter) -> Callable[[], None]:
 class Outermost:
     """Announces outermost calls only.
 
-    Nested calls belong to the call that they run in: reentrant checkpointing, an engine with a
-    ``backward`` of its own.
+    Nested calls belong to the call that they run in: reentrant checkpointing, an engine with its
+    own ``backward``.
     """
 
     def __init__(self, emitter: EventEmitter) -> None:

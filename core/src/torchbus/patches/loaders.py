@@ -24,9 +24,9 @@ class Origin:
 
     ``length``: its number of batches, if known. ``evaluates``: why it counts as evaluation, or "".
     ``trains``: gradients were on when it began. ``alike``: every rank gets the same batches.
-    ``ragged``: the ranks' shares will weigh differently in some steps. ``share``: that of the batch
-    on its way. ``used``: a batch of it has fed a backward. ``ahead``: its batches are taken before
-    earlier ones are used. ``threaded``: another thread takes them. ``reused``: a list, or
+    ``ragged``: the ranks' shares will weigh differently in some steps. ``share``: that of the
+    current batch. ``used``: a batch of it has fed a backward. ``ahead``: its batches are taken
+    before earlier ones are used. ``threaded``: another thread takes them. ``reused``: a list, or
     itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
     """
 
@@ -105,7 +105,7 @@ class Pass:
 
     @cached_property
     def elastic(self) -> ElasticOrder | None:
-        """The order that is to be drawn from, if it is divided anew between two steps."""
+        """The order to draw from, if it is divided again between two steps."""
         order = self.replacements.get("batch_sampler", self.replacements.get("sampler"))
         return order if isinstance(order, ElasticOrder) else None
 
@@ -115,7 +115,7 @@ class Skipping(Protocol):
     """An iterator of an order that skips any number of batches at once."""
 
     def skip(self, count: int) -> None:
-        """Skip batches. Raises StopIteration if there are not as many."""
+        """Skip batches. Raises StopIteration if there are fewer."""
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def replace_custom_iter(
 
 
 class Stateful(Protocol):
-    """A loader that has a state."""
+    """A loader with ``state_dict`` and ``load_state_dict``."""
 
     def state_dict(self) -> dict[str, object]: ...
     def load_state_dict(self, state: dict[str, object]) -> None: ...
@@ -311,10 +311,10 @@ class LoaderIterator:
         return batch
 
     def skip(self, count: int) -> None:
-        """Skip so many batches. Raises StopIteration if there are not as many.
+        """Skip so many batches. Raises StopIteration if there are fewer.
 
         If this process reads a map-style data set itself, skipped batches are not loaded. Otherwise
-        they are: workers and streams have a state of their own.
+        they are, because workers and streams have state.
         """
         indices = loaders.sampler_iter(self._inner) if self._reads_by_index else None
         if isinstance(indices, Skipping):
@@ -333,7 +333,7 @@ class LoaderIterator:
         self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
 
     def restart(self) -> None:
-        """Make torch's iterator anew, from where the order is now.
+        """Recreate torch's iterator at the current place of the order.
 
         Batches that were read ahead, by workers or by the session, are dropped.
         """
@@ -359,7 +359,7 @@ class LoaderIterator:
         """Find ``origin.length``.
 
         If the loader has no length, read each batch before the one before it is handed over. An
-        order that is divided anew is asked after each batch: its length changes.
+        order that is divided again is asked after each batch: its length changes.
         """
         order = self.elastic
         if order is not None:
@@ -377,7 +377,7 @@ class LoaderIterator:
 
     @property
     def elastic(self) -> ElasticOrder | None:
-        """The order that this pass draws from, if it is divided anew between two steps."""
+        """The order that this pass draws from, if it is divided again between two steps."""
         return None if self.order is None else self.order.elastic
 
     def wraps(self, iterator: object) -> bool:

@@ -92,8 +92,8 @@ class ModuleHook:
     def _compiles(self, _: object = None) -> None:
         """A compilation starts.
 
-        If the hook is on, what is compiled is a function and no model. Its later calls can't be
-        heard.
+        If the hook is on, a function, not the model, is compiled, and its later calls can't be
+        detected.
         """
         if self._handle is not None:
             self._take_off()
@@ -128,7 +128,7 @@ def every_forward(emitter: EventEmitter) -> Callable[[], None]:
 
 @emits("first forward of each module", "model_found")
 def first_forward(emitter: EventEmitter) -> Callable[[], None]:
-    """Hear first calls until the models are known (``Seams.retire``).
+    """Detect first calls until the models are known (``Seams.retire``).
 
     The hook costs about a microsecond per module call.
     """
@@ -266,7 +266,7 @@ def _take_out(owner: Any, ours: Callable[..., object]) -> None:
         on_top, below = below, vars(below)[BELOW][0]
     if below is not ours:
         warnings.warn(
-            "forward was replaced inside the session and not put back: torchbus leaves it so",
+            "forward was replaced inside the session and not restored: torchbus does not change it",
             stacklevel=2,
         )
     elif on_top is None:

@@ -185,7 +185,7 @@ class StepHooks:
         wrapper = id(current_frame(1))
         if self._running.get(id(optimizer), wrapper) != wrapper or is_marked(optimizer):
             return
-        # missing if the seam was installed inside this step
+        # missing if the patch was installed inside this step
         self._running.pop(id(optimizer), None)
         for listener in self._after.now:
             listener(optimizer)

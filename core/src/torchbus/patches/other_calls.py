@@ -93,7 +93,7 @@ def _by_value(emitter: EventEmitter) -> Make:
 
 @emits("torch.save", "save_file")
 def torch_save(emitter: EventEmitter) -> Callable[[], None]:
-    """Hear saves to a path. Those into an open file or buffer are left alone."""
+    """Patch saves to a path; saves to an open file or buffer are unchanged."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def save(obj: object, f: object, *args: object, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""Replaces functions of torch for the time of a session, and puts them back in any order."""
+"""Replaces functions of torch during a session, and restores them in any order."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def replace(
     """Set ``owner.name`` to ``make(original)``. Return the function that undoes it.
 
     The original may be inherited. Replacements of ours may be undone in any order. If other code
-    has replaced the attribute once more in the meantime, its function stays: ``left_below()`` is
-    called, and a warning says so. There is no warning if ours ``becomes_inert`` and may stay below:
-    torch.compile wraps every optimizer's step when it is first used.
+    has replaced the attribute since, its function stays: ``left_below()`` is called, and a warning
+    says so. There is no warning if ours ``becomes_inert`` and may stay below: torch.compile wraps
+    every optimizer's step when it is first used.
     """
     current = vars(owner).get(name, MISSING)
     original = _inherited(owner, name) if current is MISSING else current
@@ -51,7 +51,8 @@ def replace(
         left_below()
         if not _elapsed_out(ours, now) and not becomes_inert:
             warnings.warn(
-                f"{name} was replaced inside the session and not put back: torchbus leaves it so",
+                f"{name} was replaced inside the session and not restored: torchbus does not"
+                " change it",
                 stacklevel=2,
             )
 
@@ -72,7 +73,7 @@ def _put_back(owner: object, name: str, ours: object) -> None:
 
 
 def _elapsed_out(ours: object, top: object) -> bool:
-    """Let the replacement of ours above this one put back what this one would have put back.
+    """Let torchbus's replacement above this one restore this one's original.
 
     Returns whether there is one.
     """
@@ -155,11 +156,11 @@ class _Hold:
 
 
 class EventEmitter:
-    """The part of the bus that a seam needs.
+    """The part of the bus that a patch needs.
 
-    ``bus``: for what outlives the seam, such as an iterator that the loop holds. If other code has
-    wrapped a function of the seam, the seam's function stays below when the seam is removed. It
-    sends nothing from then on.
+    ``bus``: for objects that outlive the patch, such as an iterator that the loop holds. If other
+    code has wrapped a patched function, the patch's function stays below it after the removal, and
+    sends no more events.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -179,14 +180,14 @@ class EventEmitter:
         return replace(owner, name, make, becomes_inert, self.disconnect)
 
     def disconnect(self) -> None:
-        """Send nothing any more."""
+        """Disconnect: send no more events."""
         self.hook = _NullHooks()
         for listeners in self._listeners:
             self.bus.release(listeners)
 
 
 class _NullHooks:
-    """Answers every event as if nobody listened."""
+    """Behaves as if no event had listeners."""
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         return lambda **arguments: None
@@ -215,7 +216,7 @@ def emits(
 def making_internal() -> Iterator[None]:
     """Meanwhile each optimizer that is made is marked before any event is sent for it.
 
-    For engines that make optimizers of their own.
+    For engines that make further optimizers.
     """
     with ExitStack() as undo:
         for name in ("add_param_group", "__setstate__"):

@@ -45,7 +45,7 @@ Method = Callable[..., object]
 
 
 class StepMethods:
-    """What stands in for the ``step`` of optimizer classes, existing ones and later ones."""
+    """Replaces ``step`` in all optimizer classes, existing ones and later ones."""
 
     def __init__(self, emitter: EventEmitter) -> None:
         self._emitter = emitter

@@ -17,7 +17,7 @@ HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Running(Protocol):
-    """What a process knows of its session."""
+    """The interface of the active session to its process."""
 
     @property
     def world(self) -> World: ...
@@ -58,7 +58,8 @@ def refuse_nesting() -> None:
 def _hold_signals() -> None:
     """Hold signals back while the process forks.
 
-    A signal to a child that has not let go of the session yet would be taken for one to this rank.
+    A signal to a child that has not detached from the session yet would be mistaken for one to this
+    rank.
     """
     if _active is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)

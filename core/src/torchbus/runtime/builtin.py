@@ -32,7 +32,7 @@ def last(session: Context) -> list[object]:
 
 
 class Seeds:
-    """Seeds torch on all devices, ``random`` and NumPy, on all ranks alike.
+    """Seeds torch on all devices, ``random`` and NumPy, the same on all ranks.
 
     So the block draws what one process draws after ``torch.manual_seed(seed)``,
     ``random.seed(seed)`` and ``numpy.random.seed(seed)``. What comes later is for the session's
@@ -64,7 +64,7 @@ def seed(number: int) -> None:
 class ExplainFirstEpoch:
     """Prints when the first epoch ends, evaluation included.
 
-    The epoch ends when a loader that fed it is iterated anew, or another one is exhausted, or at
+    The epoch ends when a loader that fed it is iterated again, or another one is exhausted, or at
     the latest when the session ends.
     """
 
@@ -147,7 +147,7 @@ class NewOptimizers:
 
 
 class FirstUse:
-    """Hears what a loop does after it has made its optimizers, before other plugins do.
+    """Detects the loop's first action after making its optimizers, before other plugins get it.
 
     Registered only while an optimizer waits, so that a step costs nothing.
     """

@@ -1,4 +1,4 @@
-"""="""
+"""The context: services of a session for its plugins."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ class User(Protocol):
 class Context(Ranks):
     """The parts of one session, and what its plugins may do with them.
 
-    ``user``: the ``Session`` that the loop's author holds. ``bus``: who listens to what. ``seams``:
-    what is replaced in torch. ``launcher``: starts or joins the ranks. ``job``: the link to the
-    other ranks, None if there is one rank. ``share``: of the global batch, this rank's.
-    ``batches``: which of them feeds a backward. ``steps``: how many real ones the loop has made.
-    ``listeners``: functions of the script that hear events.
-    ``random``: the streams of random numbers. ``on_close``: undone at the end of the block, the
-    last first. ``options``: the words of the call. ``redactor``: takes secrets out of what is
-    written down.
+    ``user``: the ``Session`` of the script. ``bus``: the registry of listeners. ``seams``: the
+    patches of torch. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks,
+    None if there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of
+    them feeds a backward. ``steps``: how many real ones the loop has made. ``listeners``: functions
+    of the script that listen to events. ``random``: the streams of random numbers. ``on_close``:
+    undone at the end of the block, the last first. ``options``: the words of the call.
+    ``redactor``: takes secrets out of what is written down.
     """
 
     def __init__(
@@ -136,8 +135,8 @@ class Context(Ranks):
         """For strategies: join or start the ranks, and return this rank's world.
 
         ``launch``: another form than the one that the call names. With one rank there is nothing to
-        start. ``alone``: one rank gets a job and a store all the same, because it will meet ranks
-        of other sessions.
+        start. ``alone``: one rank gets a job and a store all the same, because it will connect to
+        ranks of other sessions.
         """
         if not (alone or self.has_many_ranks()):
             return self.world
@@ -207,7 +206,7 @@ class Context(Ranks):
             self.job.stop_for(error)
 
     def let_go_in_fork(self) -> None:
-        """This process was forked by the loop, and is no rank."""
+        """Detach in a child process that the loop has forked, such as a DataLoader worker."""
         self.block.let_go_in_fork()
 
     @property
@@ -236,10 +235,10 @@ class Context(Ranks):
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Inside, the loop tries something: nothing of it counts, or is kept or shown.
+        """Inside, Dry run: counters, logs and checkpoints ignore the block.
 
-        Plugins with ``hears_trials = False`` hear nothing. At the end the random numbers and the
-        states of all others are put back. Models and optimizers are the caller's.
+        Plugins with ``hears_trials = False`` get no events. At the end the random numbers and the
+        states of all others are restored. Models and optimizers are the caller's.
         """
         plugins: list[Any] = [one for _, one in self.bus.plugins()]
         hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
@@ -257,7 +256,7 @@ class Context(Ranks):
     def replace(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
         """Replace ``owner.name`` by ``make(original)`` until the end of the block.
 
-        ``explain()`` lists the replacement among the seams.
+        ``explain()`` lists the replacement among the patches.
         """
         self.seams.replace(owner, name, make, self.on_close)
 
@@ -266,7 +265,7 @@ class Context(Ranks):
         self.seams.retire("model_found")
 
     def forget(self) -> None:
-        """Let go of everything of the caller's, after the end."""
+        """Release references to the caller's objects, after the end."""
         self.world = dataclasses.replace(self.world, store=None, open_mesh=None)
         self.verbs.forget()
         self.adopted.clear()
@@ -340,8 +339,7 @@ class Block:
         self.leave(getattr(sys, "last_value", None))
 
     def let_go_in_fork(self) -> None:
-        """Put torch back in a process that the loop forks, such as a loader's worker: it is no
-        rank.
+        """Restore torch in a process that the loop forks, such as a loader's worker (not a rank).
 
         ``launch="fork"`` forks its ranks earlier, while the session is being entered.
         """
@@ -354,7 +352,7 @@ class Block:
             active.set_current(None)
 
     def _forget(self) -> None:
-        """Let go of everything of the caller's."""
+        """Release references to the caller's objects."""
         self.runs = self.has_begun = False
         self._mark = None
         active.set_current(None)

@@ -1,4 +1,4 @@
-"""``s.explain()``: one screen in plain words."""
+"""``s.explain()``: a summary of the session on one screen."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def _sections(session: Context) -> dict[str, list[str]]:
     for lines in session.bus.hook.explain_lines(session=session):
         for section, texts in (lines or {}).items():
             contributed.setdefault(section, []).extend(texts)
-    sections["strategy"] = contributed.pop(
-        "strategy", ["none: the loop runs as it would by itself"]
-    )
+    sections["strategy"] = contributed.pop("strategy", ["none: the loop runs as without a session"])
     sections |= _things(session)
     notes = contributed.pop("notes", [])
     sections |= contributed

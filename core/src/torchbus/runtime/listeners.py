@@ -17,7 +17,7 @@ class Host(Protocol):
 
 
 class Listener:
-    """One function, as a plugin with one method. It hears no trials, like what shows a training."""
+    """One function, as a plugin with one method. It gets no events of trials."""
 
     hears_trials = False
 

@@ -1,4 +1,4 @@
-"""What installed packages do for a session, as plugins see it: ranks, batches and random numbers.
+"""Interfaces of the services that packages provide: launcher, job, batches, random streams.
 
 Each is an entry point of the group ``torchbus.service``, made from the session's context.
 """
@@ -22,8 +22,8 @@ class JobService(Protocol):
 
     ``waiting``: the synchronisation that the main thread waits in, as words and numbers, or None.
     ``backwards``: how many synchronised backwards this rank has made. ``launch_rule``: why the
-    session chose this form of launch, in words. ``ends_with_block``: the session launched this
-    process, which ends where the block ends. ``evaluates``: whether the loop evaluates now.
+    session chose this form of launch. ``ends_with_block``: the session launched this process, which
+    ends where the block ends. ``evaluates``: whether the loop evaluates now.
     """
 
     waiting: tuple[object, ...] | None
@@ -62,7 +62,7 @@ class JobService(Protocol):
     def wait_until(
         self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
     ) -> bool:
-        """Wait without a collective until the shared store meets a condition, or return False."""
+        """Poll until ``met()``, without a collective; return False after a timeout."""
 
     def asks_rank0(self) -> Iterator[str]:
         """Ask rank 0 where it is; yield how it has passed the place where this rank is, or ""."""
@@ -74,7 +74,7 @@ class JobService(Protocol):
         """Wait for the other ranks at the end; return the error that this rank must raise."""
 
     def let_go_in_fork(self) -> None:
-        """Let go of the job in a process that the loop has forked, which is no rank."""
+        """Detach from the job in a child process that the loop has forked."""
 
     def part(self, error: BaseException | None) -> None:
         """Leave the job."""
@@ -112,7 +112,7 @@ class LauncherService(Protocol):
 
 
 class BatchService(Protocol):
-    """The batches that were taken from loaders and that live."""
+    """Tracks batches from loaders until they are freed."""
 
     current: tuple[Any, ...]
 
@@ -173,7 +173,7 @@ class RandomService(Protocol):
 
     @property
     def is_split(self) -> bool:
-        """Whether this rank draws from a stream of its own in training."""
+        """Whether this rank draws from a separate stream in training."""
 
     @property
     def drew_in_evaluation(self) -> bool:

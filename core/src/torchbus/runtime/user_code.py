@@ -128,7 +128,7 @@ def deprecation_warning(what: str, since: str, instead: str) -> FutureWarning:
     """Return that warning. For an event: ``hookspec(warn_on_impl=deprecation_warning(...))``."""
     major, minor = since.split(".")
     return FutureWarning(
-        f"{what} is deprecated since torchbus {since}, and will be gone in"
+        f"{what} is deprecated since torchbus {since}, and will be removed in"
         f" {major}.{int(minor) + 1}: {instead}"
     )
 

@@ -1,4 +1,4 @@
-"""The plugin: what a session has to know of Accelerate's loaders and processes."""
+"""The plugin: adapts a session to Accelerate's loaders and processes."""
 
 from __future__ import annotations
 

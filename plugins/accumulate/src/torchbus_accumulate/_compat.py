@@ -37,15 +37,15 @@ Without it: UsageError when schedulers are looked at.
 
 
 def require_step_count() -> None:
-    """Raise UsageError where the count of steps would be taken for a number of the schedule."""
-    require(LRScheduler, STEP_COUNT, "is told apart from the numbers of a schedule")
+    """Raise UsageError where the count of steps would be mistaken for a number of the schedule."""
+    require(LRScheduler, STEP_COUNT, "is distinguished from the numbers of a schedule")
 
 
 def has_seen(scaler: GradScaler, optimizer: object) -> bool:
     """Whether a scaler has unscaled the gradients of an optimizer.
 
-    Without ``_per_optimizer_states``: UsageError at the first step that is not taken.
+    Without ``_per_optimizer_states``: UsageError at the first skipped step.
     """
     name = "_per_optimizer_states"
-    require(GradScaler, name, "tells that the loop scales its gradients itself")
+    require(GradScaler, name, "detects that the loop scales its gradients itself")
     return id(optimizer) in getattr(scaler, name, ())

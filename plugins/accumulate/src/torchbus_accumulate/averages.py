@@ -1,4 +1,4 @@
-"""Averages of weights that the loop updates by itself, found by their values."""
+"""Finds averages of weights that the loop updates itself, by their values."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Optimizers:
         self.sums = ()
 
     def refuse_foreign_scaler(self, optimizer: Optimizer) -> None:
-        """At the first skipped step, raise Unsupported if the loop uses a GradScaler of its own."""
+        """At the first skipped step, raise Unsupported if the loop uses a GradScaler."""
         self.checked = True
         if any(has_seen(scaler, optimizer) for scaler in objects.alive(GradScaler)):
             raise Unsupported(

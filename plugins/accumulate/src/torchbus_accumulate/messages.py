@@ -1,22 +1,22 @@
-"""What can't be accumulated, and why."""
+"""The texts of errors and warnings about accumulation."""
 
 from __future__ import annotations
 
 BETWEEN = (
     "zero_grad() after backward() and without optimizer.step(), in the middle of an "
-    "accumulation window: what this batch has added to the gradients of earlier batches can't"
-    " be taken away. Leave a batch out before its backward(), or accumulate in the loop under"
+    "accumulation window: the gradients that this batch has added to those of earlier batches"
+    " can't be removed. Leave a batch out before its backward(), or accumulate in the loop under"
     " s.accumulating(...)"
 )
 FAILED = (
-    "backward() has failed in the middle of an accumulation window, and the loop goes on: "
-    "what it has added to the gradients of earlier batches can't be taken away. Leave such a "
-    "batch out before its backward(), or accumulate in the loop under s.accumulating(...)"
+    "backward() has failed in the middle of an accumulation window, and the loop continues: the"
+    " gradients that it has added to those of earlier batches can't be removed. Leave such a"
+    " batch out before its backward(), or accumulate in the loop under s.accumulating(...)"
 )
 UNCLEARED = (
     "accumulate_grad_batches, with a loss that counts something else than samples (tokens): a"
-    " backward() was added to the gradients of a window that is over, and nobody can weigh them"
-    " apart. Call step() and zero_grad() for each batch, or say loss_weight='samples'"
+    " backward() was added to the gradients of a window that is over, and the two can't be"
+    " weighted separately. Call step() and zero_grad() for each batch, or say loss_weight='samples'"
 )
 SHARED = (
     "accumulate_grad_batches with two optimizers that hold the same parameters ({} and {}): "
@@ -25,7 +25,7 @@ SHARED = (
 )
 ASSIGNED = (
     "accumulate_grad_batches with gradients that the loop has assigned to the parameters of "
-    "{} (torch.autograd.grad): without backward() nobody can tell what each rank's count. "
+    "{} (torch.autograd.grad): without backward() the weight of each rank's gradients is unknown. "
     "Call backward(), or accumulate in the loop and assign s.reduce(gradient)"
 )
 UNLIKE = (
@@ -35,10 +35,10 @@ UNLIKE = (
     "or say loss_weight='samples'"
 )
 AGAIN = (
-    "accumulate_grad_batches with several steps of {} on one batch, each after a backward() of its"
-    " own (chunks of a sequence, several steps of a critic): one process with a larger batch would"
-    " step as often, and a window steps once. Leave accumulate_grad_batches out, or accumulate in"
-    " the loop under s.accumulating(...)"
+    "accumulate_grad_batches with several steps of {} on one batch, each after a separate"
+    " backward() (chunks of a sequence, several steps of a critic): one process with a larger"
+    " batch would step as often, and a window steps once. Leave accumulate_grad_batches out, or"
+    " accumulate in the loop under s.accumulating(...)"
 )
 MOVED = (
     "accumulate_grad_batches: the parameters of {} were changed between two backward() calls of one"
@@ -65,6 +65,6 @@ TOUCHED = (
 )
 CUT_OFF = (
     "an accumulation window was left before its last batch (by break, or under s.no_sync()), its"
-    " losses count something else than samples (tokens), and replicas that come and go can't tell"
-    " each other how many. Leave the pass after a whole window, or say loss_weight='samples'"
+    " losses count something else than samples (tokens), and replicas that come and go can't"
+    " exchange the counts. Leave the pass after a whole window, or say loss_weight='samples'"
 )

@@ -102,14 +102,14 @@ class Accumulate:
         return self._place.ends_pass()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backwards inside do not communicate. All ranks enter it alike.
+        """Backwards inside do not communicate. All ranks must enter it.
 
         The next backward outside, or ``optimizer.step``, averages their gradients with its own.
         """
         return self.accumulating(True)
 
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
-        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):``.
+        """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
         It is ``no_sync()`` for all batches but the last one of each window.
         """
@@ -149,7 +149,7 @@ class Accumulate:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
         Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
-        call it alike.
+        must call it.
         """
         if (
             isinstance(count, bool)
@@ -168,7 +168,7 @@ class Accumulate:
         """Return where the loop is in its window, and each optimizer's part of an open window.
 
         The optimizers come in the order of their creation. The state has plain numbers and tensors,
-        and is the same for all ranks. All call this alike, after a step.
+        and is the same on all ranks, which all must call this after a step.
 
         Raises:
             Unsupported: between ``backward`` and ``optimizer.step`` in the middle of a window.
@@ -178,7 +178,7 @@ class Accumulate:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue with the next batch of the epoch and of the window.
 
-        All ranks call it alike, inside the block, when the optimizers exist. The number of ranks
+        All ranks must call it, inside the block, when the optimizers exist. The number of ranks
         may have changed.
 
         Raises:

@@ -21,7 +21,7 @@ from torchbus_accumulate.place.position import Position
 
 DEPTH = 4
 AVERAGES = (
-    "an average of weights (EMA) that the loop updates by itself after step() is updated for every"
+    "an average of weights (EMA) that the loop updates after step() is updated for every"
     " batch: update it in optimizer.register_step_post_hook(...), which waits for real steps, or"
     " use torch's AveragedModel"
 )

@@ -26,8 +26,10 @@ DispatchMode = _python_dispatch.TorchDispatchMode
 """Sees every operation of torch. Without it: AttributeError when a trial begins."""
 
 DISPATCHING = ("torch.utils._python_dispatch", "torch._ops", "torch._compile", "torch._dynamo")
-"""Modules through which a call comes to a mode. Without one of them: a value that the script reads
-is taken for one that torch reads, and no note says that it was made up.
+"""Modules through which a call comes to a mode.
+
+Without one of them: a value that the script reads is treated as one that torch reads, and no note
+says that it was invented.
 """
 
 DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter

@@ -18,7 +18,7 @@ USAGE = """torchbus advise [OPTION]... SCRIPT [ARG]...
        torchbus advise [OPTION]... -m MODULE [ARG]..."""
 DESCRIPTION = """Say which strategy a training script needs, with the memory and speed of each.
 
-The first steps run in a process of their own: with fake tensors, which need no memory and compute
+The first steps run in a separate process: with fake tensors, which need no memory and compute
 nothing, and again with real values if they fit this machine. torch.save writes nothing meanwhile.
 Options come before the script; everything after it is the script's own. Exit status: 0; 2 for a
 wrong call; 3 if the script makes no step.

@@ -1,4 +1,4 @@
-"""A world of fake tensors: shapes and dtypes without memory and arithmetic."""
+"""Runs with fake tensors: shapes and dtypes without memory and arithmetic."""
 
 from __future__ import annotations
 

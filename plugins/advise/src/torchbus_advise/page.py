@@ -1,4 +1,4 @@
-"""Everything that ``torchbus advise`` has to say of one script."""
+"""The HTML page of ``torchbus advise`` about one script."""
 
 from __future__ import annotations
 

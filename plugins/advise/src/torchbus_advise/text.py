@@ -1,4 +1,4 @@
-"""What is printed."""
+"""The terminal output of ``torchbus advise``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the first steps of a script in a process of its own."""
+"""Runs the first steps of a script in a separate process."""
 
 from __future__ import annotations
 
@@ -156,8 +156,10 @@ SHOWN_ANSWERS = 3
 
 
 def work(request: Request, outcome: Path, output: Path) -> NoReturn:
-    """In a process of its own, which ends here. What the script writes to its terminal goes to the
-    file ``output``."""
+    """Run the trial in this forked process, and exit.
+
+    The script's terminal output goes to the file ``output``.
+    """
     with output.open("wb", buffering=0) as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
@@ -276,7 +278,7 @@ def free_bytes() -> int:
 @dataclass(frozen=True)
 class Request:
     """``name``: of the script, or with ``by_module`` of the module. ``options``: those of the
-    session. ``then_s``: so long the loop goes on to be timed."""
+    session. ``then_s``: for so long further steps are timed."""
 
     name: str
     args: list[str]

@@ -58,7 +58,7 @@ def factor_of(loss: Tensor | None) -> Tensor | None:
 @cache
 def check() -> None:
     """Raise UsageError if a GradScaler of the loop would not be seen, and losses scaled twice."""
-    need = "tells that the loop scales its losses itself"
+    need = "detects that the loop scales its losses itself"
     require(GradScaler, "_scale", need)
     with torch.enable_grad():
         one = torch.ones((), device="cpu")
@@ -77,7 +77,7 @@ def undo_inductor_patch() -> Callable[[], None]:
     """Remember torch's code generator before torchao changes it for float8.
 
     Returns a function that puts it back. Without ``_PATCHED`` or ``TritonOverrides``, torchao
-    changes nothing, or in another way, and nothing is put back.
+    changes nothing, or in another way, and nothing is restored.
     """
     try:
         from torch._inductor.codegen.triton import TritonOverrides

@@ -88,6 +88,6 @@ def refuse_tp(session: Context) -> None:
     """Raise Unsupported if ranks share layers."""
     if session.options.get("tp") is not None or session.options["strategy"] == "tp":
         raise Unsupported(
-            "precision='fp8' with tp: each rank would scale its part of a layer by itself."
-            f" {INSTEAD}"
+            "precision='fp8' with tp: each rank would choose a different scale for its part of a"
+            f" layer. {INSTEAD}"
         )

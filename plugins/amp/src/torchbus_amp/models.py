@@ -117,7 +117,7 @@ class Autocast(Models):
     def found(self, model: Module, calling: bool) -> None:
         """Enter autocast here, and leave it in a hook, if the forward has begun.
 
-        Such a forward can't be replaced any more.
+        Such a forward can no longer be replaced.
         """
         self._add(model)
         if not calling or torch.is_autocast_enabled(self._device):
@@ -137,7 +137,7 @@ class Autocast(Models):
 
     def summary(self) -> str:
         if self.foreign:
-            return "left alone: the loop has autocast of its own"
+            return "unchanged: the loop uses autocast itself"
         return f"forward under {NAMES[self.dtype]} autocast, returns float32"
 
 

@@ -94,7 +94,7 @@ class LossScaling:
 
     @hookimpl(tryfirst=True)
     def backward_failed(self) -> None:
-        """Unscale too: the loop may go on with the gradients that there are."""
+        """Unscale too: the loop may continue with the existing gradients."""
         self.after_backward()
 
     @hookimpl(tryfirst=True)
@@ -132,7 +132,7 @@ class LossScaling:
         return Answer(result)
 
     def _overflowed(self, scaler: Scaler, found: Tensor) -> bool:
-        # gradients of only this rank, but all ranks must decide alike
+        # gradients of only this rank, but all ranks must decide the same
         if self._local and self._session.world_size > 1:
             found = self._session.reduce(found, "max")
         scaler.note(found)
@@ -167,7 +167,7 @@ class LossScaling:
         if not isinstance(thing, Optimizer) or id(thing) not in self._scalers:
             return None
         if self.foreign:
-            return "no loss scaling: the loop has a GradScaler of its own"
+            return "no loss scaling: the loop uses its own GradScaler"
         return f"loss scale {self._scalers[id(thing)].get_scale():g}"
 
 

@@ -85,7 +85,7 @@ class Averages:
 
     @property
     def are_in(self) -> bool:
-        """Whether an average stands in a parameter's place."""
+        """Whether a parameter currently holds its average."""
         return any(entry.training is not None for entry in self._entries)
 
     @property
@@ -106,7 +106,7 @@ class Averages:
 
     @torch.no_grad()
     def swap_out(self, model: Module | None = None) -> None:
-        """Put back what to go on training with: of all, or of models inside this one."""
+        """Restore the training values of all parameters, or of models inside this one."""
         for entry in self._of(model, self.models):
             entry.swap_out()
 
@@ -149,5 +149,5 @@ def _tensors(model: Module) -> set[int]:
 
 
 def _owners(model: Module) -> set[int]:
-    """The parts of a model that have parameters of their own: a compiled model has the same."""
+    """Return the modules that own parameters, the same for a compiled model."""
     return {id(part) for part in model.modules() if any(True for _ in part.parameters(False))}

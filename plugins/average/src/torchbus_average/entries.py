@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Entry:
     """A parameter or buffer of a model, and its average.
 
-    ``count``: how many values are in the average. ``training``: the value to go on training with,
-    while the average stands in its place; else None. Under fsdp all three are this rank's shard.
+    ``count``: how many values are in the average. ``training``: the training value, while the
+    parameter holds its average; else None. Under fsdp all three are this rank's shard.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -43,7 +43,7 @@ class Entry:
             tensor.copy_(average)
 
     def swap_out(self) -> None:
-        """Put back the value to go on training with, bit for bit."""
+        """Restore the training value, bit for bit."""
         if self.training is not None:
             local(self.tensor).copy_(self.training)
             self.training = None

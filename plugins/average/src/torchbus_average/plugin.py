@@ -1,4 +1,4 @@
-"""The plugin: when to average, and when averages stand in the place of weights."""
+"""The plugin: when to average, and when averages replace the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Average:
     """Averages the weights after optimizer steps, and evaluates with the averages.
 
     With neither ``ema_decay`` nor ``swa_start`` nothing is averaged. After ``model.eval()`` the
-    averages stand in the parameters' place, until ``model.train()``. The averages are those of
+    averages replace the parameters, until ``model.train()``. The averages are those of
     ``torch.optim.swa_utils.AveragedModel``: of an exponential one bit for bit, of a mean up to
     rounding.
 
@@ -88,9 +88,9 @@ class Average:
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
         if optimizer in self._of and self._of[optimizer].are_in:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() while averages stand in the place of its"
-                " weights, since model.eval() or in s.averaged(): call model.train() before you go"
-                " on training, or pass session(Average(..., in_eval=False))"
+                f"{type(optimizer).__name__}.step() while averages replace its weights, since"
+                " model.eval() or in s.averaged(): call model.train() before training continues,"
+                " or pass session(Average(..., in_eval=False))"
             )
 
     @hookimpl
@@ -121,11 +121,11 @@ class Average:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the averages stand in the place of all weights, whatever mode the models are in.
+        """Replace all weights by their averages inside, in any mode of the models.
 
-        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
+        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks call it alike, like forward.
+        all ranks must call it, as they call forward.
         """
         if not self._what:
             raise UsageError(
@@ -219,7 +219,7 @@ def check(
 
 
 class HasModes(Protocol):
-    """An optimizer as those of the package schedulefree."""
+    """The interface of optimizers of the package schedulefree."""
 
     def train(self) -> None: ...
 

@@ -27,7 +27,7 @@ LAYOUT = ("torch.serialization", "_get_layout")
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices and values of a sparse tensor as they are; the public ones ask for summed ones.
+    """Indices and values of a sparse tensor that need not be coalesced, unlike the public methods.
 
     Without ``_indices`` or ``_values``: AttributeError at a checkpoint with sparse gradients.
     """
@@ -35,7 +35,7 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def uncompiled(model: Module) -> Module:
-    """What ``torch.compile`` has wrapped, whose keys have no prefix, or the model itself.
+    """The model inside a ``torch.compile`` wrapper, whose keys have no prefix, or the model itself.
 
     Without ``_orig_mod``: UsageError at the first checkpoint
     of a compiled model.
@@ -59,7 +59,7 @@ def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
 
     Without ``_schedulers``: UsageError at the first checkpoint with a scheduler.
     """
-    require(SequentialLR, PARTS, "tells which schedulers are parts of another one")
+    require(SequentialLR, PARTS, "finds the schedulers that are parts of another one")
     return list(getattr(scheduler, PARTS, ()))
 
 
@@ -78,7 +78,7 @@ def has_iterator(loader: Any) -> bool:
 
 
 def kinds_of_dcp() -> tuple[Any, ...]:
-    """What newer plans of torch.distributed.checkpoint are made of, too. Slow to import.
+    """Further classes in newer plans of torch.distributed.checkpoint. Slow to import.
 
     ``BytesIOWriteData`` is not in every torch; plans of older ones do without.
     """
@@ -90,8 +90,7 @@ def kinds_of_dcp() -> tuple[Any, ...]:
 
 @cache
 def loops_in(code: CodeType) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """Of each ``for``: where it asks for its next item, where its body begins and ends, and what it
-    assigns.
+    """A ``for`` loop in bytecode: where it asks for its next item, its body, and what it assigns.
 
     Without ``FOR_ITER`` and ``STORE_*``, the names of bytecode: see ``check_bytecode``.
     """

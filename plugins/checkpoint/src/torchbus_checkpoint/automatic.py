@@ -1,4 +1,4 @@
-"""Checkpoints that a session writes by itself: at intervals, on request, and at the end."""
+"""Automatic checkpoints: at intervals, on request, and at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_checkpoint.state.snapshot import Snapshot
 
 
 class AutomaticSaves:
-    """``mirror`` sends what is written to a store, if there is one."""
+    """Writes the automatic checkpoints. ``mirror``: uploads them to a store, or None."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AutomaticSaves:
         self._mirror = mirror
 
     def boundary(self, iterator: LoaderIterator | None) -> None:
-        """The loop is between two steps, and asks for a batch, or ``s.epochs`` for an epoch."""
+        """Called between two steps, when the loop asks for a batch or ``s.epochs`` for an epoch."""
         requests = self.requests
         requests.look()
         if not self._steps.since_save and not requests.leave:
@@ -62,7 +62,7 @@ class AutomaticSaves:
                 self._leave(requests.leave)
 
     def at_end(self) -> None:
-        """The loop has ended. Save it, unless the last checkpoint has its end already.
+        """Save the ended loop, unless the last checkpoint already contains its end.
 
         A loop that was cut short has no end.
         """
@@ -73,7 +73,7 @@ class AutomaticSaves:
             self._save()
 
     def load_best(self) -> None:
-        """Give the models the weights of the best checkpoint, if that is asked for."""
+        """Load the weights of the best checkpoint into the models, if an option asks for it."""
         session, options = self._session, self._options
         if not options.load_best:
             return
@@ -89,7 +89,7 @@ class AutomaticSaves:
             )
 
     def explain_lines(self) -> list[str]:
-        """Say where and when checkpoints are written, and what can't be heard."""
+        """Print where and when checkpoints are written, and which signals can't be handled."""
         url, keep = self._options.url, self._options.keep
         then = "" if url is None else f", and sent to {shown(url)}"
         lines = [
@@ -99,8 +99,8 @@ class AutomaticSaves:
             lines.append(f"at the end models get the weights with the best {self._options.monitor}")
         if not self.requests.hears_signals:
             lines.append(
-                "SIGTERM and SIGUSR1 are not heard, because the session began in another thread"
-                " than the main one: s.save_and_leave() asks for the same"
+                "SIGTERM and SIGUSR1 are not handled, because the session did not begin in the"
+                " main thread: call s.save_and_leave() instead"
             )
         return lines
 

@@ -27,8 +27,8 @@ def end_epochs(epoch: int) -> bool | None:
 def cut_short() -> bool | None:
     """Does the loop end before it is over, as after ``max_steps``?
 
-    Asked between two steps, and at the end of the block. All ranks answer alike. True: a checkpoint
-    is written now, and a later run goes on from there.
+    Fired between two steps, and at the end of the block. All ranks return the same. True: a
+    checkpoint is written now, and a later run resumes from it.
 
     Since 0.1.
     """
@@ -36,7 +36,7 @@ def cut_short() -> bool | None:
 
 @hookspec
 def before_restore() -> None:
-    """A checkpoint is about to be put back. Nothing was compared with it yet.
+    """A checkpoint is about to be restored. It has not been compared with the loop yet.
 
     Complete what it is compared with: optimizers get all their groups. Sent once per restore.
 
@@ -49,8 +49,8 @@ def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
     """A checkpoint is written in the middle of a step, whose gradients are to go into it.
 
     Answer if an engine keeps them outside of ``p.grad``: the gradient of each parameter of the
-    optimizer, in the order of its groups, whole and averaged, or None. All ranks get the event
-    alike, and may talk to each other.
+    optimizer, in the order of its groups, whole and averaged, or None. Fired on all ranks, which
+    may use collectives.
 
     Since 0.1.
     """

@@ -1,4 +1,4 @@
-"""Only one job at a time writes to a folder of checkpoints.
+"""The lock of a folder of checkpoints: only one job at a time writes to it.
 
 It holds a lock of the operating system, and leaves a note for people that says who it is."""
 
@@ -71,7 +71,7 @@ class FolderLock:
                 raise CheckpointError(
                     f"another job writes its checkpoints to {self._parent}:"
                     f" {owner or 'an unknown one'}. Wait until it ends, or use another folder"
-                    f" (if its host is gone for good, remove {self._path})"
+                    f" (if its host no longer exists, remove {self._path})"
                 )
             time.sleep(0.05)
 
@@ -90,7 +90,7 @@ class FolderLock:
         return os.open(self._path, flags, 0o666)
 
     def _unlocked(self, owner: Owner | None) -> bool:
-        """Whether the folder may be taken on a file system without locks, as the file says."""
+        """Whether the file allows this job to use the folder, on a file system without locks."""
         if owner is not None and owner.is_here:
             return not owner.is_alive or owner.pid == os.getpid()
         last = (
@@ -120,7 +120,7 @@ class FolderLock:
 
 @dataclass(frozen=True)
 class Owner:
-    """The job that holds a lock. ``began`` tells it from a later process with the same number."""
+    """The job that holds a lock. ``began`` excludes a later process with the same id."""
 
     host: str
     pid: int
@@ -172,7 +172,7 @@ class Owner:
 def _began(pid: int) -> str:
     """Return when a process began, in ticks since the host's start, and the id of that start.
 
-    Returns "" if the system does not tell.
+    Returns "" if the system does not provide it.
     """
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Check the plugin's options before anything starts."""
+"""Validates the plugin's options."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Checkpoint:
     with exit status 128 + the signal's number.
 
     It adds ``s.save(path)``, ``s.load(path)``, ``s.register(name, object)`` and ``for epoch in
-    s.epochs(10)``, which all ranks call alike, and ``s.save_and_leave()``, which one may call.
+    s.epochs(10)``, which all ranks call, and ``s.save_and_leave()``, which one may call.
     """
 
     owns = ("checkpoints",)
@@ -219,7 +219,7 @@ class Checkpoint:
         self._snapshot.write(Path(path).absolute())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Put back what ``save`` wrote. All ranks call it.
+        """Restore a checkpoint that ``save`` wrote. All ranks call it.
 
         Before the first step of this session, it also leads the loop that follows back to where the
         checkpoint was written.
@@ -229,7 +229,7 @@ class Checkpoint:
         self._resume.load(Path(path).absolute(), self._steps.count)
 
     def save_and_leave(self) -> None:
-        """Ask that all ranks save at their next common step boundary, and leave, as SIGUSR1 does.
+        """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
         One rank is enough. It may call it in any thread, at any time, and again. Needs
         ``checkpoint``.

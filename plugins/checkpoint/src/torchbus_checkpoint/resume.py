@@ -1,4 +1,4 @@
-"""Take the folder for this job, and resume from the checkpoint in it."""
+"""Locks the folder for this job, and resumes from the checkpoint in it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Resume:
 
     @property
     def pending(self) -> Replay | None:
-        """The replay, while it leads the loop back."""
+        """The replay, while it runs."""
         return self._replay if self._replay is not None and self._replay.pending else None
 
     def from_folder(self, folder: Path) -> None:
@@ -68,14 +68,14 @@ class Resume:
         return choice.to_begin_with(self._options)
 
     def refuse_while_pending(self, path: str | os.PathLike[str]) -> None:
-        """Raise UsageError for a load of this path while a replay leads the loop back."""
+        """Raise UsageError for a load of this path during a replay."""
         if self.pending is not None:
             raise UsageError(
                 f"s.load({str(path)!r}): this session is resuming from {self.found} already"
             )
 
     def load(self, chosen: Path, step: int) -> None:
-        """Put back this checkpoint, and before the first step lead the loop to its place."""
+        """Restore this checkpoint; before the first step, replay the loop to its position."""
         agree(self._session, f"checkpoint/load/{step}/{chosen}", lambda: choice.verified(chosen))
         begins = not self._position.trains
         replay = self.begin(chosen)

@@ -76,7 +76,7 @@ def _parser(entry: Any) -> Parser | None:
 
 
 def _complete(parser: argparse.ArgumentParser, shtab: object) -> None:
-    """Tell what the values of options may be."""
+    """Complete the values of options."""
     names: dict[str, Iterable[str]] = {
         "strategy": (*discovery.installed("strategy"), "auto", "None"),
         "logger": discovery.installed("logger"),

@@ -1,4 +1,4 @@
-"""="""
+"""``torchbus doctor``: checks packages, environment, machine and GPUs, and trains on two ranks."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def document(
     light: Mapping[str, str] = NO_COLOURS,
     dark: Mapping[str, str] = NO_COLOURS,
 ) -> str:
-    """A whole page. ``rules``: CSS of its own, after the common ones. ``light`` and ``dark``:
+    """Return a whole page.
+
+    ``rules``: additional CSS, after the common rules. ``light`` and ``dark``:
     further colours by name, for ``var(--name)``.
     """
     style = _variables({**LIGHT, **light}, {**DARK, **dark}) + RULES + rules

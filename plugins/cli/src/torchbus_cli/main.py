@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         return complain(
             "torchbus",
             UsageError(
-                f"{name} is no command: options come after it, as in torchbus run --devices 2"
+                f"{name} is not a command: options come after it, as in torchbus run --devices 2"
                 " train.py"
             ),
         )

@@ -1,4 +1,4 @@
-"""="""
+"""The argument parser of all commands, with the tables and errors that they print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""="""
+"""Finds installed packages whose version requirements are not met, and their remedies."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _name(written: str) -> str:
 
 @dataclass(frozen=True)
 class InstalledPlugin:
-    """What a plugin contributes.
+    """An installed plugin and its contributions.
 
     ``events``: those that its own class or a helper class of its package listens to, in the order
     of a loop.

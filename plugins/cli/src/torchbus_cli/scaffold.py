@@ -1,4 +1,4 @@
-"""="""
+"""``torchbus new``: writes the skeleton of a plugin package from a template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIX = ".txt"  # of the template's files, so that no tool takes them for sourc
 
 @dataclass(frozen=True)
 class Names:
-    """What a package calls things. ``name``: of the plugin. ``version``: of torchbus."""
+    """Names in the template. ``name``: of the plugin. ``version``: of torchbus."""
 
     name: str
     version: str
@@ -35,7 +35,7 @@ class Names:
         return f"torchbus_{self.name}"
 
     def values(self) -> dict[str, str]:
-        """Return what stands in the template, as ``$name`` and others."""
+        """Return the values of the template's placeholders, such as ``$name``."""
         major, minor = self.version.split(".")[:2]
         return {
             "name": self.name,
@@ -101,11 +101,11 @@ def main(argv: list[str]) -> int:
 
 
 def _names(given: str) -> Names:
-    """Return the names of a plugin. Raises UsageError for one that is none, or is taken."""
+    """Return the names of a plugin. Raises UsageError for an invalid name, or one in use."""
     name = given.removeprefix("torchbus-").removeprefix("torchbus_").replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
         raise UsageError(
-            f"{given!r} is no name for a plugin: use small letters, digits and '-', such as"
+            f"{given!r} is not a valid plugin name: use small letters, digits and '-', such as"
             " nan-guard"
         )
     for kind in USED:

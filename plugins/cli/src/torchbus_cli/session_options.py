@@ -1,4 +1,4 @@
-"""="""
+"""``torchbus run``: session options from the command line and from a TOML file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Config:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read a file. Raises UsageError for what is no TOML, and for a key that is no option."""
+        """Read a file. Raises UsageError for invalid TOML, and for a key that is not an option."""
         self._path = path
         self.options = _read(path)
         self.plugins = self.options.pop(PLUGINS, [])
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from None
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
     return found
 
 
@@ -132,7 +132,7 @@ def _toml() -> Any:
         return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ModuleNotFoundError:
         raise PluginError(
-            "Python 3.10 reads no TOML by itself, so --config needs tomli: pip install tomli"
+            "Python 3.10 has no TOML parser, so --config needs tomli: pip install tomli"
         ) from None
 
 
@@ -178,7 +178,7 @@ def _by_config(config: Config, plugins: list[str], given: dict[str, object]) -> 
 
 
 class SessionParser(Parser):
-    """Says how options of plugins are written, which have no ``--name`` of their own."""
+    """Explains how options of plugins without a ``--name`` are written."""
 
     def unknown(self, word: str, following: str) -> str:
         name, _, value = word.lstrip("-").partition("=")

@@ -1,4 +1,4 @@
-"""="""
+"""``torchbus stubs``: type stubs with the options and verbs of the installed plugins."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ def _returned(function: Any, modules: set[str]) -> str:
     return options.text(options.of_parameter(function, parameter), modules)
 
 
-DESCRIPTION = """Tell type checkers and editors of the plugins that are installed here.
+DESCRIPTION = """Give type checkers and editors the types of the plugins that are installed here.
 
 torchbus has types for its own plugins. For those of others, this command writes the partial stub
-package torchbus-stubs (PEP 561) into the environment, which mypy and pyright find by themselves.
-Run it again when plugins come or go; delete the folder to undo it.
+package torchbus-stubs (PEP 561) into the environment, which mypy and pyright find automatically.
+Run it again after installing or removing plugins; delete the folder to undo it.
 """
 EXAMPLES = """  torchbus stubs
   torchbus stubs --to .venv/lib/python3.12/site-packages

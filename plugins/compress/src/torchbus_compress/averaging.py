@@ -151,7 +151,7 @@ class AsyncAverage(Averager):
     """Averages all models while the next ``period_steps`` steps run, and then corrects the model.
 
     Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022, at fixed steps, so that
-    ranks always meet.
+    ranks always average together.
     """
 
     def __init__(self, parameters: list[Tensor], period_steps: int = 4) -> None:

@@ -38,7 +38,7 @@ def local(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
 def with_exact(parameter: Tensor, inner: Hook) -> Hook:
     """``inner`` for all gradients, except that of this parameter, which is averaged exactly.
 
-    It holds what ranks tell each other.
+    It holds the metadata that ranks exchange.
     """
 
     def hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -90,7 +90,7 @@ RANGE_BYTES = 16  # two float64: the smallest and the largest number of a row
 
 
 class Codec(Protocol):
-    """Encodes rows of numbers as rows of bytes, and back; each row by itself."""
+    """Encodes rows of numbers as rows of bytes, and back; each row separately."""
 
     def encode(self, rows: Tensor) -> Tensor:
         """From shape (rows, numbers) of a floating dtype to (rows, bytes) of uint8."""

@@ -1,4 +1,4 @@
-"""Models that each rank steps by itself, with its own optimizer's state, and their checkpoint."""
+"""Models that each rank steps independently, with its own optimizer state, and their checkpoint."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ WITHOUT_STRATEGY = ALGORITHMS[:-1]
 
 
 class State(TypedDict):
-    """``who`` is the rank and the number of ranks that wrote it."""
+    """The checkpoint state. ``who``: the rank and the number of ranks that wrote it."""
 
     algorithm: str
     who: list[int]
@@ -73,7 +73,8 @@ class Compress:
         if str(gradient_algorithm) == "qadam":
             raise UsageError(
                 "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum,"
-                " which torch's Adam does not allow: use 'bytegrad', which sends as many bytes"
+                " which torch's Adam does not allow: use 'bytegrad', which sends the same number"
+                " of bytes"
             )
         if gradient_algorithm not in ALGORITHMS:
             raise UsageError(
@@ -143,7 +144,7 @@ class Compress:
 
     @hookimpl(optionalhook=True)
     def parameters_may_differ(self) -> bool | None:
-        """They do: ranks step by themselves between two averages."""
+        """True: parameters differ while ranks step independently between two averages."""
         return True if self.algorithm in AVERAGERS else None
 
     @hookimpl
@@ -247,7 +248,7 @@ class Memory:
     def add(self, module: nn.Module, state: PowerSGDState) -> None:
         """Remember a state for the module's parameters.
 
-        The last one, which holds what ranks tell each other, does not count.
+        The last one, which holds the ranks' metadata, does not count.
         """
         parameters = list(module.parameters())[:-1]
         identity = frozenset(map(id, parameters))

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchbus.compat.required import private, require
 
 will_execute_node: Callable[[Any], bool] = private(
-    torch._C, "_will_engine_execute_node", "tells which parameters a backward reaches"
+    torch._C, "_will_engine_execute_node", "finds the parameters that a backward reaches"
 )
 """Without it: UsageError at the first backward."""
 
@@ -44,15 +44,16 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 
 
 class ReducerOnly(DistributedDataParallel):
-    """DDP over parameters only, told which of them have sparse gradients (it would look for
-    Embedding modules).
+    """DDP over parameters only, with a list of those with sparse gradients.
+
+    DDP itself would look for Embedding modules.
 
     Without ``_build_params_for_reducer``: UsageError when the first reducer is made.
     """
 
     def __init__(self, module: Any, **options: Any) -> None:
         name = "_build_params_for_reducer"
-        require(DistributedDataParallel, name, "tells DDP which gradients are sparse")
+        require(DistributedDataParallel, name, "passes the sparse gradients to DDP")
         self.__dict__["_sparse"] = module.sparse
         super().__init__(module, **options)
 

@@ -22,7 +22,7 @@ def configure_ddp(
     Pass ``options`` on, and register communication hooks on the result. Without an answer, it is
     ``DistributedDataParallel(module, **options)``.
 
-    The last parameter of ``module`` holds what ranks tell each other, and must be averaged exactly:
+    The last parameter of ``module`` holds the ranks' metadata, and must be averaged exactly:
     a hook that loses digits, or averages nothing, must leave it out. Set ``keeps_buckets = True``
     on the result if its buckets must keep their order after the first backward.
 

@@ -16,7 +16,7 @@ from torchbus_strategy.strategy import Strategy
 
 
 class ByReducer(Strategy):
-    """A strategy whose gradients meet in the buckets of torch's DDP reducer."""
+    """A strategy that averages gradients in the buckets of torch's DDP reducer."""
 
     declares_events = events
 
@@ -61,7 +61,7 @@ class DDP(ByReducer):
             "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
             that it is a mean of (targets that are not ignored, elements behind a mask), else
-            samples; "samples"; "tokens": as "auto", and a loss that doesn't tell is refused.
+            samples; "samples"; "tokens": as "auto", and a loss without such a count is refused.
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only: torch's
             SyncBatchNorm).

@@ -25,7 +25,7 @@ KEPT = 64
 class Call:
     """One call of an outermost model. ``gradients``: those of its outputs, on this rank alone.
 
-    ``batches``: what feeds the backward that it belongs to, in words, with the batch itself.
+    ``batches``: descriptions of what feeds its backward, with the batches.
     """
 
     model: weakref.ref[Module]
@@ -62,7 +62,7 @@ class Calls:
         return output
 
     def look(self, *, in_backward: bool, repeat: bool) -> tuple[Call, str] | None:
-        """Return the call that went wrong, and in words its first part that is not finite.
+        """Return the call that went wrong, and a description of its first part that is not finite.
 
         ``in_backward``: the loss was finite. ``repeat``: whether this rank can call a model alone.
         """

@@ -163,7 +163,7 @@ class Watch:
         names = " and ".join(name for name, _ in self._current_batches())
         return (
             f"{what} in step {self._steps.count + 1}, in {names or 'batches of the script'}. No"
-            " rank can tell the layer: detect_anomaly=True shows the operation"
+            " rank knows the layer: detect_anomaly=True shows the operation"
         )
 
     def _save(self, batches: list[tuple[str, object]], call: Call | None) -> str:
@@ -181,7 +181,7 @@ class Watch:
         return f"The batch is in {os.path.abspath(path)}"
 
     def _current_batches(self) -> list[tuple[str, object]]:
-        """Return the batches that feed the last backward, in words, with what the loop got."""
+        """Return descriptions of the batches that feed the last backward, with the batches."""
         found: list[tuple[str, object]] = []
         for one in self._session.batches.current:
             given = dict(self._given.get(one.origin, ()))

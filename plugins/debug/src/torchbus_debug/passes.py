@@ -82,8 +82,8 @@ class LimitedPasses:
         limit = self._limit(loader)
         if limit is not None:
             warn(
-                f"{limit}: {type(loader).__name__} has an __iter__ of its own, so its passes are as"
-                " long as ever"
+                f"{limit}: {type(loader).__name__} defines its own __iter__, so its passes keep"
+                " their length"
             )
 
     def evaluates(self, loader: DataLoader[object]) -> bool:

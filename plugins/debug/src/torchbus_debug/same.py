@@ -1,4 +1,4 @@
-"""Passes that have the same samples each time."""
+"""Repeats the same samples in each pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fixed:
 
 
 class SameSamples:
-    """Draws the order of each loader once, with random numbers of its own.
+    """Draws the order of each loader once, from a separate generator.
 
     So the order is the same on all ranks and in a run that resumes, and the loop's random numbers
     are not used for it. A stream of an ``IterableDataset`` stays as it is.

@@ -1,4 +1,4 @@
-"""DeepSpeed's own optimizers, fused or for CPUs, which step in place of the loop's."""
+"""DeepSpeed's optimizers, fused or for CPUs, which replace the loop's step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.engine.shadow import groups_with, shadow_of, unhook
 
 TOGETHER = (
-    "strategy='{}' with {}: its step looks at more than one element at a time, and a rank has only"
-    " some of a parameter's, flat. Use an optimizer that steps each element by itself (AdamW, SGD),"
-    " strategy='ddp', or zero_optimization.stage=0"
+    "strategy='{}' with {}: its step is not elementwise, and a rank has only a flat part of a"
+    " parameter. Use an elementwise optimizer (AdamW, SGD), strategy='ddp', or"
+    " zero_optimization.stage=0"
 )
 KNOWN = (
     "Adadelta",
@@ -33,7 +33,7 @@ KNOWN = (
     "Rprop",
     "SGD",
 )
-"""Classes of torch.optim, each of which steps each element by itself."""
+"""Classes of torch.optim with an elementwise step."""
 
 
 def refuse_unless_by_element(optimizer: Optimizer, strategy: str) -> None:
@@ -56,7 +56,7 @@ def _steps_by_element(optimizer: Optimizer) -> bool:
     try:
         whole = _stepped(optimizer, start, gradients)
         parts = _stepped(optimizer, _parts(start), [_parts(each) for each in gradients])
-    except Exception:  # whatever a class that nobody here knows may raise
+    except Exception:  # an unknown class may raise anything
         return False
     return alike(_parts(whole), parts)
 
@@ -68,7 +68,7 @@ def _stepped(
 
 
 def _parts(tensors: list[Tensor]) -> list[Tensor]:
-    """All elements, flat, in two parts that end in the middle of a tensor."""
+    """Return all elements, flat, in two parts that split a tensor."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     return [flat[:7].clone(), flat[7:].clone()]
 
@@ -100,11 +100,11 @@ MISPLACED = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of them.
+    """One optimizer of DeepSpeed.
 
-    ``takes``: the hyperparameters of a group that it reads. ``mode``: its argument that says
-    whether weights decay by themselves (AdamW), not with the gradient (Adam). ``names``: torch's
-    names of what it calls otherwise. ``in_main_memory``: there is what it steps.
+    ``takes``: the hyperparameters that it reads from a group. ``mode``: its argument for decoupled
+    weight decay (AdamW) instead of decay by the gradient (Adam). ``names``: torch's names by its
+    own. ``in_main_memory``: it steps tensors in main memory.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Kernel:
     """The loop's own optimizer is of this class."""
 
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
-        """One for DeepSpeed to hold, as ``engine.shadow.shadow_of`` makes of the loop's class."""
+        """Return an optimizer for DeepSpeed to hold, as ``engine.shadow.shadow_of`` does."""
         keys = ("params", *self.takes)
         return self.made(
             [
@@ -134,7 +134,7 @@ class Kernel:
         )
 
     def made(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Raises UsageError if its operator can't be built or loaded."""
+        """Make it. Raises UsageError if its operator can't be built or loaded."""
         try:
             with making_internal(), package.quiet():
                 made: Optimizer = package.optimizer_class(self.module, self.name)(
@@ -147,13 +147,13 @@ class Kernel:
         return made
 
     def build(self) -> None:
-        """Compile and load its operator: ranks that are forked later have it."""
+        """Compile and load its operator, which ranks that are forked later inherit."""
         self.made([{"params": [nn.Parameter(torch.zeros(1))]}])
 
     # States --------------------------------------------------------------------------------------
 
     def outward(self, entry: Mapping[str, Any]) -> Entry:
-        """The state of one parameter, as the loop's class keeps it."""
+        """Convert the state of one parameter to the layout of the loop's class."""
         if self.is_loops:
             return dict(entry)
         found = {
@@ -167,7 +167,7 @@ class Kernel:
         return found
 
     def inward(self, entry: Mapping[str, Any]) -> Entry:
-        """The same in the other direction."""
+        """Convert the state of one parameter to DeepSpeed's layout."""
         if self.is_loops or not entry:
             return dict(entry)
         names = {theirs: mine for mine, theirs in self.names.items()}
@@ -212,14 +212,14 @@ ALL = {kernel.name: kernel for kernel in (CPU_ADAM, FUSED_ADAM, CPU_ADAGRAD, CPU
 
 NAMED = {name.lower(): kernel for name, kernel in ALL.items()}
 OF_KERNELS = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach", "set_grad_none")
-"""Parameters of a type that are no hyperparameters of a group."""
+"""Parameters of a type that are not hyperparameters of a group."""
 GIVEN = {"bias_correction": True}
 """What torch's classes do, and don't name."""
 ADAMW = "adamw"
 
 
 class Choice:
-    """What a section says. ``is_offloaded``: so are optimizer states."""
+    """The section ``optimizer``. ``is_offloaded``: optimizer states are offloaded."""
 
     def __init__(self, section: Mapping[str, Any] | None, is_offloaded: bool) -> None:
         self._section = section or {}
@@ -229,7 +229,7 @@ class Choice:
         refuse_compressed(self._kind)
 
     def of(self, optimizer: Optimizer, device: torch.device) -> Kernel | None:
-        """The kernel that steps in place of the loop's optimizer; None: its own class does.
+        """Return the kernel that replaces the loop's step; None: the loop's class steps.
 
         Raises UsageError if the section contradicts the optimizer.
         """
@@ -244,7 +244,7 @@ class Choice:
         return mine
 
     def meant(self, device: torch.device) -> Kernel | None:
-        """The kernel that the type names, whatever the loop makes.
+        """Return the kernel of the section's type, independent of the loop's optimizer.
 
         On a CPU without offload, a type such as "AdamW" leaves the loop's own class, whose numbers
         are the same, and needs no compiler.
@@ -260,16 +260,16 @@ class Choice:
 
     @hookimpl
     def optimizer_ready(self, optimizer: Optimizer) -> None:
-        """At stage 0 the loop's own steps, and the section must not say otherwise."""
+        """Raise UsageError if the section contradicts the loop's optimizer (stage 0)."""
         self.check(optimizer)
 
     def in_main_memory(self) -> Kernel | None:
-        """The kernel that the section means with offload, known before there is a device."""
+        """Return the kernel for offload, which is known before the device is."""
         found = self.meant(torch.device("cpu")) if self._is_offloaded else None
         return found if found is not None and found.in_main_memory else None
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise UsageError for a class, weight decay or number that is not the loop's."""
+        """Raise UsageError for a class, weight decay or number that differs from the loop's."""
         mine, kind = type(optimizer).__name__, self._kind.lower()
         if kind != AUTO and _family(kind) != _family(mine.lower()):
             raise UsageError(OTHER_CLASS.format(mine, self._kind))
@@ -320,7 +320,7 @@ def refuse_compressed(kind: str) -> None:
 
 
 def _family(kind: str) -> str:
-    """Types and classes that step alike, but for weight decay, by one name."""
+    """Return one name for types and classes with the same step except for weight decay."""
     for name in ("adagrad", "lion", "adam"):
         if kind in (name, f"deepspeedcpu{name}", f"fused{name}"):
             return name
@@ -328,7 +328,7 @@ def _family(kind: str) -> str:
 
 
 def _is_decoupled(optimizer: Optimizer) -> bool:
-    """Whether weights decay beside the gradient, as in AdamW."""
+    """Whether weight decay is decoupled, as in AdamW."""
     mine = of_loop(optimizer)
     if mine is not None and mine.mode:
         return bool(mine.arguments[mine.mode])
@@ -345,13 +345,13 @@ OTHERWISE = (
     " leave the section out, or make in the loop what {} has"
 )
 FREE = ("params", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
-"""What a group says that doesn't change the numbers, or is compared by itself."""
+"""Options of a group that do not change the numbers, or that are compared separately."""
 SHAPES = ((3, 4), (5,))
 LR = 0.1
 
 
 def refuse_unlike(kernel: Kernel, optimizer: Optimizer, kind: str, device: torch.device) -> None:
-    """Raise UsageError if a group of the loop's optimizer is not stepped as before."""
+    """Raise UsageError if the kernel would step a group of the loop's optimizer differently."""
     for group in optimizer.param_groups:
         asked = [
             f"{name}={value!r}"
@@ -381,7 +381,7 @@ def tensors(device: torch.device | str = "cpu", seed: int = 0) -> list[Tensor]:
 
 
 def made(device: torch.device | str = "cpu") -> list[list[Tensor]]:
-    """The gradients of two steps."""
+    """Return the gradients of two steps."""
     return [tensors(device, seed) for seed in (1, 2)]
 
 
@@ -391,7 +391,7 @@ def stepped(
     start: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
 ) -> list[Tensor]:
-    """What becomes of tensors by the steps of an optimizer that holds nothing else."""
+    """Return the tensors after the steps of an optimizer that holds only them."""
     parameters = [tensor.clone().requires_grad_() for tensor in start]
     known = shadow.param_groups[0] if shadow.param_groups else {}
     shadow.param_groups = [{**known, **hyperparameters, "params": parameters}]
@@ -423,7 +423,7 @@ MODES = "adam_w_mode"
 
 
 def of_loop(optimizer: Optimizer) -> Kernel | None:
-    """The kernel that the loop itself has made."""
+    """Return the kernel for a DeepSpeed optimizer that the loop has made."""
     cls = type(optimizer)
     kernel = ALL.get(cls.__name__)
     if kernel is None or not cls.__module__.startswith("deepspeed.ops."):

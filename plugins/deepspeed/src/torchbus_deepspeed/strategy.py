@@ -89,12 +89,12 @@ class DeepSpeed(Strategy):
         return super().launch(session)
 
     def start_alone(self, session: Context) -> None:
-        """There is nothing to divide."""
+        """Do nothing with a single rank."""
         if self.config.describe():
             raise UsageError(ONE_RANK.format(self.name, self.config.describe().lstrip("; ")))
 
     def average(self, tensors: list[Tensor]) -> None:
-        """At stage 0."""
+        """Average gradients at stage 0."""
         package.average(tensors)
 
     def division(self, session: Context) -> options.Division:
@@ -106,7 +106,7 @@ class DeepSpeed(Strategy):
         )
 
     def start(self, session: Context) -> None:
-        """Begin to drive DeepSpeed. All ranks call it."""
+        """Start DeepSpeed. All ranks call it."""
         self._open(session)
         if self.config.stage == 0:
             session.bus.register(self.config.optimizer, f"{self.name}.optimizer")
@@ -114,7 +114,7 @@ class DeepSpeed(Strategy):
         self._register(session, Engines(session, self.config, self.name))
 
     def _open(self, session: Context) -> None:
-        """Open DeepSpeed's communication, and silence what the loop's author can't act on."""
+        """Open DeepSpeed's communication, and silence warnings that a user can't act on."""
         session.on_close.callback(package.close_comm)
         # stage 3 puts its own there
         session.on_close.callback(setattr, functional, "linear", functional.linear)
@@ -149,7 +149,7 @@ class DeepSpeed(Strategy):
         session.bus.register(Steps(engines, clip), f"{self.name}.steps")
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return the text of ``explain()`` after the strategy's name and backend."""
         stage = self.config.stage
         return f"ZeRO stage {stage}: {DIVIDED[stage]}{self.config.describe()}"
 

@@ -1,4 +1,4 @@
-"""Accelerators by the name of their device type: what torch knows of each, whoever makes it.
+"""Functions of torch for each kind of accelerator, by the name of its device type.
 
 Everything goes through ``torch.accelerator``, or the module of the device (``torch.cuda``,
 ``torch.xpu``, ``torch.npu``). Private names were seen in 2.6 to 2.13.
@@ -170,7 +170,7 @@ def serves(backend: str, kind: str) -> bool:
 
 
 def event(device: torch.device, timed: bool = False) -> Event:
-    """A new event. ``timed``: it tells the time between two."""
+    """Return a new event. ``timed``: it measures the time between two."""
     if device.type != "cuda":
         return cast(Event, torch.Event(device.type, enable_timing=timed))
     return cast(Event, module(device.type).Event(enable_timing=timed))

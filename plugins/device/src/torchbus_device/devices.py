@@ -1,4 +1,4 @@
-"""What ``devices=`` and ``accelerator=`` mean, and which devices are free."""
+"""Resolves ``devices=`` and ``accelerator=`` to free devices of this node."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _parse(devices: Devices) -> int | list[int]:
 
 def _listed(numbers: list[int], kind: str | None, there: int, given: Devices) -> DevicePlan:
     if len(set(numbers)) != len(numbers):
-        raise UsageError(f"devices={given!r} names a device twice: each rank needs one of its own")
+        raise UsageError(f"devices={given!r} names a device twice: each rank needs a different one")
     if kind is None and numbers == [0]:
         return DevicePlan("cpu", 1)
     missing = [number for number in numbers if not 0 <= number < there]

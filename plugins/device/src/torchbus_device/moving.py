@@ -32,9 +32,9 @@ class Moved(NamedTuple):
 
 
 class BatchesToDevice:
-    """Makes ``.to(device)`` in the loop unnecessary, and free of cost.
+    """Moves batches to this rank's device, so that ``.to(device)`` is unnecessary.
 
-    Batches are copied from pinned memory, on a stream of their own. After a backward, the next one
+    Batches are copied from pinned memory, on a separate stream. After a backward, the next one
     is copied if a worker has made it: the copy runs beside the step.
     """
 
@@ -106,7 +106,7 @@ def to_device(value: object, device: torch.device, pin: bool = False) -> object:
 
 
 def _has_to(leaf: object) -> bool:
-    """Whether it is a batch of a class of its own, such as a PackedSequence or a graph."""
+    """Whether it is a batch of a custom class, such as a PackedSequence or a graph."""
     return not isinstance(leaf, type) and callable(getattr(leaf, "to", None))
 
 

@@ -1,4 +1,4 @@
-"""Whether a series of values still gets better."""
+"""Decides whether a series of values still improves."""
 
 from __future__ import annotations
 

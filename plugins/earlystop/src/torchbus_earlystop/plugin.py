@@ -55,7 +55,7 @@ class EarlyStop:
     Then ``s.should_stop`` is True, ``s.epochs`` ends, and loaders that have fed a backward give no
     more batches. So a loop over ``range`` runs through its other epochs without training.
     Evaluation still works. After ``max_steps`` and ``max_time``, the pass that runs ends too, and a
-    checkpoint is written from which a run with larger ones goes on.
+    checkpoint is written from which a run with larger ones continues.
     """
 
     owns = ("early stopping",)

@@ -1,4 +1,4 @@
-"""Which modules are frozen until when, as the options say it."""
+"""The schedule of frozen modules, and its application to models."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class Entry:
 
     @property
     def when(self) -> str:
-        """The moment, in words."""
+        """Description of the moment."""
         return f"epoch {self.epoch}" if self.step is None else f"step {self.step}"
 
     @property

@@ -114,8 +114,9 @@ class Finetune:
         later = next((one for one in self._schedule if one.epoch is not None), None)
         if later is not None and self._epoch == NO_EPOCH:
             return (
-                f"unfreeze={{{later.pattern!r}: '{later.when}'}}: nothing tells the session of"
-                " epochs. Write `for epoch in s.epochs(...):`, or give a number of real steps"
+                f"unfreeze={{{later.pattern!r}: '{later.when}'}}: the session does not know the"
+                " loop's epochs. Write `for epoch in s.epochs(...):`, or give a number of real"
+                " steps"
             )
         if self._factor != 1.0 and not any(self._added.values()):
             return (
@@ -224,7 +225,7 @@ def groups_held(optimizer: Optimizer) -> set[int]:
 def add(optimizer: Optimizer, parameters: dict[str, Parameter], factor: float) -> None:
     """Add a group with the first group's hyperparameters, and its learning rates times ``factor``.
 
-    Each scheduler goes on as if the group had been there. Raises UsageError if it can't.
+    Each scheduler continues as if the group had existed before. Raises UsageError if it can't.
     """
     schedulers = [one for one in objects.alive(LRScheduler) if one.optimizer is optimizer]
     _refuse_unknown(schedulers, optimizer)

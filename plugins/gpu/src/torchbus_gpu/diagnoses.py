@@ -67,7 +67,7 @@ STEPS_PER_INTERVAL = 8
 
 
 class LocalWork:
-    """Times some steps of each interval.
+    """Measures the local work of some steps of each interval.
 
     The rank's own work (loader, forward, optimizer) lasts from the end of a backward to the begin
     of the next one. A step lasts to the end of the next one.
@@ -115,7 +115,7 @@ Mark = TypeVar("Mark")
 
 
 class Clock(Protocol[Mark]):
-    """The loop calls ``mark``, which must not wait. The monitor calls ``seconds``."""
+    """A stopwatch: the loop calls ``mark``, which must not wait; the monitor calls ``seconds``."""
 
     def mark(self) -> Mark: ...
 
@@ -160,7 +160,7 @@ ROUNDS = 5
 SLOWER = 1.25
 PART_OF_STEP = 0.1
 REPORTS_PER_S = 1000
-"""Of all ranks together: one store serves them, and answers about 50 times as many requests."""
+"""Of all ranks together: one store serves them, and answers about 50 times that number."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class SlowRank:
 
 
 def slow_rank(reports: list[Report]) -> int | None:
-    """Return the rank that works longest by itself, if it is much slower than the others.
+    """Return the rank with the longest local work, if it is much slower than the others.
 
     That is a quarter more than the others' median, and a tenth of a step more.
     """
@@ -249,10 +249,10 @@ def _message(slow: int, reports: list[Report]) -> str:
             f" {report.temperature_c or 0:.0f} C"
         )
     return (
-        f"rank {slow} ({report.device} of {report.host}) is slow: {1000 * report.local_s:.1f} ms of"
-        " its own work per step, where the others take"
-        f" {1000 * median(one.local_s for one in others):.1f} ms and then wait for it in backward;"
-        f" {'; '.join(facts)}"
+        f"rank {slow} ({report.device} of {report.host}) is slow: {1000 * report.local_s:.1f} ms"
+        " of local work per step, where the others take"
+        f" {1000 * median(one.local_s for one in others):.1f} ms and then wait for it in"
+        f" backward; {'; '.join(facts)}"
     )
 
 

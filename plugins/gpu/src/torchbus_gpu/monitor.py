@@ -1,4 +1,4 @@
-"""The monitor's thread on each rank: it looks, measures, sends and judges."""
+"""The monitor's thread on each rank: measures, logs and runs the diagnoses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Judge(Protocol):
 
 
 class Monitor:
-    """The thread that runs the loop creates and starts it, when the session starts."""
+    """Runs measurements and diagnoses; created and started by the thread of the loop."""
 
     def __init__(self, session: Context, interval_s: float) -> None:
         pause_s = min(max(interval_s / LOOKS_PER_INTERVAL, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
@@ -101,7 +101,7 @@ class Monitor:
     def _guarded(self, source: Source) -> dict[str, float]:
         try:
             return source.read()
-        except Exception as error:  # an error in here is no reason to stop a training
+        except Exception as error:  # an error in here must not stop training
             self._sources.remove(source)
             self.notices.warn(
                 f"{type(source).__name__} is no longer measured: {error!r}. Training continues"

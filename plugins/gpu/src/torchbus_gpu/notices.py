@@ -13,7 +13,7 @@ MONITOR = Line("torchbus-gpu", 1)
 
 
 class Notices:
-    """``warned`` has the texts of all warnings so far, in order."""
+    """Issues each warning once. ``warned``: the texts so far, in order."""
 
     def __init__(self) -> None:
         self.warned: list[str] = []

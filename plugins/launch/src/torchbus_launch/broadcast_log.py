@@ -34,7 +34,7 @@ class Looking:
         self._thread.start()
 
     def still_there(self) -> None:
-        """Show that the look goes on; for a look that expects to take long."""
+        """Report progress, from a look that may take long."""
         self._looks += 1
 
     def stop(self) -> None:
@@ -164,13 +164,13 @@ UNSIGNED_AGAIN_S = 0.2
 
 
 class BroadcastLog:
-    """Numbered items in the store, which every rank hears in the same order.
+    """Append-only log in the store: every rank gets its entries in the same order.
 
-    A thread waits for the next item, and the store answers once it is there. So a rank that hears
-    nothing makes no requests, with any number of ranks.
+    A thread blocks in the store until the next entry exists, so an idle rank makes no requests,
+    with any number of ranks.
 
-    ``store``: the store that all ranks share; the thread gets a connection of its own.
-    ``answer``: what rank 0 answers to a WHERE or a NOTE, which other ranks then find in the store.
+    ``store``: the store that all ranks share; the thread opens its own connection.
+    ``answer``: rank 0's reply to a WHERE or a NOTE, which the other ranks then read in the store.
     ``lost``: whether the store has gone.
     """
 
@@ -190,14 +190,14 @@ class BroadcastLog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. It ends by itself after a failure, and after all ranks have ended."""
+        """Stop the thread. It also stops after a failure, and after all ranks have ended."""
         self._thread.join(LEAVES_WITHIN_S)
         if self._thread.is_alive():
             shut(self._sockets)
             self._thread.join(LEAVES_WITHIN_S)
 
     def append(self, store: SharedStore, item: str) -> None:
-        """Let all ranks hear an item, once, also if several ranks tell it.
+        """Append an entry; entries that several ranks append appear once.
 
         ``store``: the caller's connection. Raises RuntimeError if the store has gone.
         """
@@ -211,7 +211,7 @@ class BroadcastLog:
         return item in self._items
 
     def all(self, kind: str) -> list[str]:
-        """Return what followed the kind, in the order of the items."""
+        """Return the payloads of all entries of a kind, in order."""
         return [item.removeprefix(kind) for item in self._items if item.startswith(kind)]
 
     def _run(self) -> None:

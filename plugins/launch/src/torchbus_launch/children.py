@@ -1,4 +1,4 @@
-"""="""
+"""The processes of the ranks that this rank has started: their stderr, exit status and end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Child:
             self._errors.close()
 
     def describe_exit(self) -> str:
-        """Say how it ended."""
+        """Return how it ended, as the end of a sentence."""
         status = self.poll()
         if status is None:
             return "still runs"
@@ -105,9 +105,9 @@ def wait_for(children: list[Child], seconds: float) -> list[Child]:
 
 
 def end(children: list[Child], grace_s: float) -> list[Child]:
-    """Give children ``grace_s`` to end by themselves, then send SIGTERM, then SIGKILL.
+    """Wait ``grace_s`` for children to exit, then send SIGTERM, then SIGKILL.
 
-    Returns those that did not end by themselves.
+    Returns those that needed a signal.
     """
     stubborn = wait_for(children, grace_s)
     for child in stubborn:
@@ -119,7 +119,7 @@ def end(children: list[Child], grace_s: float) -> list[Child]:
     return stubborn
 
 
-# its own guard ends it before, and says where it is
+# the child's guard ends it before that, and reports its position
 CHILD_GRACE_S = DELIVER_AFTER_S + KILL_AFTER_S + 3.0
 ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atexit handlers
 
@@ -135,10 +135,7 @@ def end_children(children: list[Child], in_peace: bool) -> None:
         )
         wait_for(late, ATEXIT_GRACE_S)
     for child in end(late, 0.0):
-        say(
-            f"torchbus: rank {child.rank} did not end by itself after the block and"
-            f" {child.describe_exit()}"
-        )
+        say(f"torchbus: rank {child.rank} did not exit after the block and {child.describe_exit()}")
     for child in children:
         reported = child.last_errors()
         start = reported.find(f"torchbus: rank {child.rank} {FORCED}")

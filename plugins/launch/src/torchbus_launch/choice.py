@@ -1,4 +1,4 @@
-"""="""
+"""Chooses ``launch="fork"`` or ``"script"`` from the state of this process."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def resolve(request: Request) -> Request:
 
 
 def obstacle(request: Request) -> str:
-    """Say why a fork would be unsafe or slow; "" if nothing prevents it."""
+    """Return why a fork would be unsafe or slow; "" if nothing prevents it."""
     if sys.platform != "linux":
         return "a fork is safe on Linux only"
     if is_lost_in_a_fork(request.devices.kind):
@@ -185,7 +185,7 @@ def _name(kind: str) -> str:
 
 
 def _threads_lost_in_a_fork() -> Iterator[str]:
-    """Yield the names of Python's threads, and of library threads that have a name of their own.
+    """Yield the names of Python's threads, and of library threads that set a name.
 
     The threads of OpenMP and BLAS pools have none.
     """

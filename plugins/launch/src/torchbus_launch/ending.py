@@ -1,4 +1,4 @@
-"""="""
+"""The end of the job: ranks announce that their loop has ended, and leave together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ended(NamedTuple):
         return cls(*json.loads(text))
 
     def is_no_more_than(self, other: Ended) -> bool:
-        """Return whether a rank that waits in vain for the other waits in vain for this one."""
+        """Return whether every rank blocked on the other is also blocked on this one."""
         return self.backwards <= other.backwards and (
             other.collectives is None
             or (self.collectives is not None and self.collectives <= other.collectives)
@@ -65,9 +65,9 @@ class Ending:
         self._left = StoreBarrier(store, "left", world.rank, world.world_size)
 
     def say_loop_ended(self, mine: Ended) -> None:
-        """Say that this rank's loop has ended, before what the ranks do together at the end.
+        """Announce that this rank's loop has ended, before the collectives at the end of the block.
 
-        All ranks hear of it, unless they have heard of one that had done no more.
+        It is broadcast unless a rank with equal or less progress has been announced.
         """
         reported = map(Ended.read, self._log.all(ENDED))
         if not any(other.is_no_more_than(mine) for other in reported):
@@ -76,22 +76,22 @@ class Ending:
             self._log.append(self._store, LOOPS_ENDED)
 
     def say(self) -> None:
-        """Say that this rank has reached its end."""
+        """Announce that this rank has reached the end of the block."""
         if self._ended.say():
             self._log.append(self._store, ALL_ENDED)
 
     @property
     def have_loops_ended(self) -> bool:
-        """Whether this rank has heard that all loops have ended."""
+        """Whether the loops of all ranks have ended, as far as this rank knows."""
         return self._log.has(LOOPS_ENDED)
 
     @property
     def is_complete(self) -> bool:
-        """Whether this rank has heard that all have said it."""
+        """Whether all ranks have reached the end of the block, as far as this rank knows."""
         return self._log.has(ALL_ENDED)
 
     def leave(self) -> None:
-        """Say that this rank needs the store no longer."""
+        """Announce that this rank no longer needs the store."""
         self._store.set(f"left/{self._rank}", "")  # for a rank that misses this one
         self._left.say()
 

@@ -30,8 +30,8 @@ class Failure:
     """What happened on which rank.
 
     ``traceback``: rank 0 prints it if it is not empty.
-    ``diverged``: no rank failed, but the ranks can't go on together.
-    ``frozen``: the rank can't end by itself.
+    ``diverged``: no rank failed, but the ranks can't continue together.
+    ``frozen``: the rank can't exit; another process must kill it.
     """
 
     rank: int
@@ -60,7 +60,7 @@ def of(rank: int, error: BaseException) -> Failure:
 def publish(store: SharedStore, log: BroadcastLog, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
     recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
-    log.append(store, FAILED)  # whoever recorded it may have died before it could tell
+    log.append(store, FAILED)  # the rank that recorded it may have died before it could announce it
     return recorded
 
 

@@ -80,7 +80,7 @@ def _join(world: World, request: Request, parent_pid: int, keep: SharedStore) ->
 
 
 def _become_a_rank(request: Request, store: SharedStore, error_fd: int) -> SharedStore:
-    """Leave what belongs to the parent, and connect to the store anew."""
+    """Release the parent's connections and threads, and connect to the store again."""
     # The child lacks the parent's OpenMP threads. Without this line, its first parallel region
     # would wait for them for ever.
     torch.set_num_threads(1)

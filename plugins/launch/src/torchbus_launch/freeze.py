@@ -1,4 +1,4 @@
-"""="""
+"""Detects frozen ranks by their heartbeats in the store, and ends those of this host."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LocalProcesses:
         return rank in self.found and self.found[rank].state() == STOPPED
 
     def describe(self, rank: int) -> str:
-        """Say why a rank may be silent."""
+        """Return the likely reason for a rank's silence."""
         if rank not in self.found:
             return (
                 f"rank {rank} is stopped, in native code that holds Python's lock, or its machine"
@@ -208,10 +208,7 @@ class Freeze:
         self.end_workers = self._stall.end_workers
 
     def beat(self) -> None:
-        """Show that this rank lives, and check whether it stands still.
-
-        Call it often, from one thread.
-        """
+        """Send this rank's heartbeat, and check for a stall. Call it often, from one thread."""
         # if the store has gone, those who need it report that
         with contextlib.suppress(RuntimeError):
             self.local_processes.discover()
@@ -221,8 +218,8 @@ class Freeze:
     def look(self) -> Failure | None:
         """Return the failure of a frozen rank, if there is one.
 
-        It may be this rank, if its main thread or a worker stands still. Its guard still lives, so
-        this rank ends by itself.
+        It may be this rank, if its main thread or a worker is stalled. Its guard still runs and
+        ends it.
         """
         for rank in self._pulse.silent():
             if self.has_left(rank) or self.local_processes.is_debugged(rank):
@@ -251,13 +248,13 @@ class Freeze:
 
     @property
     def stands(self) -> str:
-        """What of this rank stands still, in words; "" if nothing does."""
+        """Description of what is stalled on this rank; "" if nothing is."""
         return self._stall.found
 
     def end(self, rank: int, summary: str) -> None:
         """End a frozen rank if it is on this host, and other frozen ranks of this host with it.
 
-        None of them could leave by itself.
+        None of them could exit.
         """
         silent = [other for other in self._pulse.silent(part=0.5) if not self.has_left(other)]
         self._end_all({rank, *silent}, summary)

@@ -1,4 +1,4 @@
-"""="""
+"""The guard: a thread of each rank that stops the loop after a failure, a signal or a hang."""
 
 from __future__ import annotations
 
@@ -87,22 +87,20 @@ LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
 INSIST_AFTER_S = 2.0  # of the time until it is killed
-LOCAL_AFTER_S = 3.0  # a loop that has caught its own error has left by then, or goes on
+LOCAL_AFTER_S = 3.0  # by then, a loop that caught its own error has left or has resumed
 HANDLED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-INTERRUPT = signal.SIGURG  # a script has no handler for it, and whoever has none ignores it
+INTERRUPT = signal.SIGURG  # scripts do not handle it, and processes without a handler ignore it
 FORCED = "does not leave native code and is ended by force"
 
 
 class Leave(SystemExit):
-    """Ends a loop that has caught the reason to stop, and went on: ``except Exception`` lets it
-    pass.
-    """
+    """Ends a loop that caught the reason to stop and continued; not an ``Exception``."""
 
 
 class Guard:
     """Calls ``look()`` again and again, and stops this rank if it returns a reason.
 
-    The guard raises the reason in the main thread. If the loop catches it and goes on, the guard
+    The guard raises the reason in the main thread. If the loop catches it and continues, the guard
     raises ``Leave``. An error of the guard itself also ends the rank: without a guard, the rank
     could wait for ever.
 
@@ -110,8 +108,8 @@ class Guard:
     ``handled``: signals that a plugin handles.
     ``beat()``: called as often as ``look()``, and still called while this rank leaves.
     ``away(seconds)``: returns an error, or None, for a look that has not returned for so long.
-    ``report(error)``: records a reason that this rank has found by itself.
-    ``last_words()``: shows why the job ends, before this rank is ended by force.
+    ``report(error)``: records a reason that this rank has detected.
+    ``last_phrases()``: prints why the job ends, before this rank is ended by force.
     """
 
     def __init__(
@@ -191,9 +189,9 @@ class Guard:
             signal.raise_signal(self._late)
 
     def has_seen_sigint(self) -> bool:
-        """Return whether a SIGINT came; one that Python has handled reaches the guard in a moment.
+        """Return whether a SIGINT came; Python's handling of it may precede the guard's.
 
-        True if it can't tell: in a thread, and where a plugin handles the signal.
+        True if that is unknown: in a thread, and where a plugin handles the signal.
         """
         if self._wakeup is None or self.reason is not None or self._is_others(signal.SIGINT):
             return True

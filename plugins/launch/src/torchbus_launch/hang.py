@@ -24,7 +24,7 @@ SLOTS = 32
 
 
 class Questions:
-    """Asks and answers; runs in the guard's thread.
+    """Exchanges the ranks' positions; runs in the guard's thread.
 
     ``place()``: where this rank is. ``beat()``: called while this rank waits for answers.
     """
@@ -46,7 +46,7 @@ class Questions:
         self._beat = beat
         self._answered = 0
         self.asked_s = float("-inf")
-        """When this rank last heard a question, by time.monotonic()."""
+        """When this rank last received a question, by time.monotonic()."""
         self.asked_last = False
         """Whether the last question was this rank's."""
 
@@ -129,7 +129,7 @@ RANK_CODE = (
 def report(
     places: list[Place], world_size: int, waited_s: float, *, all_answer: bool = True
 ) -> str:
-    """Say where each rank is, which ranks are missing, and what that usually means.
+    """Return the report: each rank's position, the missing ranks, and the usual cause.
 
     ``all_answer``: False if only those answered that are elsewhere than the first.
     """
@@ -169,7 +169,7 @@ def _of_some(places: list[Place], world_size: int, waited_s: float) -> str:
 def _without_cause(places: list[Place]) -> str:
     if len({place.waits_in for place in places}) == 1:
         return (
-            "all are in the same call, which takes long by itself (much to send, a slow network),"
+            "all are in the same call, which is slow (much to send, a slow network),"
             " or has lost one of its connections"
         )
     return f"they wait for each other. {RANK_CODE}"
@@ -181,8 +181,8 @@ def _cause(missing: list[Place], silent: list[int]) -> str:
     if any("DataLoader" in place.note for place in missing):
         return "Its data does not arrive: check the workers of that loader, and what they read"
     if any("evaluation" in place.note for place in missing):
-        return "It seems to evaluate by itself: the others wait until it is back"
-    return f"It may only be slow; then all ranks go on by themselves. {RANK_CODE}"
+        return "It seems to evaluate without the others, which wait until it is back"
+    return f"It may only be slow; then all ranks continue. {RANK_CODE}"
 
 
 ASK_EVERY_S = 5.0
@@ -194,8 +194,8 @@ class HangWatch:
     """Finds ranks that wait long for each other; runs in the guard's thread.
 
     One of the ranks that wait asks, and the guards answer. After a long wait, rank 0 prints the
-    answers. ``look()`` returns an error if no rank can go on: each waits in a synchronisation, and
-    not all in the same one.
+    answers. ``look()`` returns an error if no rank can continue: each waits in a synchronisation,
+    and not all in the same one.
 
     ``idle_mark()``: returns that of this rank.
     ``beat()``: called while this rank waits for answers.
@@ -270,7 +270,7 @@ class HangWatch:
         return (self._missing(places) if overdue else None) or self._deadlock(places)
 
     def _may_ask(self, waited_s: float) -> bool:
-        """Return whether this rank asks to find out whether any rank can go on.
+        """Return whether it is this rank's turn to ask all ranks for their positions.
 
         The rank that asked last asks again; another one takes over if it no longer asks.
         """
@@ -282,7 +282,7 @@ class HangWatch:
         )
 
     def _place_at_pause(self) -> Place:
-        """Return this rank's place, with evidence that the rank can't go on by itself.
+        """Return this rank's place, with evidence that the rank can't continue without the others.
 
         A rank at the end has declared that it only waits. Any other rank needs the mark of rest.
         """
@@ -331,7 +331,7 @@ class HangWatch:
         )
 
     def _deadlock(self, places: list[Place]) -> RanksDiverged | None:
-        """Return an error if no rank can go on.
+        """Return an error if no rank can continue.
 
         Two looks in a row must find the same places, with all ranks at rest in between. Work
         that a busy machine has not yet started counts as work.
@@ -354,5 +354,5 @@ class HangWatch:
             place.describe() + (f" (in {place.call})" if place.call else "") for place in places
         )
         return RanksDiverged(
-            f"the ranks wait for each other in different places, for good: {lines}. {RANK_CODE}"
+            f"deadlock: the ranks wait for each other in different places: {lines}. {RANK_CODE}"
         )

@@ -1,4 +1,4 @@
-"""="""
+"""What a started process inherits from the session that started it: place, key, random state."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ _drawn_before: list[str] = []
 
 
 def take_over(given: dict[str, Any]) -> None:
-    """Become the rank at the place that the session of another process has given.
+    """Become the rank that a session in another process has assigned to this process.
 
     The generators continue from rank 0's states at this point, so that an unseeded script draws the
     same numbers on every rank.
@@ -155,7 +155,7 @@ def _call(entry: EntryPoint) -> None:
 
 
 def place() -> dict[str, Any] | None:
-    """Return this rank's place; None once it is taken, or in a process that the user started."""
+    """Return this rank's place; None after ``take``, or in a process that the user started."""
     return None if _given is None or _is_used else dict(_given["place"])
 
 

@@ -1,4 +1,4 @@
-"""="""
+"""The job: a rank's link to the other ranks, from the start of the block to its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDED, PASSED = "ended", "gone on"
 class Job:
     """This rank's part of the job.
 
-    ``waiting``: the synchronisation that the main thread waits in, as words and numbers, or None.
+    ``waiting``: the synchronisation that the main thread waits in, as text, or None.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Job:
         """Wait until the loops of all ranks have ended, and return the error by which they end.
 
         Without it, what ranks do together at the end would pair with a collective of a loop that
-        goes on. It is the reason to stop if this rank's loop has caught that.
+        continues. It is the reason to stop if this rank's loop has caught that.
         """
         if self.guard.reason is None and (error is None or _is_success(error)):
             mine = Ended(self.world.rank, self.backwards, compat.begun())
@@ -165,7 +165,7 @@ class Job:
     def wait_until(
         self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
     ) -> bool:
-        """Wait without a collective until the shared store meets a condition.
+        """Poll until ``met()``, without a collective.
 
         ``asks``: whether ``met`` asks the store, which large worlds must do more slowly. Returns
         False after ``seconds``. Raises this rank's reason to stop, if one comes up.
@@ -187,7 +187,7 @@ class Job:
         """Ask rank 0 where it is; yield how it has passed the place where this rank is, or "".
 
         It has, once it has ENDED its loop, or GONE_ON: begun a collective that this rank has not.
-        Each question is asked after twice the time, because all ranks hear it.
+        The pause doubles after each question, because all ranks receive it.
         """
         assert self.world.store is not None
         here, pause_s = (self.backwards, compat.begun() or 0), 0.1
@@ -247,7 +247,7 @@ class Job:
             self.guard.deliver_late()
 
     def let_go_in_fork(self) -> None:
-        """Let go of the job in a process that the loop has forked, which is no rank."""
+        """Detach from the job in a child process that user code has forked."""
         self.guard.forget()
         worker.end_with_rank(self._pid, self._thread)
         worker.close_connections(self._port)
@@ -328,7 +328,7 @@ def _how_past(answer: list[int], here: tuple[int, int]) -> str:
 
 
 class FailureResolver:
-    """Settles what a rank that ends with an error raises and prints."""
+    """Decides what a rank that ends with an error raises and prints."""
 
     def __init__(
         self, world: World, store: SharedStore, guard: Guard, health_checks: HealthChecks

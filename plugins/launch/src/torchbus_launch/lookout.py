@@ -1,4 +1,4 @@
-"""What each rank's guard checks: has another rank failed, ended or gone, and can this one go on?"""
+"""Checks that each rank's guard repeats: has another rank failed, ended or disappeared?"""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class HealthChecks:
     def known_failure(self) -> Failure | None:
         """Return why this rank lost a connection, if that is known by now.
 
-        Raises RuntimeError if the store has gone and nothing else can tell.
+        Raises RuntimeError if the store has gone and there is no other evidence.
         """
         try:
             return failure.read(self._store) or self.dead_rank()
@@ -190,9 +190,8 @@ class HealthChecks:
         return RanksDiverged(
             f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank}"
             f" waits in {place.waits_in or 'a collective'} at {place.line}: all ranks must make the"
-            " same number of them. A loop that stops by a number of its own rank (a loss read"
-            " before backward, say) must share it: read the loss after backward, or use"
-            " s.reduce(number)"
+            " same number of them. A loop that stops by a value of one rank (such as a loss read"
+            " before backward) must share it: read the loss after backward, or use s.reduce(number)"
         )
 
 

@@ -31,7 +31,7 @@ class Place:
     ``source``: the text of that line.
     ``note``: what else is known.
     ``call``: the innermost call, and its line.
-    ``idle_mark``: a mark that stays the same while the rank can't go on by itself; "" if it may.
+    ``idle_mark``: a mark that stays the same while the rank can't continue; "" if it may.
     """
 
     rank: int
@@ -109,7 +109,7 @@ def _synchronisation(chain: list[FrameType]) -> str:
 
 
 def _note(inner: list[FrameType]) -> str:
-    """Say whether the rank waits for the workers of its DataLoader, and how many live."""
+    """Return a note if the rank waits for the workers of its DataLoader: how many are alive."""
     iterator = _loader(inner)
     if iterator is None:
         return ""

@@ -1,4 +1,4 @@
-"""="""
+"""Reads a rank's place from the variables of torchrun, SLURM, MPI and other launchers."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
 
 
 def _port(env: Mapping[str, str], job: str) -> int:
-    """Return MASTER_PORT, or a port made of the job's name, so that jobs on one host don't meet.
+    """Return MASTER_PORT, or a port made of the job's name, so that jobs on one host use different
+    ports.
 
     That port is below the ephemeral ports of the system (32768 and more).
     """
@@ -224,5 +225,5 @@ def _check(place: Place, request: Request) -> None:
     ):
         raise UsageError(
             f"devices asks for {request.devices.count} on this node, but {place.launched_by}"
-            f" started {place.local_world_size}: leave devices out, or start as many"
+            f" started {place.local_world_size}: remove devices, or start that number of processes"
         )

@@ -1,4 +1,4 @@
-"""="""
+"""``launch="script"``: the session runs the script again for each other rank of this node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchbus_launch.store import StoreBarrier
 def environment_variables(values: Mapping[str, object]) -> Iterator[None]:
     """Set these variables of the environment inside, and put them back as they were.
 
-    What the loop does to other variables meanwhile stays.
+    Changes to other variables remain.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update({name: str(value) for name, value in values.items()})
@@ -206,7 +206,7 @@ def _place(nodes: Nodes, local_rank: int, port: int) -> Place:
 def _environment(
     place: Place, store: SharedStore, request: Request, runs_again: bool
 ) -> dict[str, str]:
-    """Return this process's variables, and those that tell the rank its place and its device."""
+    """Return this process's environment, with the variables for the rank's place and device."""
     given = asdict(place)
     del given["launched_by"]
     reported = inherited.variable(given, store.key, request.devices.kind, runs_again=runs_again)

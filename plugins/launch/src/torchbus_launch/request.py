@@ -16,7 +16,7 @@ class Request:
 
     ``devices``: the devices of one node.
     ``explicit_devices``: whether the user named them.
-    ``launch_rule``: why the session chose this ``launch``, in words; "" if the user chose it.
+    ``launch_rule``: why the session chose this ``launch``; "" if the user chose it.
     """
 
     devices: DevicePlan

@@ -1,4 +1,4 @@
-"""The one place at which the job writes to the terminal, or has another process write."""
+"""Writes the job's lines to the terminal; no other module does."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = o
 def compare(store: SharedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
     """Check that these ranks have rank 0's key; each of them calls it once. Rank 0 waits for all.
 
-    Raises LaunchError on rank 0 and on each rank with a different key: later they could not tell
-    each other. A rank also takes its seat, so that a second job at the port of the first gets an
-    error. Pass ``takes_seat=False`` if the launcher may give the seat to another process.
+    Raises LaunchError on rank 0 and on each rank with a different key, which could not report to
+    the others later. A rank also takes its seat, so that a second job at the port of the first gets
+    an error. Pass ``takes_seat=False`` if the launcher may give the seat to another process.
     """
     if rank != 0 and not _has_signed(store, _seat(0)):
         store.leave(COMPARED, str(rank))  # rank 0 need not wait
@@ -77,9 +77,9 @@ def compare(store: SharedStore, rank: int, ranks: Sequence[int], takes_seat: boo
 def drawn(store: SealedStore, rank: int, world_size: int) -> bytes:
     """Return the key of this start of the job, from a number that rank 0 draws.
 
-    The user's secret alone can't tell messages of an earlier job at the same port. So each rank
-    asks with bytes of its own, and rank 0 answers with its number beside them: neither can have
-    been recorded before. Then each rank shows rank 0 that it has the number. All ranks call it.
+    The user's secret alone would accept replayed messages of an earlier job at the same port. So
+    each rank sends fresh random bytes, and rank 0 signs its number together with them. Then each
+    rank shows rank 0 that it has the number. All ranks call it.
     """
     if world_size == 1:
         return _with_number(store.key, new())
@@ -129,7 +129,7 @@ def _take_seat(store: SharedStore, rank: int) -> None:
     if store.compare_set(_seat(rank), "", mine) != mine:
         raise LaunchError(
             f"rank {rank} of the job that listens there has joined already: either it is another"
-            f" job, or rank {rank} was started twice. Give each job a MASTER_PORT of its own"
+            f" job, or rank {rank} was started twice. Set a different MASTER_PORT for each job"
         )
 
 
@@ -137,7 +137,7 @@ def _unlike(rank: str) -> LaunchError:
     return LaunchError(
         f"rank {rank} has a different key from rank 0: the ranks of a job recognise each other by"
         f" {VARIABLE} or, without it, by the secret in {places()[0]} of their host. {REMEDY}. If"
-        " they are of two jobs: give each job a MASTER_PORT of its own"
+        " they belong to two jobs, set a different MASTER_PORT for each"
     )
 
 
@@ -187,7 +187,7 @@ def _in_file() -> bytes:
         except OSError as error:
             reported.append(f"{file} ({error.strerror})")
     raise LaunchError(
-        f"the secret of this user's jobs can be kept neither in {' nor in '.join(reported)}."
+        f"the secret of this user's jobs can be stored neither in {' nor in '.join(reported)}."
         f" {REMEDY}"
     )
 
@@ -195,8 +195,8 @@ def _in_file() -> bytes:
 def _make(file: Path) -> None:
     """Make the file atomically; if several processes try, one of them makes it.
 
-    Anybody may have taken the name of a folder in the temporary folder: what is moved there is
-    made under a name that nobody knew, and replaces nothing.
+    Another user may have created the folder in the temporary directory: so it is made under a
+    random name and then moved, which replaces nothing.
     """
     if file == places()[1]:
         made = Path(tempfile.mkdtemp(prefix=f"{file.parent.name}-", dir=file.parent.parent))
@@ -233,8 +233,8 @@ def _read(file: Path) -> bytes:
     ):
         raise LaunchError(
             f"{file} is not secret: the file and its folder must be this user's, the file readable"
-            " by nobody else (chmod 600), the folder writable by nobody else (chmod 700), and it"
-            f" must hold {SHORTEST} bytes or more. Remove it, and the next job makes a new one."
+            " only by this user (chmod 600), the folder writable only by this user (chmod 700), and"
+            f" it must hold {SHORTEST} bytes or more. Remove it, and the next job makes a new one."
             f" {REMEDY}"
         )
     return secret

@@ -1,4 +1,4 @@
-"""="""
+"""``spawn``: ranks as new processes that call a decorated function with pickled arguments."""
 
 from __future__ import annotations
 

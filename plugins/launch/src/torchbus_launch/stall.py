@@ -135,10 +135,9 @@ PATH = {
 
 
 class StallDetector:
-    """Finds what stands still in this rank.
+    """Detects stalls of this rank.
 
-    ``found``: what has stood still for ``freeze_timeout_s`` by the ``clock``, in words; "" if
-    nothing has.
+    ``found``: what has been stalled for ``freeze_timeout_s`` of the ``clock``; "" if nothing has.
     """
 
     def __init__(self, clock: FairClock, freeze_timeout_s: float) -> None:
@@ -204,7 +203,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def waits_for(pid: int) -> str:
-    """Say which file the first thread of a process waits for in a system call; "" if for none.
+    """Return the file that the first thread of a process waits for in a system call, or "".
 
     A terminal, a pipe, a socket or another process may take any time, so these do not count.
     """

@@ -1,4 +1,4 @@
-"""="""
+"""The store that all ranks share: signed values, counters and barriers on top of torch's store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OfBytes(Protocol):
 class SealedStore:
     """A store whose values carry the tag of this job.
 
-    torch's store has no password: whoever reaches its port can read and write it. So each value
+    torch's store has no password: anyone who reaches its port can read and write it. So each value
     follows a tag, the HMAC of its name and itself under the job's key. A value without a valid tag
     counts as missing. Values are not encrypted.
 
@@ -77,7 +77,7 @@ class SealedStore:
         return int(self.raw.port)
 
     def within(self, word: str) -> SealedStore:
-        """Return the part of the store whose names begin with a word."""
+        """Return a view of the store in which all names get a prefix."""
         part = SealedStore(self.raw, self.key, f"{self.prefix}{word}/")
         part._held = self._held
         return part
@@ -87,7 +87,7 @@ class SealedStore:
         return dist.PrefixStore(f"{self.prefix}{word}", self.raw)
 
     def connection(self, timeout: timedelta) -> SealedStore:
-        """Return the same store over a connection of its own.
+        """Return the same store over a new connection.
 
         A request that waits on a connection blocks all others of that connection.
         """
@@ -141,7 +141,7 @@ class SealedStore:
         return self.read_all(names) is not None
 
     def read_all(self, names: Sequence[str]) -> list[bytes] | None:
-        """Return the values, or None if one of them is missing; do not wait. As many requests."""
+        """Return the values, or None if one of them is missing; do not wait. One request or two."""
         if not self.raw.check([self.prefix + name for name in names]):
             return None
         found = [self._opened(*one) for one in zip(names, self._all_there(names), strict=True)]
@@ -149,7 +149,7 @@ class SealedStore:
         return values if len(values) == len(found) else None
 
     def unsigned(self, name: str) -> bytes:
-        """Return what somebody has written, with a wrong tag; b"" if there is nothing."""
+        """Return a value that carries an invalid tag; b"" if there is none."""
         return self._there(name)[TAG_BYTES:]
 
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -197,7 +197,7 @@ class SealedStore:
         mine, key = self._sealed(name, value), self.prefix + name
         done = bool(self._bytes.compare_set(key, there, mine) == mine)
         if done and not LIBUV_TAKES_SOCKETS:
-            self._bytes.append(key, "")  # a store without libuv wakes nobody who waits for a swap
+            self._bytes.append(key, "")  # a store without libuv wakes no waiting client
         return done
 
     def _all_there(self, names: Sequence[str]) -> list[bytes]:
@@ -231,9 +231,10 @@ NUMBER_BYTES = 5  # the sum of those of 2**23 ranks fits into the 64 bits of the
 
 
 class StoreBarrier:
-    """Each rank adds a number to one counter. The rank that completes the sum tells all others.
+    """Barrier by one counter, to which each rank adds its number; the last one releases the others.
 
-    Only the job knows the numbers, so nobody else can complete it. A rank must say the word once.
+    The numbers are derived from the job's key, so that only its ranks can complete the sum. Each
+    rank calls ``say`` once.
     """
 
     def __init__(self, store: SharedStore, word: str, rank: int, world_size: int) -> None:
@@ -243,7 +244,7 @@ class StoreBarrier:
         self._world_size = world_size
 
     def say(self) -> bool:
-        """Say the word. Returns whether this rank was the last."""
+        """Announce this rank, and return whether it was the last."""
         numbers = self._numbers()
         is_last = self._store.count(self._word, numbers[self._rank]) == sum(numbers)
         if is_last:
@@ -251,7 +252,7 @@ class StoreBarrier:
         return is_last
 
     def is_complete(self) -> bool:
-        """Return whether all ranks have said it."""
+        """Return whether all ranks have announced themselves."""
         return self._store.check([f"all {self._word}"])
 
     def _numbers(self) -> list[int]:

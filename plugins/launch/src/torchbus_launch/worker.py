@@ -1,4 +1,4 @@
-"""What a process that the loop forks must not keep: the job's connections, and its rank's life."""
+"""Detaches a process that the loop forks from the job's connections."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def close_connections(port: int) -> None:
-    """Close what this process has inherited of the store at a port, also that of its server.
+    """Close the inherited connections to the store at a port, also those of its server.
 
-    Otherwise the other ranks do not see that the rank has gone. The descriptors stay taken, because
-    torch's objects, which this process has inherited too, close them once more.
+    Otherwise the other ranks do not notice that the rank has gone. The descriptors stay open,
+    because torch's objects, which this process has inherited too, close them once more.
     """
     none_found = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in sockets_opened():

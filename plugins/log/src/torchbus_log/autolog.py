@@ -1,4 +1,4 @@
-"""The values that a session logs by itself."""
+"""The values that a session logs automatically: loss, learning rates, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that torchbus-log adds: what was logged, on its way to loggers."""
+"""Events that torchbus-log adds: logged values in transit to loggers."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
 
 @hookspec
 def monitored_name() -> str | None:
-    """Which logged value does the plugin judge? Asked once, when the session starts.
+    """Which logged value does the plugin judge? Fired once, when the session starts.
 
-    All ranks answer alike.
+    All ranks return the same.
 
     Since 0.1.
     """
@@ -74,9 +74,9 @@ def monitored_name() -> str | None:
 
 @hookspec
 def optional_name() -> str | None:
-    """Which monitored name may be missing, without an error? Asked once, when the session starts.
+    """Which monitored name may be missing without an error? Fired once, when the session starts.
 
-    All ranks answer alike.
+    All ranks return the same.
 
     Since 0.1.
     """

@@ -324,7 +324,7 @@ class Call:
 
 
 class Patient:
-    """Writes records on a thread of its own, one after another.
+    """Writes records in order on a separate thread.
 
     The loop waits for each, so that the record is there even if the process dies. It waits at most
     ``PATIENCE_S``. If that is too short, it does not wait again until the thread has caught up.

@@ -16,8 +16,9 @@ from torchbus_log.metrics.totals import Metric, Total
 class LoaderPass:
     """One pass over a loader, and the values that are logged in it ``on_epoch``.
 
-    ``trains``: it has fed a backward. ``began``: when its first batch came, in seconds. ``alike``:
-    all ranks have the same batches. ``divided_evaluation``: ranks have different batches, or none.
+    ``trains``: it has fed a backward. ``began``: when its first batch came, in seconds.
+    ``alike``: all ranks have the same batches. ``divided_evaluation``: ranks have different
+    batches, or none.
     """
 
     def __init__(self, iterator: LoaderIterator | None) -> None:
@@ -66,7 +67,7 @@ class Passes:
         return self._open[-1] if self._open else self.outside
 
     def record(self, batch: object, iterator: LoaderIterator) -> None:
-        """The loop has taken a batch."""
+        """Called when the loop has got a batch."""
         if (
             not self._open
             or self._open[-1].iterator is None
@@ -98,7 +99,7 @@ class Passes:
                 if batch.origin.ahead
                 else None
             )
-            if known is not None:  # the loop has taken another batch since
+            if known is not None:  # the loop has got another batch since
                 self._weigh(known, batch.rows, batch.share)
         if not self._fresh:
             return

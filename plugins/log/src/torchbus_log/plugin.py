@@ -186,7 +186,9 @@ class Log:
     def explain_lines(self) -> dict[str, list[str]]:
         if not self._listens:
             return {"log": ["s.log works; no logger is named, so nothing is written"]}
-        auto = "also loss, rates and times by itself" if self._wants_autolog else "autolog=False"
+        auto = (
+            "also loss, rates and times, automatically" if self._wants_autolog else "autolog=False"
+        )
         return {
             "log": [
                 f"log points: every {self._every} steps, at the end of each training pass, and of"

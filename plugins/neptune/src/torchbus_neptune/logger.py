@@ -110,7 +110,7 @@ class NeptuneLogger(Tracker):
         if self._raises:
             raise PluginError(NO_SERVER)
         self._given["mode"] = "offline"
-        warn(f"{NO_SERVER}. Now it goes on offline, in the folder {self.folder()}")
+        warn(f"{NO_SERVER}. It continues offline, in the folder {self.folder()}")
 
     def import_client(self) -> None:
         if self._run is None and self._client is None:

@@ -41,7 +41,7 @@ Order = list[tuple[str, int, int]]
 def interleaved_order(
     local_stages: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
 ) -> Order:
-    """What torch's interleaved schedule lets this rank compute, which has ``local_stages``.
+    """Return this rank's actions in torch's interleaved schedule. ``local_stages``: its stages.
 
     Without ``pipeline_order``: AttributeError at the second forward.
     """
@@ -60,6 +60,6 @@ def interleaved_order(
 
 
 class _NoLayers(nn.Module):
-    """What torch's stages hold here: the layers stay in the loop's model."""
+    """A placeholder module for torch's stages: the layers stay in the loop's model."""
 
     torchbus_internal = True

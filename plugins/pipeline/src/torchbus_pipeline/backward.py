@@ -1,4 +1,4 @@
-"""``backward`` under the pipeline: the stages have run theirs inside; here the ranks compare."""
+"""``backward`` under the pipeline: the stages run theirs inside; here the ranks compare."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ORDER = (
 
 
 class PipelineBackward:
-    """Owns ``backward``."""
+    """Implements ``backward`` under the pipeline."""
 
     def __init__(
         self,
@@ -120,12 +120,12 @@ class PipelineBackward:
         found = [error, *(run.error for run in runs)]
         return next((one for one in found if one is not None), None)
 
-    # What the ranks tell each other --------------------------------------------------------------
+    # Exchange between ranks ----------------------------------------------------------------------
 
     def _exchange_header(
         self, call: BackwardCall, count: Count, error: Exception | None
     ) -> strategy_header.Header:
-        """Compare where the ranks are. Raises, on all ranks, the error of one of them."""
+        """Compare the ranks' positions. Raises, on all ranks, the error of one of them."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
         header = strategy_header.make_header(place, 0)
         progress = self._job.backwards * 7 + self._steps
@@ -151,7 +151,7 @@ class PipelineBackward:
             first_steps.SameLoss("pipeline").look(mean, sent)
 
     def _give_loss(self, header: strategy_header.Header, call: BackwardCall, scale: float) -> None:
-        """Several pipelines: the loss of all of them. The ranks of one have the same."""
+        """Average the loss over pipelines. The ranks of one have the same."""
         loss = _scalar(call)
         if (
             self._parts > 1
@@ -191,7 +191,7 @@ def refuse(call: BackwardCall) -> None:
 
 
 def _known(call: BackwardCall) -> Tensor | None:
-    """The loss, if this rank knows it: where the last layers have failed, only they do."""
+    """Return the loss if this rank has it; if the last layers have failed, only they do."""
     loss = _scalar(call)
     return loss.value if isinstance(loss, Later) else loss
 
@@ -211,7 +211,7 @@ class Replicas:
         self.remain = False
 
     def note(self, sync: bool) -> None:
-        """Note whether the backward that has ended left gradients that are not averaged."""
+        """Record whether the backward that has ended left gradients that are not averaged."""
         self.remain = not sync and self._team.parts > 1
 
     @torch.no_grad()
@@ -254,7 +254,7 @@ class Replicas:
 
     @hookimpl(tryfirst=True)
     def gradients_ready(self, optimizer: Optimizer) -> None:
-        """Average before a step what backwards under ``s.no_sync()`` have left."""
+        """Average, before a step, the gradients of backwards under ``s.no_sync()``."""
         if self.remain and self._session.captures(optimizer):
             self.average(self._models.trained())
             self.remain = False

@@ -1,4 +1,4 @@
-"""The loop calls layers: their stages compute, and all ranks get the output."""
+"""Intercepts the loop's calls of layers: the stages compute, and all ranks get the output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchbus_pipeline.schedule.stream import LocalStream, Pass
 
 @dataclass
 class Row:
-    """Layers that a model is calling, one after the other. ``token``: what the last returned."""
+    """A sequence of layer calls in progress. ``token``: what the last layer returned."""
 
     x: Any
     extras: list[Extra]
@@ -37,7 +37,7 @@ NO_ROW = Row(None, [])
 
 
 class Calls:
-    """Surrounds the layers of cut models, and the nn.Sequential that holds them."""
+    """Wraps the forwards of cut models' layers, and of the nn.Sequential that holds them."""
 
     def __init__(
         self, session: Context, team: Team, barrier: CheckedBarrier, options: PipelineOptions
@@ -58,7 +58,7 @@ class Calls:
         self._runs: list[Run] = []
 
     def add(self, cut: Cut) -> None:
-        """Surround a model's layers. All ranks call it."""
+        """Wrap a model's layers. All ranks call it."""
         self._holders[id(cut.found.holder)] = cut
         if isinstance(cut.found.holder, nn.Sequential):
             self._surround.add(cut.found.holder)
@@ -87,7 +87,7 @@ class Calls:
     def _layer(
         self, cut: Cut, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
-        """Note what a layer gets. The last one lets all of them compute."""
+        """Record a layer's arguments. The call of the last layer runs all of them."""
         begins = layer is cut.layers[0] and not (args and isinstance(args[0], Between))
         row = Row(args[0] if args else None, []) if begins else self._rows.get(id(cut), NO_ROW)
         number = len(row.extras)
@@ -106,10 +106,10 @@ class Calls:
     def _refuse(self, cut: Cut, layer: Module) -> None:
         name = cut.found.names()[cut.layers.index(layer)]
         raise Unsupported(
-            f"{name} of {cut.name} is called by itself, or with something else than what the layer"
-            " before it returned: strategy='pipeline' computes all layers of the list one after the"
-            " other, each from the output of the one before; name another list with blocks=, or use"
-            " strategy='ddp'"
+            f"{name} of {cut.name} was called separately, or with something other than the"
+            " previous layer's output: strategy='pipeline' computes all layers of the list in"
+            " sequence, each from the output of the previous one. Name another list with blocks=,"
+            " or use strategy='ddp'"
         )
 
     # All of them ---------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Calls:
         return self._compute(self._pass(cut, inputs, trains))
 
     def _compute(self, one: Pass) -> Tensor:
-        """The output, after all forwards. All ranks of the pipeline call it."""
+        """Return the output, after all forwards. All ranks of the pipeline call it."""
         before, self._computes = self._computes, True
         try:
             whole = stream.forward(one)
@@ -160,8 +160,9 @@ class Calls:
         )
 
     def _later(self, cut: Cut, inputs: Inputs) -> Tensor:
-        """An output that is computed in backward. It is computed now if its shape is not known, or
-        the loss was not seen yet.
+        """Return an output that is computed in backward.
+
+        It is computed now if its shape or the loss is not known yet.
         """
         x = inputs.x
         source = Deferred(
@@ -178,15 +179,15 @@ class Calls:
         return x.requires_grad or any(map(cut.needs_gradients, range(cut.stages)))
 
     def _rows_of(self, cut: Cut, x: Tensor, extras: list[Extra]) -> frozenset[int]:
-        """The tensors besides the input that have a row for each sample."""
+        """Return the extra tensors with a row for each sample."""
         found = rows_in(x, extras)
         known = self._by_rows.setdefault(id(cut), {})
         known.update({place: rows for place, rows in found.items() if place not in known})
         if any(known[place] and not rows for place, rows in found.items()):
             raise Unsupported(
                 f"a layer of {cut.name} gets a tensor besides its input that has a row for each"
-                " sample in one batch, and not in another, so strategy='pipeline' can't tell"
-                " whether to cut it: change the batch size, or use strategy='ddp'"
+                " sample in one batch, and not in another, so whether to cut it is ambiguous for"
+                " strategy='pipeline': change the batch size, or use strategy='ddp'"
             )
         return frozenset(place for place, rows in known.items() if rows)
 
@@ -200,7 +201,7 @@ class Calls:
 
     @contextmanager
     def driven(self, retain: bool) -> Iterator[list[Run]]:
-        """Meanwhile a backward of the loop runs. Yields the passes that it goes through."""
+        """Context of a backward of the loop. Yields the passes that it goes through."""
         self._driven, self._runs, self._computes = retain, [], True
         try:
             yield self._runs

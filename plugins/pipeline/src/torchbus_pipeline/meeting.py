@@ -1,4 +1,4 @@
-"""Ranks that go different ways are found out before one of them waits for the other for good."""
+"""Detects diverging ranks before they deadlock."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ REMEDY = (
 
 
 class CheckedBarrier:
-    """Compares what the ranks are about to do, over connections of its own.
+    """Verifies over separate process groups that all ranks are about to run the same collective.
 
-    There, a collective of one rank never meets another collective of another rank.
+    There, mismatched collectives can't pair up.
     """
 
     def __init__(self, session: Context, pipelines: list[list[int]]) -> None:
@@ -46,7 +46,7 @@ class CheckedBarrier:
         self._steps += 1
 
     def sync(self, what: str, fails: bool = False) -> bool:
-        """Wait for all other ranks. Returns whether this one ``fails``, or another one.
+        """Wait for all ranks. Returns whether this one ``fails`` or another one.
 
         Raises RanksDiverged, on all ranks, if one of them is here for something else.
         """
@@ -72,12 +72,12 @@ class CheckedBarrier:
         return any(failures)
 
     def gather_in_pipeline(self, what: object) -> list[Any]:
-        """What every rank of this pipeline tells, by place. All of them call it."""
+        """All-gather within this pipeline, by place. All its ranks call it."""
         group, ranks = self._groups[-1]
         return list(all_gather_object(what, len(ranks), group))
 
     def broadcast(self, what: Any) -> Any:
-        """What rank 0 tells all ranks. All of them call it."""
+        """Broadcast rank 0's value. All ranks call it."""
         group, ranks = self._groups[0]
         return all_gather_object(what, len(ranks), group)[0]
 
@@ -100,7 +100,7 @@ class CheckedBarrier:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error, without its traceback, or one that can be sent to other ranks."""
+    """Return the error without its traceback, or one that can be pickled."""
     try:
         made = type(error)(str(error))
         pickle.loads(pickle.dumps(made))
@@ -125,7 +125,7 @@ class Team:
 
     @property
     def pipelines(self) -> list[list[int]]:
-        """The global ranks of each pipeline."""
+        """Return the global ranks of each pipeline."""
         return [list(range(part * self.size, (part + 1) * self.size)) for part in range(self.parts)]
 
     @property
@@ -133,7 +133,7 @@ class Team:
         return len(self.ranks)
 
     def spread(self, tensor: Tensor, place: int) -> Tensor:
-        """Send a tensor from one place to the others, which give one like it to write to.
+        """Broadcast a tensor from one place; the others pass one to write to.
 
         All ranks of the pipeline call it. Returns the tensor.
         """
@@ -142,7 +142,7 @@ class Team:
 
 
 def make_team(session: Context, size: int) -> Team:
-    """Pipelines of ``size`` consecutive ranks. All ranks call it."""
+    """Make pipelines of ``size`` consecutive ranks. All ranks call it."""
     world, place = session.world_size, session.world.member
     part, parts = session.world.data
     if parts == 1:

@@ -1,4 +1,4 @@
-"""The options of the pipeline, checked."""
+"""Validates the options of the pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEDULES = (GPIPE, "1f1b", INTERLEAVED)
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """See ``Pipeline``."""
+    """The validated options of ``Pipeline``."""
 
     balance: tuple[int, ...] | str
     microbatches: int
@@ -41,7 +41,10 @@ class PipelineOptions:
                 raise UsageError(f"{name}={value}: it must be 1 or more")
 
     def ranks_of_pipeline(self, world_size: int) -> int:
-        """How many ranks one pipeline has. Raises UsageError if the ranks don't divide by that."""
+        """Return the number of ranks per pipeline.
+
+        Raises UsageError if it does not divide the world.
+        """
         size = self.stages if self.stages is not None else world_size
         if world_size % size:
             raise UsageError(
@@ -51,13 +54,13 @@ class PipelineOptions:
         return size
 
     def stages_of_rank(self) -> int:
-        """How many stages a rank has at least."""
+        """The minimum number of stages per rank."""
         return 2 if self.schedule == INTERLEAVED else 1
 
     def balance_of(
         self, model: str, layers: list[Module], ranks: int, seconds: Sequence[float] | None
     ) -> list[int]:
-        """How many layers each stage has. Raises UsageError if ``balance`` doesn't fit.
+        """Return the number of layers per stage. Raises UsageError if ``balance`` doesn't fit.
 
         ``seconds``: how long each layer computes, if that was measured.
         """
@@ -81,7 +84,7 @@ class PipelineOptions:
 
 
 def read_balance(balance: object) -> tuple[int, ...] | str:
-    """The numbers of layers, "parameters" or "time". Raises UsageError for anything else."""
+    """Return the numbers of layers, "parameters" or "time". Raises UsageError for anything else."""
     if balance in (AUTO, PARAMETERS, TIME):
         return TIME if balance == TIME else PARAMETERS
     numbers = list(balance) if isinstance(balance, list | tuple) else []

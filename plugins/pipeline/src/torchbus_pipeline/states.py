@@ -1,4 +1,4 @@
-"""States that are whole on every rank, though each keeps only its own part."""
+"""Makes states whole on every rank, although each rank holds only its stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchbus_strategy import sharding
 
 
 class End:
-    """Makes them whole, if the loop has ended without an error."""
+    """Makes states whole at the end, unless the loop has raised."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ def refuse_gradient(error: BaseException, models: Models) -> None:
 
 
 class Gather:
-    """A hook that lets a layer's place send its values to the others. All ranks call it.
+    """A hook by which a layer's owner broadcasts its values. All ranks call it.
 
     Copies of a model have it too.
     """
@@ -90,7 +90,7 @@ class Gather:
 
 
 class SyncHook:
-    """A hook that compares where the ranks are, before they gather a model."""
+    """A hook that compares the ranks' positions before they gather a model."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
@@ -107,7 +107,7 @@ class SyncHook:
 
 
 class WholeModules:
-    """Makes the states of models whole, of copies too, and at the end the models themselves.
+    """Makes the states of models and their copies whole, and at the end the models.
 
     Checkpoints get whole states: a part of a pipeline's model is nothing that others can load.
     """
@@ -117,14 +117,14 @@ class WholeModules:
         self._gather, self._sync = Gather(session, team), SyncHook(session, barrier)
 
     def add(self, cut: Cut) -> None:
-        """Let a model's ``state_dict()`` be whole."""
+        """Make a model's ``state_dict()`` whole."""
         model, stack = cut.model(), self._session.on_close
         for module in model.modules() if model is not None else ():
             stack.callback(module.register_state_dict_pre_hook(self._sync).remove)
             stack.callback(module.register_state_dict_post_hook(self._gather).remove)
 
     def make_whole(self) -> None:
-        """Give all ranks all values, of models and of their copies. All ranks call it."""
+        """Gather all values of models and their copies on all ranks, which all call it."""
         found = [(first_mark(model), model) for model in objects.alive(Module)]
         marked = [(number, model) for number, model in found if number is not None]
         roots = objects.outermost(model for _, model in marked)
@@ -144,7 +144,7 @@ class WholeModules:
 
 
 def _from_place(team: Team, held: Tensor, place: int) -> Tensor:
-    """The values of one place. The tensor that has them stays the same."""
+    """Broadcast the values of one place, into the same tensor."""
     if team.place == place:
         if held.numel():
             team.spread(held.detach().contiguous(), place)
@@ -155,7 +155,7 @@ def _from_place(team: Team, held: Tensor, place: int) -> Tensor:
 
 
 class WholeNorm:
-    """What every rank has counts once: on the first place of the pipeline."""
+    """The gradient norm over the pipeline; parameters that every rank has count once."""
 
     def __init__(self, session: Context, models: Models, team: Team) -> None:
         self._session, self._models, self._team = session, models, team
@@ -187,14 +187,14 @@ class WholeNorm:
     def _combined(
         self, gradients: list[Tensor], kind: float, run: Callable[[float], Tensor]
     ) -> Tensor:
-        """The norm over all ranks of the pipeline. They all call it."""
+        """Return the norm over all ranks of the pipeline, which all call it."""
         norms = [torch.linalg.vector_norm(one, kind) for one in gradients]
         device = self._session.device
         mine = torch.zeros((), dtype=torch.float64, device=device)
         if norms:
             mine = torch.linalg.vector_norm(torch.stack([one.to(mine) for one in norms]), kind)
         if not torch.isfinite(mine):
-            run(math.inf)  # raises, if the loop has said error_if_nonfinite=True
+            run(math.inf)  # raises for error_if_nonfinite=True
         if math.isinf(kind):
             dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._team.group)
         else:
@@ -204,7 +204,7 @@ class WholeNorm:
         return mine.to(self._dtype())
 
     def _dtype(self) -> torch.dtype:
-        """The same on all ranks, of which some may have no gradient."""
+        """Return the same on all ranks, some of which may have no gradient."""
         model = next((model for cut in self._models if (model := cut.model()) is not None), None)
         return torch.get_default_dtype() if model is None else next(model.parameters()).dtype
 
@@ -213,7 +213,7 @@ CPU = torch.device("cpu")
 
 
 class WholeOptimizers:
-    """Gathers the states of all places. All ranks call it."""
+    """Gathers the optimizer states of all places. All ranks call it."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
@@ -231,7 +231,7 @@ class WholeOptimizers:
         _keep_local(optimizer)
 
     def keep_local(self, cut: object) -> None:
-        """A model was divided: drop states that now belong to other ranks."""
+        """Drop states that belong to other ranks after a model was cut."""
         for optimizer in [found for known in self._known if (found := known()) is not None]:
             _keep_local(optimizer)
 
@@ -248,7 +248,7 @@ class WholeOptimizers:
         return dict(sorted(whole.items()))
 
     def make_whole(self) -> None:
-        """Give all ranks all states. All ranks call it, while parameters are still elsewhere."""
+        """Gather all states on all ranks, which call it while parameters are distributed."""
         for optimizer in sharding.alive_on_all(self._session, self._known):
             mine = {
                 index: optimizer.state[one]
@@ -273,7 +273,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _to(value: object, device: torch.device) -> object:
-    """The same nested dicts, with their tensors on this device."""
+    """Return the same nested dicts, with their tensors on this device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):

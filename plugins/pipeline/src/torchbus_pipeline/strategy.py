@@ -20,7 +20,7 @@ from torchbus_strategy.strategy import Strategy
 
 
 class Pipeline(Strategy):
-    """Consecutive layers are on consecutive ranks, and a batch passes them in micro-batches.
+    """Pipeline parallel: consecutive layers on consecutive ranks, batches in micro-batches.
 
     All ranks of a pipeline see the same batch. Each keeps the values, gradients and optimizer
     states of its own layers. What is outside the list of layers, and the loss, is computed by every
@@ -32,7 +32,7 @@ class Pipeline(Strategy):
             is as fast as possible, measured by rank 0 at the model's first call.
         microbatches: into how many parts the rows of a batch are cut.
         schedule: "gpipe": all forwards, then all backwards; "1f1b": one forward and one backward in
-            turn, so that less is kept; "interleaved": 1f1b with two or more stages on each rank.
+            turn, so that less is stored; "interleaved": 1f1b with two or more stages on each rank.
         blocks: the path of the nn.Sequential or nn.ModuleList whose layers are divided; "auto": the
             model itself if it is an nn.Sequential, else its longest list of repeated blocks.
         stages: the number of ranks of a pipeline; with more ranks there are several pipelines, each
@@ -84,7 +84,7 @@ class Pipeline(Strategy):
         return session.arrange_ranks(dp=parts, pp=size)
 
     def start(self, session: Context) -> None:
-        """Begin to divide models."""
+        """Start to cut models into stages."""
         refuse_options(session)
         session.replace(GradScaler, "scale", refuse_scaling)
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
@@ -111,7 +111,7 @@ class Pipeline(Strategy):
             session.bus.register(part, f"{self.name}.{name}")
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return the text of ``explain()`` after the strategy's name and backend."""
         options = self.pipeline
         return (
             "consecutive layers are on consecutive ranks; a batch passes them in"
@@ -121,13 +121,13 @@ class Pipeline(Strategy):
 
 
 class RpcSequential(Pipeline):
-    """The pipeline, under the name that fairscale's strategy had. It takes its arguments."""
+    """The pipeline under the name and with the arguments of fairscale's strategy."""
 
     name = "rpc_sequential"
 
 
 def refuse_scaling(original: Callable[..., object]) -> Callable[..., object]:
-    """Make a ``GradScaler.scale`` that raises Unsupported, unless the scaler is off."""
+    """Return a ``GradScaler.scale`` that raises Unsupported unless the scaler is disabled."""
 
     def scale(self: GradScaler, outputs: object) -> object:
         if self.is_enabled():
@@ -142,7 +142,7 @@ def refuse_scaling(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def refuse_options(session: Context) -> None:
-    """Raise UsageError for options of other plugins that the pipeline can't serve."""
+    """Raise UsageError for options of other plugins that the pipeline does not support."""
     if session.options.get("sharded_save"):
         raise UsageError(
             "sharded_save=True with strategy='pipeline': leave it out; a checkpoint has whole"

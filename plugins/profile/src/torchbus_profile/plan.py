@@ -1,4 +1,4 @@
-"""Which steps are recorded, and what of them: the dictionary of ``profile=``."""
+"""Parses ``profile=``: which steps are recorded, and how."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Recording:
             self._ready(self._profiler, self._active)
 
     def drop(self) -> None:
-        """Something has failed: let go of the profiler."""
+        """Release the profiler after a failure."""
         with suppress(Exception):
             self._profiler.stop()
 

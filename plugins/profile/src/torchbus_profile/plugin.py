@@ -1,4 +1,4 @@
-"""The plugin: its options, verbs, and what it hears of the loop."""
+"""The plugin: its options, verbs and event listeners."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Profile:
         self._session = session
         self._seen = session.steps.follow().count
         if session.is_inside:
-            self._plan = None  # a rank has begun by itself, by the verb
+            self._plan = None  # only this rank has begun, by the verb
         if self._plan is None:
             return
         if self._snapshots and not _compat.can_snapshot(session.device):
@@ -189,7 +189,7 @@ class Profile:
             warn(f"profile: {type(error).__name__}: {error}. Training continues")
 
     def _close(self) -> None:
-        """All ranks are through. Rank 0 tells of them, unless the loop has failed."""
+        """Called when all ranks are done. Rank 0 prints the result, unless the loop has failed."""
         if self._snapshots:
             _compat.forget_allocations()
         if self._failed or not self._session.is_main or self._plan is None:

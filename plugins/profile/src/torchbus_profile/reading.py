@@ -1,4 +1,4 @@
-"""From the events of torch.profiler to shares of time and operators."""
+"""Computes shares of time and operators from the events of torch.profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the time of some steps went to: computing, waiting for ranks, for data, or for the host."""
+"""The profile's result: time for computing, and for waiting for ranks, data or the host."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Exchange:
             self._store.set(str(self._rank), reported)
 
     def known(self, local: Profiled) -> dict[int, tuple[float, Shares]]:
-        """Return seconds and shares of the same steps, by rank, once all ranks have told.
+        """Return seconds and shares of the same steps, by rank, once all ranks have reported.
 
         Until then, it returns this rank's. Rank 0 asks for all others at once.
         """

@@ -33,7 +33,7 @@ class Progress:
     """A progress bar on rank 0: the pass, its batches, speed, time left, loss and metrics.
 
     It shows the metrics of ``s.log(..., prog_bar=True)``. In a terminal it is a line at the bottom,
-    in a notebook an output of its own. Elsewhere it is a line on stderr now and then.
+    in a notebook a separate output. Elsewhere it is a line on stderr now and then.
 
     Args:
         progress: False shows nothing.

@@ -19,7 +19,7 @@ from torchbus_progress.words import Snapshot
 
 
 class Output(Protocol):
-    """Shows snapshots. ``pause_s``: the time between two drawings. ``place``: where, in words."""
+    """Shows snapshots. ``pause_s``: the time between two drawings. ``place``: where, as text."""
 
     pause_s: float
     place: str
@@ -55,7 +55,7 @@ class Terminal:
 
     So a line of other code (an older logging handler, a C library) comes out whole. Until
     ``close``, the bar disappears before ``sys.stdout`` or ``sys.stderr`` writes. It comes back
-    after a line feed. So a bar of the loop's own has the terminal for itself, as tqdm ends its
+    after a line feed. So a progress bar of the loop has the terminal alone, as tqdm ends its
     lines with a carriage return.
     """
 

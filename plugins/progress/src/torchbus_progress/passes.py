@@ -80,7 +80,7 @@ class Passes:
         self._open.append(self.current)
 
     def record(self, iterator: LoaderIterator) -> Pass | None:
-        """The loop has taken a batch. Return its pass, if its beginning is known."""
+        """Record a batch of the loop. Return its pass, if its beginning is known."""
         if self.current is None or self.current.iterator() is not iterator:
             self.current = next((one for one in self._open if one.iterator() is iterator), None)
         if self.current is not None:

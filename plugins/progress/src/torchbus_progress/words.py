@@ -1,4 +1,4 @@
-"""Format numbers for people."""
+"""Formats numbers, durations and snapshots as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can't be right, said before the first gradient."""
+"""Checks of the options at the first backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers of a model are quantised, and why the others are not."""
+"""Selects the layers to quantise, with the reasons for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linear layer whose frozen weight is bytes."""
+"""A linear layer with a quantised, frozen weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchbus_quantize._compat import LoadingLinear
 
 
 class Form(NamedTuple):
-    """What the bytes of a weight mean. ``settings`` are the library's own."""
+    """The encoding of a quantised weight. ``settings``: those of the library."""
 
     name: str
     library: str
@@ -74,7 +74,7 @@ class QuantizedLinear(LoadingLinear):
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps the bytes from forward to backward, and makes the weight anew in both."""
+    """Saves the quantized bytes for backward, and dequantizes the weight in both passes."""
 
     @staticmethod
     def forward(input: Tensor, packed: Tensor, form: Form) -> Tensor:

@@ -31,7 +31,7 @@ ELSEWHERE = "elsewhere"
 
 
 class Change(NamedTuple):
-    """What rank 0 did to a path.
+    """A change of a path by rank 0.
 
     ``backwards``: how many it had counted. ``failure``: number and text of its OSError, "" for
     another error, None for none. ``is_open``: whether it still writes the file.
@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a rank found out about a change that it came to.
+    """A rank's result of waiting for a change.
 
     ``change``: rank 0's. Without one, ``is_local``: whether it is this rank's own. If not, rank 0
     has changed the path in another way: this rank acted on what it saw of that. ``number``: of
@@ -129,7 +129,7 @@ class Changes:
         self._waited(is_closed)
 
     def _waited(self, met: Callable[[SharedStore], bool]) -> bool:
-        """Wait for rank 0, unless this rank must stop: its ``finally`` writes by itself."""
+        """Wait for rank 0, unless this rank must stop: then its ``finally`` writes separately."""
         handled = sys.exc_info()[1]
         is_leaving = handled is not None and handled is not self._handled_before
         try:
@@ -166,7 +166,10 @@ class Changes:
         return ELSEWHERE if (backwards, times) >= (mine, self._at_line[line, mine]) else ""
 
     def _say(self, kind: str, path: str, why: str) -> None:
-        """Warn, unless rank 0 does the same with a path of its own. What it can't save is said."""
+        """Warn, unless rank 0 makes the same change at a different path.
+
+        The text names what is lost.
+        """
         rank = self._session.rank
         if why == ENDED:
             self._job.note(
@@ -177,7 +180,7 @@ class Changes:
             warn(
                 f"rank 0 made no {kind} of {path}, so rank {rank} does: if the clock names the"
                 " folder, use rank 0's name, s.all_gather_object(name)[0]; if that depends on the"
-                " rank, give each rank a path of its own"
+                " rank, give each rank a different path"
             )
 
 

@@ -195,7 +195,7 @@ class SharedFiles:
 def _caller() -> str:
     """Return the module that changes a file: the innermost outside this one and the standard ones.
 
-    torch.save, which the seam replaces, belongs to the script.
+    torch.save, which the patch replaces, belongs to the script.
     """
     frame = current_frame(2)
     while frame is not None and (
@@ -210,7 +210,7 @@ def _caller() -> str:
 
 
 def _raise(found: Found, paths: list[str]) -> bool:
-    """Raise rank 0's OSError. Return whether this rank must find its error by itself."""
+    """Raise rank 0's OSError. Return whether this rank must determine the error itself."""
     failure = found.change.failure if found.change is not None else None
     if failure is None or failure == "":
         return failure == ""

@@ -1,4 +1,4 @@
-"""="""
+"""Atomic files: written under a temporary name, then renamed; with locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""="""
+"""Removes secrets and control characters from texts that a session prints, logs or stores."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _escaped(found: str | re.Match[str]) -> str:
 
 
 def of_session(session: object) -> Redactor:
-    """Return a redactor, which learns the secrets that a session meets."""
+    """Return a redactor, which learns secrets during a session."""
     return Redactor()
 
 

@@ -1,4 +1,4 @@
-"""="""
+"""Finds secrets in texts: passwords, tokens and values assigned to telling names."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _after(found: re.Match[str], text: str) -> str:
 def _bracket(name: str, text: str) -> str:
     """Return a list or dict up to its end if its name surely means secrets, otherwise "".
 
-    Under any other name, the names inside the list or dict tell more.
+    Under any other name, the names inside the list or dict decide.
     """
     depth = 0
     for place, letter in enumerate(text if speaks(name) is Speaks.SURELY else ""):

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         folders = list(dict.fromkeys(reading.find(word, given.folder) for word in given.runs))
         if len(folders) > MOST_RUNS:
             raise UsageError(
-                f"{len(folders)} runs on one page can't be told apart: name at most {MOST_RUNS}"
+                f"{len(folders)} runs on one page can't be distinguished: name at most {MOST_RUNS}"
             )
         text = page([reading.read(folder) for folder in folders])
         write(given.output, text)

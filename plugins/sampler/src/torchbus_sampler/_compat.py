@@ -37,7 +37,7 @@ def on_the_way(iterator: object) -> int:
 
 @cache
 def check() -> None:
-    """Raise UsageError where batches on their way would be taken for none."""
+    """Raise UsageError where prefetched batches would go unnoticed."""
     for name in ("_send_idx", "_rcvd_idx"):
-        need = "tells which batches the workers of a resumed loader load"
+        need = "selects the batches that the workers of a resumed loader load"
         require(dataloader._MultiProcessingDataLoaderIter, name, need)

@@ -1,4 +1,4 @@
-"""Decide whether a loader is divided, and why.
+"""Decides whether a loader is divided, and why.
 
 The modules here look at models' modes and at backwards. ``order`` does the division itself."""
 
@@ -20,7 +20,7 @@ from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.evaluating import in_eval_mode, without_gradients
 
 BYPASSED = (
-    "{} has an __iter__ of its own that makes batches without DataLoader's: they can't be divided,"
+    "{} defines its own __iter__, which makes batches without DataLoader's: they can't be divided,"
     " and every rank would train on all of them. Let it call super().__iter__(), divide the data in"
     " the script, or pass replace_sampler=False"
 )

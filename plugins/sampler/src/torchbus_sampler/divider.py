@@ -1,4 +1,4 @@
-"""Replace the order of captured loaders by this rank's share of it."""
+"""Replaces the order of captured loaders by this rank's share of it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Divider:
         else:
             replacements = {}
         if replacements and getattr(loader, "in_order", True) is False:
-            replacements["in_order"] = True  # else nobody knows which batch is which
+            replacements["in_order"] = True  # otherwise batches can't be identified
         if self._ledger is not None:
             self._ledger.begin(loader)
         return Pass(**replacements) if replacements else None

@@ -1,4 +1,4 @@
-"""Write which rank took which samples, and when, to check that each was used once."""
+"""Records which rank used which samples, and when, to check that each was used once."""
 
 from __future__ import annotations
 

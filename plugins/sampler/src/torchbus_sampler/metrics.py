@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics are gathered over ranks only if their samples were divided."""
+"""Gathers metrics of torchmetrics over ranks only if their samples were divided."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WatchedMetrics:
 
     def _received_setattr(self, original: Callable[..., None]) -> Callable[..., None]:
         def __setattr__(metric: Any, name: str, value: Any) -> None:
-            # each metric has an update() of its own, made with it; all of them count
+            # each metric object has its own update(); all of them count
             if name == UPDATE_COUNT and value == vars(metric).get(name, 0) + 1:
                 now = frozenset([self._is_divided(metric)])
                 vars(metric)[INPUTS_SEEN] = now if value == 1 else now | _inputs_seen(metric)

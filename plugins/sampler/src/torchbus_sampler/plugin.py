@@ -26,8 +26,8 @@ class Sampler:
     Args:
         replace_sampler: False leaves every loader as it is.
         batch: with "per_device", the loader's batch_size counts for each rank, so a step has
-            world_size times as many samples. With "global", the script's own batch is divided, so
-            N ranks compute what one rank does, faster.
+            world_size times the samples. With "global", the script's own batch is divided, so N
+            ranks compute what one rank does, faster.
         shard_eval: divide loaders in evaluation, too, without padding. For loops that reduce over
             ranks themselves.
         sample_ledger: a folder in which each rank writes which samples it took (see ``Ledger``).
@@ -87,7 +87,7 @@ class Sampler:
         gives its contiguous share of dim 0. A range, a list or another iterable gives every
         world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
         next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
-        an item at the end repeats one, with weight 0. All ranks call it alike.
+        an item at the end repeats one, with weight 0. All ranks must call it.
         """
         value = values[0] if len(values) == 1 else values
         if self._session is None or self._session.world.data.parts == 1:

@@ -74,7 +74,8 @@ class ShardedItems:
     """Every ``num_ranks``-th item of an iterable, lazily. No two ranks get the same one.
 
     ``repeat``: at the end, a rank without an item repeats one. ``backwards`` counts synchronised
-    backwards: a loop that calls some between items trains, and needs as many items on every rank.
+    backwards: a loop that calls some between items trains, and needs the same number of items on
+    every rank.
     """
 
     def __init__(

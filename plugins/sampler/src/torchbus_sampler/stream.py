@@ -35,7 +35,7 @@ def divided_order(order: Pass | None) -> DividedOrder | None:
 
 
 class SharedBatch:
-    """A collated batch on its way from a worker, with this rank's share of the global batch."""
+    """A collated batch from a worker, with this rank's share of the global batch."""
 
     def __init__(self, batch: object, share: Share) -> None:
         self.batch = batch

@@ -1,4 +1,4 @@
-"""Values of a loop that are put back, bit for bit."""
+"""Saves values of a loop, and restores them bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PutBack = Callable[[], object]
 
 @contextmanager
 def restored(loader: DataLoader[object]) -> Iterator[None]:
-    """Put back all models, optimizers and scalers at the end, and the generators of a loader."""
+    """Restore all models, optimizers and scalers at the end, and the generators of a loader."""
     with ExitStack() as stack, torch.no_grad():
         modules = objects.alive(Module)
         stack.callback(_tensors(modules))
@@ -89,7 +89,7 @@ def _optimizer(optimizer: Optimizer) -> PutBack:
 
 
 def _copied(value: Any) -> Any:
-    """The same, with tensors of its own. Parameters inside, as of LBFGS, are left as they are."""
+    """Return a copy with separate tensors. Parameters inside, as of LBFGS, are not copied."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):

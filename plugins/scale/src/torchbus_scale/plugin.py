@@ -26,7 +26,7 @@ LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
 class Scale:
     """Scales the learning rates of an unchanged script to its effective batch.
 
-    Each step sees ranks x accumulation times as many samples.
+    Each step sees (ranks x accumulation) times the samples.
 
     Args:
         scale_lr: "linear" or "sqrt".
@@ -212,8 +212,8 @@ class Scale:
         ``function`` does what the loop does with one batch, with forward, backward and
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
         The test stops once the smoothed loss is four times its best. Then, and after an error, all
-        is put back bit for bit: models, optimizers, scalers, random numbers, and the generators of
-        the loader. All ranks call it.
+        is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
+            the loader. All ranks call it.
 
         Raises:
             UsageError: the rates, the number of steps or the function can't be right, or a window
@@ -293,7 +293,7 @@ def batch_size_of(loader: DataLoader[object]) -> int | None:
 
 
 Function = Callable[[int], object]
-OUT_OF_MEMORY = "CUDA out of memory."  # what accelerate takes for a reason to go on with less
+OUT_OF_MEMORY = "CUDA out of memory."  # the errors after which accelerate retries with less
 
 
 def search(

@@ -1,4 +1,4 @@
-"""Trying learning rates, one for each step."""
+"""The learning-rate range test: one rate per step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CURVE = ("learning rate", "loss, smoothed")
 
 
 class Trial:
-    """What is otherwise while rates are tried: schedulers do nothing, and steps are counted."""
+    """The plugin during the test: disables schedulers, and counts steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

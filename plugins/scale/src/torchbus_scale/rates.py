@@ -1,4 +1,4 @@
-"""What a learning-rate range test found."""
+"""The result of a learning-rate range test."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LearningRates:
 
 
 def _slope(values: Sequence[float]) -> float:
-    """That of the line of least squares, up to a factor that is the same for as many values."""
+    """Return the slope of the least-squares line, up to a factor that depends on their number."""
     half = len(values) // 2
     return sum((number - half) * value for number, value in enumerate(values))
 

@@ -1,4 +1,4 @@
-"""Sharded tensors that the script reads, writes, draws and copies as whole ones.
+"""Reads, writes, initialises and copies sharded tensors as whole ones for the script.
 
 This folder replaces functions of tensors until the session ends. It knows no model."""
 
@@ -23,7 +23,7 @@ def chunk(tensor: DTensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def copied(tensor: DTensor, memo: dict[int, object]) -> object:
-    """A copy of this rank's part without its gradient, as without a session. Torch fails here."""
+    """Deep-copy this rank's shard without its gradient, where torch fails."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
@@ -65,7 +65,7 @@ def select(tensor: DTensor, dim: int, index: int) -> Tensor:
 
 
 def set_item(tensor: DTensor, index: Any, values: Any) -> None:
-    """Gather the whole, write, and keep this rank's part. All ranks call it."""
+    """Gather the whole tensor, write to it, and keep this rank's shard. All ranks call it."""
     if not may_be_written(tensor):
         return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
     changed = sharding.whole(tensor)
@@ -142,7 +142,7 @@ OPERATORS = [
 
 
 class Row(DTensor):
-    """A part of a tensor. Changes are written back to that. All ranks make them: they gather."""
+    """A view of a sharded tensor, which writes changes back. All ranks must make them."""
 
     origin: DTensor
     index: Any
@@ -185,7 +185,7 @@ def check_alike(tensor: Tensor, values: Tensor) -> None:
 
 
 def may_be_written(tensor: DTensor) -> bool:
-    """Whether it has no graph, and no sum over ranks is still to be made."""
+    """Whether it has no graph and no pending partial sum."""
     in_graph = torch.is_grad_enabled() and tensor.requires_grad
     return not in_graph and not any(one.is_partial() for one in tensor.placements)
 

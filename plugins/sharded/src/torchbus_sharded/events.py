@@ -30,11 +30,11 @@ def divide_layers(model: Module, mesh: DeviceMesh) -> int | None:
 
 @hookspec(firstresult=True)
 def average_beyond(parameters: list[Tensor], numbers: list[float]) -> list[float] | None:
-    """Average a backward's gradients over replicas, each of which is a session of its own.
+    """Average a backward's gradients over replicas, each of which is a separate session.
 
     Fired once per backward, when the ranks of the session have averaged. All ranks fire it.
-    ``parameters`` are this rank's shards, DTensors. Each ``grad`` holds only what this backward has
-    made, or is None. Replace it by its mean over replicas, and return the means of ``numbers``.
+    ``parameters`` are this rank's shards, DTensors. Each ``grad`` is None, or the gradient of this
+    backward only. Replace it by its mean over replicas, and return the means of ``numbers``.
 
     Since 0.1.
     """

@@ -1,4 +1,4 @@
-"""Optimizers of sharded models: they hold the shards, and their ``state_dict`` is whole.
+"""Optimizers of sharded models, which hold shards; their ``state_dict`` is made whole.
 
 This folder knows optimizers and parameters. Models belong to ``fsdp``."""
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def added_methods(optimizer: Optimizer) -> list[str]:
-    """The public methods that the optimizer's class, or its bases, add to those of Optimizer."""
+    """Return the public methods that the optimizer's class or its bases add to Optimizer."""
     names = dict.fromkeys(
         name for cls in type(optimizer).__mro__ if issubclass(cls, Optimizer) for name in vars(cls)
     )
@@ -38,7 +38,7 @@ def added_methods(optimizer: Optimizer) -> list[str]:
 
 
 def surround(optimizer: Optimizer, before: Callable[[str], None]) -> Callable[[], None]:
-    """Call ``before(name)`` before each of them. Returns a function that puts them back."""
+    """Call ``before(name)`` before each of them. Returns a function that restores them."""
     attributes = vars(optimizer)
     made = {
         name: _after(before, name, getattr(optimizer, name)) for name in added_methods(optimizer)
@@ -115,7 +115,7 @@ class Optimizers:
         return sharding.alive_on_all(self._session, self._known)
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object]:
-        """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
+        """Make ``optimizer.state_dict()`` return whole tensors. All ranks must call it."""
         if not self._session.gathers_states:
             return state_dict
         self._agreement.sync(f"the state_dict of {type(optimizer).__name__}")

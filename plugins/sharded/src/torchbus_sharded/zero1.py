@@ -23,7 +23,7 @@ from torchbus_sharded.optimizers import surround
 
 
 class ShardedGradients(FSDP):
-    """ZeRO stage 2 (torch's SHARD_GRAD_OP): gradients and optimizer states are divided.
+    """ZeRO stage 2 (torch's SHARD_GRAD_OP): gradients and optimizer states are sharded.
 
     Parameters are whole from forward to the end of backward.
 
@@ -46,7 +46,7 @@ class ShardedGradients(FSDP):
 
 
 def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedGradients:
-    """Divides optimizer states over ranks.
+    """Shards optimizer states over ranks.
 
     Args:
         shard_gradients: divide gradients as well as optimizer states. The engine is that of fsdp,
@@ -75,9 +75,9 @@ class ShardedOptimizer:
     def session_start(self, session: Context) -> None:
         if session.bus.hook.parameters_may_differ(session=session):
             raise UsageError(
-                "strategy='ddp_sharded' with ranks that step by themselves"
+                "strategy='ddp_sharded' with ranks that step independently"
                 " (gradient_algorithm='local_sgd' and others that average models): each parameter"
-                " is stepped by one rank, which would know only its own data. Use strategy='ddp',"
+                " is stepped by one rank, which would see only its own data. Use strategy='ddp',"
                 " or an algorithm that averages gradients, such as 'fp16'"
             )
         if session.world_size > 1:
@@ -95,7 +95,7 @@ class ShardedOptimizer:
 
 
 class ShardedSteps:
-    """Divides the parameters before every optimizer's step, and sends them around after it."""
+    """Restricts each optimizer step to this rank's parameters, and broadcasts them afterwards."""
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -139,7 +139,7 @@ class ShardedSteps:
 
     @hookimpl(trylast=True)
     def gradients_ready(self, optimizer: Optimizer) -> None:
-        """Show the step that follows only this rank's parameters."""
+        """Leave only this rank's parameters in the groups for the step that follows."""
         if optimizer not in self._owners or self._hidden:
             return
         if optimizer in self._complete:
@@ -158,7 +158,7 @@ class ShardedSteps:
 
     @hookimpl(tryfirst=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Send every rank what the others have stepped."""
+        """Broadcast the stepped parameters to all ranks."""
         if not self._hidden:
             return
         self._hidden.show()
@@ -168,7 +168,7 @@ class ShardedSteps:
         self._session.job.go_on()
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Make ``optimizer.state_dict()`` whole, on all ranks. All of them call it."""
+        """Make ``optimizer.state_dict()`` whole. All ranks must call it."""
         whole: dict[int, dict[str, object]] = {}
         for part in self._session.all_gather_object(_to(state_dict["state"], torch.device("cpu"))):
             # a loop that looks at the state of another rank's parameter leaves an empty entry
@@ -184,7 +184,7 @@ class ShardedSteps:
                 optimizer.state.pop(parameter, None)
 
     def _make_whole(self, optimizer: Optimizer, method: str) -> None:
-        """Give each rank the whole state until the next step, before a method of the class runs.
+        """Gather the whole state on each rank until the next step, before a method of the class.
 
         The method may read or change the state of any parameter. All ranks call it.
         """
@@ -197,7 +197,7 @@ class ShardedSteps:
         self._complete.add(optimizer)
 
     def _give_whole(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leave rank 0 the whole state, once all ranks have come to the end."""
+        """Gather the whole state on rank 0 at the end of the block."""
         for optimizer in list(self._owners) if error is None else []:
             _fill(optimizer, self._gather(optimizer, optimizer.state_dict())["state"])
 
@@ -226,7 +226,7 @@ class ShardedSteps:
 
 
 def takes_more_than_a_closure(optimizer: Optimizer) -> bool:
-    """Whether its step takes something else, such as a loss (Polyak's step size).
+    """Whether its step has further required arguments, such as a loss (Polyak's step size).
 
     Such a step weighs the loss against the norm of all gradients.
     """
@@ -269,13 +269,13 @@ def _to(value: T, device: torch.device) -> T:
 
 HALF_DONE = (
     "{}.step() has raised after it had changed parameters. Under strategy='ddp_sharded' each rank"
-    " steps other parameters, so nobody can tell which of them one process would have changed. Let"
-    " the error end the run, or use strategy='ddp'"
+    " steps different parameters, so the parameters that one process would have changed are"
+    " unknown. Let the error end the run, or use strategy='ddp'"
 )
 
 
 class HiddenParameters:
-    """Takes the other ranks' parameters out of the groups of one optimizer, and puts them back.
+    """Removes the other ranks' parameters from the groups of one optimizer, and restores them.
 
     A step may call the step of another optimizer that shares its groups (Lookahead). Then the inner
     one finds them hidden, and puts them back.
@@ -289,7 +289,7 @@ class HiddenParameters:
         return bool(self._groups)
 
     def hide(self, optimizer: Optimizer, is_local: Iterable[bool]) -> None:
-        """Leave only the parameters that ``is_local`` says, one bool for each."""
+        """Remove the parameters whose flag in ``is_local`` is False."""
         mine = iter(is_local)
         self._groups = [(group, group["params"]) for group in optimizer.param_groups]
         for group, parameters in self._groups:
@@ -297,13 +297,13 @@ class HiddenParameters:
         self._versions = self._versions_now()
 
     def show(self) -> None:
-        """Put all parameters back."""
+        """Restore all parameters."""
         for group, parameters in self._groups:
             group["params"] = parameters
         self._groups = []
 
     def show_after_error(self, optimizer: Optimizer) -> None:
-        """Raise Unsupported if the step has got so far that it changed a parameter."""
+        """Raise Unsupported if the failed step has already changed a parameter."""
         changed = self._versions != self._versions_now()
         self.show()
         if changed:
@@ -314,11 +314,11 @@ class HiddenParameters:
 
 
 EVERY_RANK = -1
-"""The owner of a tensor that each rank has for itself."""
+"""The owner of a tensor that each rank owns separately."""
 
 
 class Owners:
-    """Gives the largest tensor first, each to the rank that has least. Later ones move no others.
+    """Assigns each tensor to the least loaded rank, largest first, without moving earlier ones.
 
     >>> owners = Owners(2)
     >>> owners.add([10, 7, None, 6, 1])
@@ -331,9 +331,9 @@ class Owners:
         self._held = [0] * ranks
 
     def add(self, sizes: Sequence[int | None]) -> None:
-        """Give owners to further parameters of these sizes. All ranks call it with the same ones.
+        """Assign owners to further parameters of these sizes. All ranks call it with the same ones.
 
-        The size is None for a tensor that each rank has for itself.
+        The size is None for a tensor that each rank owns separately.
         """
         given = [EVERY_RANK] * len(sizes)
         shared = [(size, index) for index, size in enumerate(sizes) if size is not None]

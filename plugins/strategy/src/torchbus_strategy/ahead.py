@@ -1,4 +1,4 @@
-"""What rank 0 decides for all ranks, such as that time is over.
+"""Decisions of rank 0 for all ranks, such as a time limit.
 
 No rank may stop while another starts a step that needs it. So rank 0 decides one place of the loop
 ahead: at place ``n - 1`` it writes what all ranks do at place ``n``. The others read it at place

@@ -1,4 +1,4 @@
-"""="""
+"""Finds the batch that feeds a backward, from the tensors of loaders and the graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchbus.tree import collect
 
 
 class TrackedBatch:
-    """A batch that the loop was handed.
+    """A batch from a loader, identified by its tensors until a backward uses it.
 
     It is the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: its number
     of samples, by dim 0 of its first tensor. ``key``: that tensor's id, the same if the data set
@@ -38,7 +38,7 @@ class TrackedBatch:
         self._outside: dict[int, int] = {}
 
     def move(self, batch: object) -> None:
-        """Know it by these tensors from now on, which a wrapper has made of its own."""
+        """Identify it by these tensors from now on, which a wrapper has made of its tensors."""
         found: list[Tensor] = []
         collect(batch, found)
         self.key = id(found[0]) if found else id(self)
@@ -106,7 +106,7 @@ def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
 def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Return the first batch of each pass.
 
-    A wrapper may hold views of what it has fetched ahead; they look like a graph's.
+    A wrapper may hold views of prefetched batches; they look like a graph's.
     """
     first: dict[int, TrackedBatch] = {}
     for one in found:
@@ -224,7 +224,7 @@ def _ahead(origin: Origin, living: list[TrackedBatch]) -> int:
 
 
 UNKNOWN = (
-    "{} batches of {} were taken before this backward, and nobody can tell which of them feeds it:"
+    "{} batches of {} were read before this backward, and which of them feeds it is unknown:"
     " the loop fetches ahead, or leaves batches out, and computes with copies (.float(), .to(...)),"
     " of which the originals are gone. It decides {}. Keep the loader's own tensors until they are"
     " used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as"

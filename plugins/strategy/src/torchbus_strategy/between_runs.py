@@ -1,4 +1,4 @@
-"""Between two training runs, all ranks draw the same random numbers.
+"""Lets all ranks draw the same random numbers between two training runs.
 
 This holds while no trained model is alive, or no optimizer of one.
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 EVALUATED = (
     "a new model is trained, and random numbers (a split, its weights) were drawn while one that "
     "was trained before was alive and in eval mode: they are the same on all ranks, but not what "
-    "one process draws. If they are to be, let go of the old model first (del model, or train each "
-    "in a function)"
+    "one process draws. To get those values, delete the old model first (del model, or train each"
+    " in a function)"
 )
 
 
 class SharedRngBetweenRuns:
-    """Watches the models that optimizers train, and these, and sees the end of the last one.
+    """Tracks trained models and their optimizers, to detect the end of the last one.
 
-    What is in a reference cycle counts as alive for good. The garbage collector would free it at
+    Objects in a reference cycle count as alive forever. The garbage collector would free it at
     another place of the loop on every rank. So are models that fsdp has divided, and optimizers
     with a scheduler.
     """

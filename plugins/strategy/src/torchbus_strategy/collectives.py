@@ -1,4 +1,4 @@
-"""="""
+"""Collectives of the session: reduce, gather and broadcast, of tensors and Python objects."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> li
     """Return the tensor of every rank, in rank order. Sizes in dim 0 may differ."""
     if not isinstance(value, torch.Tensor):
         raise UsageError(
-            f"s.all_gather({_short(value)}): a {type(value).__name__} is no tensor;"
+            f"s.all_gather({_short(value)}): a {type(value).__name__} is not a tensor;"
             " s.all_gather_object takes any object"
         )
     rows = torch.atleast_1d(value.detach().to(device)).contiguous()
@@ -109,7 +109,8 @@ def all_gather_object(
 def extremes(numbers: Sequence[float], world_size: int) -> list[tuple[float, float]]:
     """Return the least and the greatest over ranks of each number; infinity stands for NaN.
 
-    What it sends does not grow with the number of ranks. All ranks pass as many numbers.
+    The message size is independent of the world size. All ranks must pass the same number of
+    values.
     """
     mine = torch.tensor(numbers, dtype=torch.float64).nan_to_num(math.inf, math.inf, -math.inf)
     if world_size > 1:
@@ -171,8 +172,8 @@ def unsealed(message: bytes, sender: str) -> Any:
     data = message[TAG_BYTES:]
     if not hmac.compare_digest(message[:TAG_BYTES], tag(_key(), data)):
         raise RankFailed(
-            f"what came as {sender}'s is not signed with this job's key: somebody else has got"
-            " into the process group's connections"
+            f"what came as {sender}'s is not signed with this job's key: another process has"
+            " joined the process group's connections"
         )
     return pickle.loads(data)
 

@@ -39,7 +39,9 @@ unflattened: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _utils._unfl
 foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = private(
     torch, "_foreach_copy_", "writes what rank 0 has sent"
 )
-"""Values on their way from rank 0. Without one of the three: AttributeError when ddp is imported,
+"""Values that are being broadcast from rank 0.
+
+Without one of the three: AttributeError when ddp is imported,
 or UsageError at the first broadcast.
 """
 DATA_ITERATOR: type[object] = dataloader._BaseDataLoaderIter
@@ -57,8 +59,9 @@ post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter
 
 
 def require_abort() -> None:
-    """Raise UsageError where NCCL's collectives can't be ended. It can't wait: whoever ends them
-    goes on after errors.
+    """Raise UsageError where NCCL's collectives can't be ended.
+
+    It is checked at the start, because the abort path ignores errors.
     """
     need = "ends NCCL's collectives when a rank fails"
     require(dist.distributed_c10d, "_abort_process_group", need)
@@ -117,7 +120,7 @@ CROSS_ENTROPY = (
     "_saved_total_weight",
     "_saved_ignore_index",
 )
-SAVED_NEED = "tells what a loss is a mean of"
+SAVED_NEED = "shows what a loss is a mean of"
 
 
 def signed(number: int) -> int:
@@ -249,7 +252,7 @@ def placed_as(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def handlers() -> dict[Any, Any]:
-    """Operators that DTensor runs in a way of its own. Without ``_op_dispatcher`` or
+    """Operators that DTensor handles specially. Without ``_op_dispatcher`` or
     ``_custom_op_handlers``: AttributeError when a strategy starts.
     """
     from torch.distributed.tensor import DTensor

@@ -1,4 +1,4 @@
-"""What shows that a pass over a loader evaluates."""
+"""Detects passes over loaders that evaluate."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ USUALLY_WITHIN_S = 2.0
 def close_groups() -> None:
     """Close all groups. If a collective does not end, the engines stay until the process ends.
 
-    Otherwise they are freed last, by themselves: that is without the GIL. torch 2.4 frees a group
+    Otherwise they are freed last and separately, without the GIL. torch 2.4 frees a group
     with the GIL, and waits for its threads. One of these may want the GIL to free a tensor.
     """
     with contextlib.suppress(RuntimeError):
@@ -57,7 +57,7 @@ def _come_to_pause() -> bool:
 
 def _is_in_a_collective(thread: Path) -> bool:
     """Whether one of gloo's threads does anything but wait for work, which it does without a
-    timeout. Where the system does not tell: no.
+    timeout. False if the system does not report it.
     """
     try:
         if (thread / "comm").read_text().strip() != WORKER:
@@ -85,7 +85,7 @@ def guarded_groups(session: Context) -> Iterator[None]:
 
 
 class Rendezvous:
-    """A gloo group with connections of its own, made when the ranks first meet.
+    """A separate gloo group, made at the first exchange.
 
     There, a collective never meets another one of a rank that is elsewhere in the loop, which would
     abort gloo. Ranks that wait in different places are found by the guard.
@@ -115,7 +115,7 @@ class Rendezvous:
         self._job.wait_until(lambda _: call.is_complete(), math.inf)
 
     def _forget(self) -> None:
-        """Let go of the group: a process that is forked later does not have its threads."""
+        """Release the group: a process that is forked later does not have its threads."""
         self._group = None
 
 
@@ -131,8 +131,8 @@ def _open(session: Context, world: World) -> DeviceMesh:
     if any(theirs != reported[0] for theirs in reported):
         rank = next(rank for rank, theirs in enumerate(reported) if theirs != reported[0])
         raise UsageError(
-            f"world.mesh: rank 0 expects {reported[0]}, and rank {rank} {reported[rank]}. Give"
-            " every node as many ranks, and every rank the same options"
+            f"world.mesh: rank 0 expects {reported[0]}, and rank {rank} {reported[rank]}. Start"
+            " the same number of ranks on every node, with the same options on every rank"
         )
     session.on_close.callback(_forget)
     with guarded_groups(session):

@@ -90,7 +90,7 @@ def sources(
 def _by_elimination(
     terms: Sequence[Term], found: list[TrackedBatch | None], used: list[TrackedBatch]
 ) -> None:
-    """Give the one remaining batch to the one remaining term, if it has as many rows."""
+    """Give the one remaining batch to the one remaining term, if it has the same number of rows."""
     place, left = found.index(None), [one for one in used if one not in found]
     if len(left) == 1 and left[0].rows == rows_of(terms[place]):
         found[place] = left[0]

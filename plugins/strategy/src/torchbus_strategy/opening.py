@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# imported any later, its functions' defaults would hold on to the process group for good
+# imported any later, its functions' defaults would reference the process group forever
 import torch.distributed.nn
 from torchbus.plugin import Context, LaunchError, UsageError, expect
 
@@ -33,8 +33,8 @@ def check_backend(backend: str | None) -> str | None:
 def join_ranks(session: Context, backend: str | None) -> str:
     """Open the process group, with rank 0's random numbers on all ranks. All ranks call it.
 
-    So an unseeded script initialises alike on all ranks, and draws the same order. Returns the
-    backend that was chosen.
+    So an unseeded script initialises the same weights on all ranks, and draws the same order.
+    Returns the backend that was chosen.
     """
     chosen = choose_backend(session, backend)
     claim_device(session)
@@ -155,7 +155,7 @@ def make_group(session: Context, backend: str, store: dist.Store, timeout: timed
 def _release(local_sockets: set[int]) -> None:
     """End this rank's collectives.
 
-    Closing the connections ends gloo's at once; NCCL has an abort of its own.
+    Closing the connections ends gloo's at once; NCCL has a separate abort.
     """
     shut(local_sockets)
     if dist.is_initialized() and dist.get_backend() == "nccl":

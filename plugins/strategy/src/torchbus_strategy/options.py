@@ -1,4 +1,4 @@
-"""What a strategy asks of its synchronised backward."""
+"""The options of a synchronised backward."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class RandomStreams:
 
     - "order": equal on all ranks. The order of data is drawn from it. - "own": this rank's, for
     training. - "evaluation": derived each time from where "order" and ``clock`` stand, which it
-    leaves as they are. So all ranks evaluate alike, and an evaluation that only some ranks run
-    can't upset the order of data.
+    leaves as they are. So all ranks evaluate with the same numbers, and an evaluation that only
+    some ranks run can't upset the order of data.
 
     While no trained model is alive (``pause``), and between two passes over divided data
     (``pass_ends``), "order" is drawn from instead of "own". So splits, models of the next run, and
@@ -63,7 +63,7 @@ class RandomStreams:
 
     @property
     def is_split(self) -> bool:
-        """Whether this rank has a stream of its own, and draws from it in training."""
+        """Whether this rank has a separate stream, and draws from it in training."""
         return bool(self._states) and not self._rests
 
     def mark(self) -> None:
@@ -87,7 +87,7 @@ class RandomStreams:
         return self._current == "evaluation" and not _same(read(), self._marked)
 
     def split(self, rank: int) -> None:
-        """Give this rank a stream of its own, derived from the common one, or go back to it after
+        """Give this rank a separate stream, derived from the common one, or go back to it after
         ``pause``. All ranks call it.
 
         The common stream is rank 0's: a forward before may have drawn more there, as dropout does
@@ -209,7 +209,7 @@ class RandomStreams:
     def load_common(self, state: dict[str, Any], rank: int, world_size: int) -> None:
         """Continue from a ``state()`` of any rank.
 
-        The common stream continues; this rank's is derived anew. A single rank draws everything
+        The common stream continues; this rank's is derived again. A single rank draws everything
         from the common stream.
         """
         write(state["streams"]["order"])
@@ -240,7 +240,7 @@ class RandomStreams:
 
     @contextmanager
     def script_alike(self) -> Iterator[None]:
-        """Draw alike from the script's own generators inside the block."""
+        """Draw the same numbers on all ranks from the script's generators inside the block."""
         apart = self._script.apart
         self._script.use(False)
         try:

@@ -45,7 +45,7 @@ class RankVerbs:
 
         For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
         ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        What the first rank raises, the others raise, too. All ranks enter it alike.
+        An error of the first rank is raised on all. All ranks must enter it.
         """
         world = self._session.world
         is_first = world.local_rank == 0 if local else world.is_main
@@ -57,7 +57,8 @@ class RankVerbs:
         """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
 
         Later calls with the same ``key`` return the same result and call nothing. The other ranks
-        get a copy, by pickle. What the function raises, all ranks raise. All ranks call it alike.
+        get a copy, by pickle. An error of the function is raised on all ranks, which must all call
+        it.
         """
         expect("key", key, str, "a name for what the function makes")
         if key not in self._results:
@@ -85,8 +86,8 @@ class RankVerbs:
         ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
         tensor or an array, a map-style data set, or a dict of these with the same length. If the
         number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
-        repeat the last item, so that all have as many. ``s.gather_in_order`` puts the results
-        together, without padding.
+        repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
+        results together, without padding.
         """
         place = self._session.world.data
         self._split = splitting.Split(splitting.length(items), place, apply_padding)
@@ -152,7 +153,7 @@ class Reported(NamedTuple):
 
 
 def refuse_other_counts(reported: list[Reported]) -> None:
-    """Raise UsageError, on all ranks alike, if results can't be assigned to items."""
+    """Raise UsageError, on all ranks, if results can't be assigned to items."""
     totals = [one.total for one in reported]
     if len(set(totals)) > 1:
         raise UsageError(

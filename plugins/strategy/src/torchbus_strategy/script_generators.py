@@ -1,6 +1,7 @@
 """Random generators of the script's own, such as ``numpy.random.default_rng()`` of a data set.
 
-Ranks draw apart from them during a pass over divided data, and alike everywhere else.
+Ranks draw different numbers from them during a pass over divided data, and the same ones everywhere
+else.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ScriptGenerators:
         self.use(apart)
 
     def use(self, apart: bool) -> None:
-        """Draw apart, if a pass has begun, or alike."""
+        """Draw different numbers on each rank if a pass has begun, else the same."""
         apart = apart and self._is_inside
         if apart != self.apart:
             self.apart = apart

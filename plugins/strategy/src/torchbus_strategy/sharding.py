@@ -1,4 +1,4 @@
-"""DTensors: parts of tensors, whole values, states, and their steps."""
+"""Helpers for DTensors: shards, whole values, states, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def like(value: object, parameter: Tensor) -> Any:
 def alive_on_all(session: Context, references: Sequence[weakref.ref[Optimizer]]) -> list[Optimizer]:
     """Return the optimizers that live on every rank, whose states can be gathered.
 
-    All ranks call it, with as many. What an exception holds on one rank is gone on the others, and
-    Python collects garbage at unlike moments.
+    All ranks call it, with the same number. An optimizer that an exception holds on one rank is
+    gone on the others, and Python collects garbage at different times.
     """
     found = [reference() for reference in references]
     counted = extremes([one is not None for one in found], session.world_size)
@@ -185,7 +185,7 @@ Entry = dict[str, Any]
 def whole_states(session: Context) -> Callable[..., None]:
     """A hook that gives ``model.state_dict()`` whole tensors, on all ranks. All of them call it.
 
-    Each module gets it, because the script may ask a part of the model by itself. Inside of
+    Each module gets it, because the script may call it on a part of the model. Inside of
     ``session.in_parts()``, the parts stay as they are.
     """
 
@@ -319,7 +319,7 @@ BY_ELEMENT = (
 
 
 class LocalSteps:
-    """Replaces these functions.
+    """Patches functions of torch so that steps run on local shards.
 
     Hooks around a step, and the state, still see DTensors.
     """

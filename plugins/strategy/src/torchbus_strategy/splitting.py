@@ -15,10 +15,10 @@ Rows = range | list[int]
 
 @dataclass(frozen=True)
 class Split:
-    """Some items, of which each part of the ranks has consecutive ones.
+    """The division of items into consecutive shares.
 
     Earlier parts have one more if the number does not divide. ``pads``: the others repeat the last
-    item of all, so that all have as many.
+    item of all, so that all have the same number.
     """
 
     total: int
@@ -50,7 +50,7 @@ def length(items: Any) -> int:
     if len(set(lengths.values())) != 1:
         raise UsageError(
             f"s.split_between_processes: the values of the dict have different lengths: {lengths}."
-            " Pass as many items under each name"
+            " Pass the same number of items under each name"
         )
     return next(iter(lengths.values()))
 

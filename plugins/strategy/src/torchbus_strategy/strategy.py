@@ -28,12 +28,12 @@ NO_SAMPLER = (
 class Strategy(Plugin):
     """Each rank trains on its share of the data, and gradients are averaged in ``backward``.
 
-    A subclass says how gradients meet: it defines ``average``, or ``reductions`` if its engine
-    needs more, or ``start`` if it does everything itself. The base class starts or joins the ranks,
-    and opens the process group. It gives all ranks rank 0's random state, parameters and buffers.
-    It weighs each rank's loss by its samples or tokens. In each backward it compares the ranks'
-    progress, order of data, hyperparameters and parameters. Afterwards the loss holds the mean over
-    ranks, and each rank draws random numbers of its own.
+    A subclass defines how gradients are averaged: it defines ``average``, or ``reductions`` if its
+    engine needs more, or ``start`` if it does everything itself. The base class starts or joins the
+    ranks, and opens the process group. It gives all ranks rank 0's random state, parameters and
+    buffers. It weighs each rank's loss by its samples or tokens. In each backward it compares the
+    ranks' progress, order of data, hyperparameters and parameters. Afterwards the loss holds the
+    mean over ranks, and each rank draws different random numbers.
 
     Args:
         backend: torch.distributed backend; None: "nccl" for GPUs and "gloo" for CPU, unless
@@ -41,8 +41,8 @@ class Strategy(Plugin):
         loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
             "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
-            that it is a mean of, else samples; "samples"; "tokens": as "auto", and a loss that
-            doesn't tell is refused.
+            that it is a mean of, else samples; "samples"; "tokens": as "auto", and a loss without
+            such a count is refused.
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only).
         sync_buffers: what all ranks have in a buffer after ``backward``. "rank0": rank 0's values.
@@ -51,7 +51,7 @@ class Strategy(Plugin):
             which each sample writes a row. Or a dict of these by the buffers' names.
 
     Raises:
-        PluginError: the subclass does not say how gradients meet.
+        PluginError: the subclass does not define how gradients are averaged.
         UsageError: an option has another type or value.
     """
 
@@ -60,7 +60,7 @@ class Strategy(Plugin):
     """Another form of ``launch`` than the one that the session names, such as "spawn"."""
 
     engine: ClassVar[str] = "gradients are averaged in backward"
-    """How gradients meet, in words for ``explain()``."""
+    """How gradients are averaged, for ``explain()``."""
 
     gathers: ClassVar[bool] = False
     """Whether ranks gather or send tensors of their devices, which gloo can do on the CPU only."""
@@ -91,8 +91,8 @@ class Strategy(Plugin):
         """Replace each tensor by its mean over ranks, in place.
 
         All ranks call it once per synchronised backward, with tensors of the same shapes, dtypes
-        and devices, in the same order. The first is a short vector of numbers that ranks tell each
-        other: it must be averaged exactly, in its own dtype.
+        and devices, in the same order. The first is a short vector of the ranks' metadata: it must
+        be averaged exactly, in its own dtype.
         """
         raise NotImplementedError
 
@@ -171,8 +171,8 @@ class Strategy(Plugin):
             for name in ("average", "reductions", "start")
         ):
             raise PluginError(
-                f"{cls.__name__} is a Strategy that does not say how gradients meet: define"
-                " average(self, tensors), which replaces each tensor by its mean over ranks"
+                f"{cls.__name__} is a Strategy that does not define how gradients are averaged:"
+                " define average(self, tensors), which replaces each tensor by its mean over ranks"
             )
 
 

@@ -1,4 +1,4 @@
-"""One rank goes first, and the others wait for how it ends."""
+"""One rank runs a block first; the others wait for its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """What one rank does before others, found by its name in the job's store.
+    """Blocks that one rank runs before the others, by name in the job's store.
 
     No collective is involved: what takes one rank long ends by no time-out of a process group, and
     a rank that does not come is found by the guards.

@@ -1,4 +1,4 @@
-"""Layers that are divided beside another strategy, which shards what remains."""
+"""Tensor parallel layers together with fsdp, which shards the remaining dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tp refuses, in words that name the offender and the remedy."""
+"""Errors of tp, with the offender and the remedy."""
 
 from __future__ import annotations
 

@@ -25,11 +25,12 @@ from torchbus_tensor_parallel.plans import Plan
 
 
 class Layers:
-    """Divides over ``mesh``, which has one dimension.
+    """The divided layers of a model, over the 1-D ``mesh``.
 
     ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
     last dimension stay so. ``gather`` makes other outputs whole. ``may_mix``: plain outputs of
-    layers may meet DTensors; under fsdp, a parameter's use outside of forward would go unnoticed.
+    layers may be combined with DTensors; under fsdp, a parameter's use outside of forward would go
+    unnoticed.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ def _remove(put: Hooks) -> None:
 
 
 def _ready_to_mix(layer: Module, inputs: object, outputs: object) -> None:
-    """What a layer hands on as a plain tensor may meet DTensors in the model's own code."""
+    """Plain outputs of a layer may be combined with DTensors in the model's code."""
     for one in leaves(outputs):
         if isinstance(one, Tensor) and not isinstance(one, DTensor):
             gathered(one)

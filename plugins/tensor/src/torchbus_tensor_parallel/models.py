@@ -248,7 +248,7 @@ def _copied(held: weakref.ref[Module], put: Keys, memo: dict[int, object]) -> Mo
 
 
 class Ranks:
-    """All ranks call the constructor, which opens process groups.
+    """The process groups of tp. All ranks call the constructor.
 
     ``mesh`` has two dimensions: "dp", with the number of parts of the data, and "tp", with the
     number of ranks that share a layer. ``tensor`` is the second.

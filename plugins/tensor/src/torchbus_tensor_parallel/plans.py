@@ -1,4 +1,4 @@
-"""Which modules are divided, and how. This folder knows modules, and no ranks."""
+"""Parses the plan: which modules are divided, and how."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def _with_parts(
 def _refuse_unless_norm(model: Module, path: str, module: Module) -> None:
     if not type(module).__name__.lower().endswith(NORMS):
         raise UsageError(
-            f"sequence_parallel=True: {type(model).__name__}.{path} ({type(module).__name__}) has"
-            " parameters and is no LayerNorm or RMSNorm, and it would see a part of the sequence:"
-            " name it in the plan, or leave sequence_parallel out"
+            f"sequence_parallel=True: {type(model).__name__}.{path} ({type(module).__name__})"
+            " has parameters and is not a LayerNorm or RMSNorm, and it would see a part of the"
+            " sequence: name it in the plan, or leave sequence_parallel out"
         )

@@ -21,8 +21,8 @@ from torchbus_tensor_parallel.plans import Plan, PlanOption
 class TensorParallel(Strategy):
     """The ranks of a tensor group share each layer of the plan; the groups divide the data.
 
-    With as many ranks in a group as there are, all compute one batch together. With fewer, each
-    group has its share of the data, and gradients are averaged over groups (2D).
+    With one group of all ranks, all compute one batch together. With several, each group has its
+    share of the data, and gradients are averaged over groups (2D).
 
     Args:
         plan: which modules are divided, and how. A dict from module names, in which ``*`` stands
@@ -93,7 +93,7 @@ class TensorParallel(Strategy):
             partial(averaging.average, mean=ranks.average),
         )
         session.bus.register(sync, "tp.gradients")
-        # after it, to be heard before it: models are divided before their parameters are known
+        # after it, to be called before it: models are divided before their parameters are known
         session.bus.register(
             DividedModels(session, ranks, self.plan, self.loss_parallel), "tp.models"
         )

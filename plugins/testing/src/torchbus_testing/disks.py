@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class SmallDisk:
-    """A folder on a disk of its own."""
+    """A folder on a separate disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -72,7 +72,7 @@ def run(
 
 @contextlib.contextmanager
 def ended_with_us(pid: int) -> Iterator[None]:
-    """End the script if this process is told to end meanwhile."""
+    """End the script if this process gets a signal to end meanwhile."""
     try:
         yield
     except BaseException:
@@ -102,7 +102,7 @@ def wait(pid: int, deadline: float) -> tuple[int, bool]:
 def wait_for_group(pid: int) -> list[str]:
     """Wait until every process of the script has ended, and name those that had to be killed.
 
-    The next script must not meet one of them.
+    The next script must not run beside one of them.
     """
     deadline = time.monotonic() + ORPHANS_S
     with contextlib.suppress(ProcessLookupError):
@@ -141,7 +141,7 @@ def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> N
 
 
 def stop(number: int, frame: object) -> NoReturn:
-    """End with the script that runs: whoever asked for it does not wait any more."""
+    """End together with the running script, whose caller no longer waits."""
     raise SystemExit
 
 

@@ -41,7 +41,7 @@ class RecordingServer:
 
 @contextlib.contextmanager
 def recording_server(answers: Path, folder: Path) -> Iterator[RecordingServer]:
-    """Serve in a process of its own, which a test may kill.
+    """Serve in a separate process, which a test may kill.
 
     ``answers``: a Python file with ``def answer(path: str, body: Any, address: str) -> Any``. The
     function returns the JSON value of the response, or None for "not found". ``address`` is the

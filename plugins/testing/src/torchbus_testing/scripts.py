@@ -1,4 +1,4 @@
-"""Runs commands and Python scripts in processes of their own."""
+"""Runs commands and Python scripts in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From counts and times to the rates of each window."""
+"""Computes the rates of each window from counts and times."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Meter:
             return
         now = self._counts.now
         if self._flops is not None and counts and self._flops.stepped(now):
-            self.clock.lap()  # to count took long: the window begins anew
+            self.clock.lap()  # to count took long: the window restarts
             self.power.lap()
             self._before = now
         if step % self._every == 0 and step != self._step:
@@ -82,7 +82,7 @@ class Meter:
                 self._send(self._waiting.pop(0))
 
     def finish(self) -> None:
-        """The loop is over, without an error: send what waits, and tell the totals."""
+        """Send pending values and print the totals, after a loop without an error."""
         for one in self._waiting:
             one.spans[-1].wait() if one.spans else None
             self._send(one)
@@ -91,7 +91,7 @@ class Meter:
         self._exchange.publish(END, _counted(self.clock.total_s, self._counts.now, local=True))
 
     def last(self) -> Window | None:
-        """Return the last window that all ranks have told of, or None."""
+        """Return the last window that all ranks have reported, or None."""
         for ended, mine, device in reversed(self._sent):
             if self._last is not None and self._last.step == ended.step:
                 break

@@ -1,4 +1,4 @@
-"""The plugin: its options, and what it hears of the loop."""
+"""The plugin: its options and event listeners."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Throughput:
 
     @hookimpl(trylast=True)  # the process group is open
     def session_start(self, session: Context) -> None:
-        """Begin. With ``flops``, ranks tell each other whether they know their devices' peaks."""
+        """Start. With ``flops``, ranks exchange whether they know their devices' peaks."""
         self._session = session
         self._thread = threading.get_ident()
         self._counts = Counts(session, self._tokens)
@@ -77,7 +77,7 @@ class Throughput:
         names += ["flops_per_sec"] if self._flops is not None else []
         names += ["mfu"] if peak is not None and peak.is_known else []
         names += ["joules_per_sample"] if _measures_power(session) else []
-        # a rank that has begun by itself, by the verb, sends nothing: a log point is a collective
+        # a rank that only the verb has started sends nothing: a log point is a collective
         sending = None if session.is_inside else Sending(session, names)
         self._meter = Meter(session, self._every, self._counts, self._flops, peak, sending)
         session.bus.register(self._meter.power, "throughput.power")

@@ -17,9 +17,9 @@ END = -1
 
 
 class Exchange:
-    """Each rank writes its part of a window. Whoever wants them all reads them at once.
+    """Each rank writes its part of a window. A reader gets all of them at once.
 
-    With one rank, nothing is written. ``every``: ranks tell of one window in so many.
+    With one rank, nothing is written. ``every``: ranks report one window in so many.
     """
 
     def __init__(self, session: Context) -> None:
@@ -30,7 +30,7 @@ class Exchange:
         self.every = 1 + (self._count - 1) // RANKS_THAT_REPORT_ALL
 
     def is_published(self, number: int) -> bool:
-        """Whether ranks tell of this window."""
+        """Whether ranks report this window."""
         return number == END or number % self.every == 0
 
     def publish(self, number: int, part: Part) -> None:
@@ -108,7 +108,7 @@ class Part(NamedTuple):
     """One rank's part of a window. NaN is what is not known.
 
     ``samples`` and ``tokens``: their numbers. ``flops``: floating-point operations. ``mfu``: from 0
-    to 1. ``joules``: what the device has used.
+    to 1. ``joules``: the device's energy.
     """
 
     seconds: float = math.nan
@@ -125,7 +125,7 @@ class Rates:
 
     ``samples_per_sec``, ``tokens_per_sec``: of batches that fed a backward. ``flops_per_sec``:
     floating-point operations. ``mfu``: their part of the device's peak, from 0 to 1; of several
-    devices, the mean. ``joules_per_sample``: what the devices have used.
+    devices, the mean. ``joules_per_sample``: the devices' energy.
     """
 
     samples_per_sec: float | None

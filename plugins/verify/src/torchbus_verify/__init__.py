@@ -1,4 +1,4 @@
-"""torchbus-verify: proves on your own script that N ranks compute what one process computes."""
+"""torchbus-verify: checks with your script that N ranks compute what one process computes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LOCAL_SCALAR: object = torch.ops.aten._local_scalar_dense.default
 """The operation of ``item()``. Without it: AttributeError when a verification begins."""
 
 current_graph_task_id: Callable[[], int] = private(
-    torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"
+    torch._C, "_current_graph_task_id", "distinguishes a nested backward from the loop's"
 )
 """Without it: UsageError at the first backward."""
 
@@ -59,7 +59,9 @@ them when rank 0 makes it again waits for the other ranks, for as long as the ti
 
 
 def import_dynamo() -> None:
-    """The first optimizer step would import it, in every run anew. Without ``torch._dynamo``:
+    """Import it once, which the first optimizer step of every run would do otherwise.
+
+    Without ``torch._dynamo``:
     ModuleNotFoundError when the command begins.
     """
     importlib.import_module("torch._dynamo")

@@ -20,13 +20,12 @@ def verify(
     cwd: str | Path = ".",
     **options: object,
 ) -> Verdict:
-    """Run a script by itself and under a session, and compare every step, as ``torchbus verify``
-    does.
+    """Run a script without and with a session, and compare every step, as ``torchbus verify`` does.
 
-    Both run in processes of their own, so what this process has done does not matter.
+    Both runs are separate processes, so the state of this process does not matter.
 
     Args:
-        script: its path. ``arguments`` are its own.
+        script: its path. ``arguments`` are those of the script.
         steps: real steps of each optimizer to compare, or "all".
         float64: run both in double precision.
         cwd: the script's working folder, which is not written to.
@@ -34,7 +33,7 @@ def verify(
             given.
 
     Raises:
-        UsageError: for options that can't be.
+        UsageError: for invalid options.
     """
     flags = [f"--steps={steps}", *["--float64"] * float64]
     flags += [word for name, value in options.items() for word in ("-o", f"{name}={value!r}")]

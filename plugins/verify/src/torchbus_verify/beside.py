@@ -1,4 +1,4 @@
-"""What is found beside the numbers of the steps: samples, work done twice, prints, files."""
+"""Findings besides the steps' numbers: samples, repeated work, printed output, files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ WHOLE_BATCHES = ("dp", "pipeline", "rpc_sequential", "tp")
 
 @dataclass
 class Beside:
-    """What else was found, beside the numbers of the steps."""
+    """The findings besides the steps' numbers."""
 
     causes: list[Cause] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, differs: bool) -> Beside:
-    """Samples, work done twice, ranks among themselves, prints and files. ``differs``: the numbers
-    do, so that what is printed and saved differs too.
+    """Compare samples, repeated work, ranks with each other, printed output and files.
+
+    ``differs``: the steps' numbers differ, so output and files are expected to.
     """
     reported = Beside()
     if inside.same_backwards(lab.request):
@@ -81,9 +82,7 @@ def _add_files(reported: Beside, lab: Laboratory, plain: Run, ours: Run, allowed
 
 
 def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
-    """Draws in training may have moved the order of the data. If it differs, the samples are those
-    of the runs without them.
-    """
+    """Return the samples; without the draws in training if these changed the order of the data."""
     seen = samples.compare(ours.ranks, plain.first)
     if not seen.problems:
         return seen
@@ -113,7 +112,7 @@ def _add_samples(reported: Beside, lab: Laboratory, seen: Samples, replicas: boo
 
 
 def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> None:
-    """Gradients are the same, and what the loop reads as its loss is not."""
+    """Whether the gradients are the same, but not the loss that the loop reads."""
     mine = [record.of("backward")[first.step]["own"] for record in ours.ranks]
     whole = plain.first.of("backward")[first.step]["loss"]
     read = ours.first.of("backward")[first.step]["loss"]

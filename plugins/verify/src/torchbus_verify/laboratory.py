@@ -1,4 +1,4 @@
-"""Runs of one script, each made once, and compared: what the search for causes asks for."""
+"""Runs a script in variants, each once, and compares them for the search for causes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Say = Callable[[str, int], None]
 
 
 class Laboratory:
-    """A context manager; the folders of all runs go with it."""
+    """The runs of one script; a context manager, which removes their folders at its end."""
 
     def __init__(self, request: Request, say: Say) -> None:
         self.request, self._say = request, say
@@ -52,18 +52,18 @@ class Laboratory:
 
     @property
     def seconds(self) -> float:
-        """That all runs took."""
+        """Seconds of all runs together."""
         return sum(one.seconds for one in self._runs.values())
 
     @property
     def seconds_compared(self) -> float:
-        """That the two runs took which are compared."""
+        """Seconds of the two runs that are compared."""
         return sum(one.seconds for one in list(self._runs.values())[:2])
 
     def plain(
         self, removed: frozenset[str] = NO_CAUSES, *, again: int = 0, change: Change | None = None
     ) -> Run:
-        """The script by itself. ``again``: the number of a repetition."""
+        """Run the script without a session. ``again``: the number of a repetition."""
         request, changes = inside.of(self.request)
         changes = (
             *changes,
@@ -75,19 +75,19 @@ class Laboratory:
         return self._run(key, "plain run", request, alone, changes)
 
     def session(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> Run:
-        """The script under the session, with other options where they are given."""
+        """Run the script under the session, optionally with changed options."""
         key = ("session", self.request.float64, removed, tuple(sorted(options.items())))
         changes = tuple(REMOVALS[name] for name in sorted(removed))
         return self._run(key, "run under the session", self._with(options), False, changes)
 
     @property
     def suspects(self) -> frozenset[str]:
-        """What can be taken away from both runs."""
+        """Return the suspects that can be removed from both runs."""
         failed = self.session(CAUSES).status or self.plain(CAUSES).status
         return MILDER if failed else CAUSES
 
     def compare(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> Comparison | None:
-        """Both, with some causes taken away from both; None if one of them fails."""
+        """Run both with some causes removed; None if a run fails."""
         ours, plain = self.session(removed, **options), self.plain(removed)
         return None if ours.status or plain.status else self.compared(ours, plain)
 
@@ -105,12 +105,12 @@ class Laboratory:
         return self.request.with_options(**options)
 
     def in_float64(self) -> Laboratory:
-        """From here on both runs compute in double precision."""
+        """Let both runs compute in float64 from now on."""
         self.request = self.request.in_float64()
         return self
 
     def in_local_precision(self) -> None:
-        """From here on both runs compute in the script's own precision."""
+        """Let both runs compute in the script's precision from now on."""
         self.request = self.request.in_local_precision()
 
     def _run(

@@ -1,4 +1,4 @@
-"""From what was seen to what is said."""
+"""Turns observations into the verdict and its text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torchbus_verify.runs import inside
 from torchbus_verify.runs.run import Run
 
 DRIFTED = (
-    "a plain run whose gradients were rounded anew drifted as far: the loop amplifies rounding, and"
-    " the differences are no larger"
+    "a plain run with rounding noise in its gradients drifted as far: the loop amplifies"
+    " rounding, and the differences are no larger"
 )
 ASKS = (
     "not compared: the script asks for input, and there is no terminal. Give it its answers as"
     " arguments"
 )
-FAILS = "not compared: the script fails by itself, without a session"
+FAILS = "not compared: the script fails without a session"
 STOPS = "not compared: the script ends before its first optimizer step. Let it train longer"
 NO_BACKWARD = (
     "not compared: the script never calls backward(). Steps by torch.autograd.grad and by hand"
@@ -32,7 +32,7 @@ BY_PARTS = (
 
 
 def of_plain(run: Run) -> Verdict | None:
-    """Why a plain run can't be compared with; None if it can."""
+    """Return why the plain run can't be the reference; None if it can."""
     if run.outside:
         return _outside(run)
     if run.status:
@@ -44,7 +44,7 @@ def of_plain(run: Run) -> Verdict | None:
 
 
 def of_session(run: Run) -> Verdict | None:
-    """Why the run under the session can't be compared; None if it can."""
+    """Return why the run under the session can't be compared; None if it can."""
     if run.outside:
         return _outside(run)
     if run.status:
@@ -57,8 +57,9 @@ def of_session(run: Run) -> Verdict | None:
 
 
 def before_failing(found: Comparison, by_parts: bool) -> tuple[str, ...]:
-    """Where the runs differed before one of them failed. ``by_parts``: with whole batches on every
-    rank, none fails.
+    """Report a difference that precedes a failure.
+
+    ``by_parts``: with whole batches on every rank, no run fails.
     """
     first = next((one for one in found.beyond() if one.kind != "order"), None)
     before = () if first is None else (f"before that, {describe(first)}",)
@@ -69,8 +70,8 @@ def _outside(run: Run) -> Verdict:
     path = run.outside
     return Verdict(
         NOT_COMPARED,
-        f"not compared: the script writes outside of its folder, to {path}, where two runs would"
-        " meet. Give it a relative path, as an argument or in the script",
+        f"not compared: the script writes outside of its folder, to {path}, which two runs would"
+        " share. Give it a relative path, as an argument or in the script",
     )
 
 
@@ -78,9 +79,9 @@ def not_deterministic(drifted: list[Difference], mixed: tuple[str, ...]) -> Verd
     where = describe(drifted[0]) if drifted else mixed[0]
     return Verdict(
         NOT_COMPARED,
-        "not compared: the script is not deterministic by itself. Of two plain runs, both seeded"
-        f" alike, {where}. Seed every generator that it makes, and avoid operations that torch"
-        " lists as nondeterministic",
+        "not compared: the script is not deterministic. Of two plain runs with the same seed,"
+        f" {where}. Seed every generator that it makes, and avoid operations that torch lists as"
+        " nondeterministic",
         first=drifted[0] if drifted else None,
     )
 

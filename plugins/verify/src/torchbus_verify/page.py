@@ -1,5 +1,4 @@
-"""The page of ``--html``: the difference of each tensor in each step, in one file that needs
-nothing else."""
+"""The page of ``--html``: the difference of each tensor in each step, in one file."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ MOST_CHARTS = 200
 
 
 def page(verdict: Verdict) -> str:
-    """HTML that refers to nothing outside of itself."""
+    """Return self-contained HTML."""
     parts = [f"<h1>{html.escape(verdict.headline)}</h1>", _found(verdict), _charts(verdict)]
     return html_page.document("torchbus verify", "".join(parts), RULES)
 
@@ -65,7 +64,7 @@ REPORTED_AT_MOST = 3
 
 
 def chart(kind: str, name: str, places: list[Difference]) -> str:
-    """A figure; one whose difference is more than rounding is marked."""
+    """Return a cell; a difference beyond rounding is highlighted."""
     more = [one for one in places if one.is_more]
     text = (
         f"from step {more[0].step + 1} on more than rounding" if more else "no more than rounding"
@@ -81,7 +80,7 @@ def chart(kind: str, name: str, places: list[Difference]) -> str:
 
 
 def _uncompared(places: list[Difference]) -> str:
-    """What could not be compared, in words: other steps, another shape."""
+    """Describe what could not be compared: different steps, a different shape."""
     reported = [f"step {one.step + 1}: {one.words}" for one in places if one.words]
     return "".join(f"<p>{html.escape(text)}</p>" for text in reported[:REPORTED_AT_MOST])
 

@@ -1,4 +1,4 @@
-"""What is said of two runs: on a screen, as JSON, on a page."""
+"""The report on two runs: on the terminal, as JSON, as HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchbus_verify.compare.difference import Difference
 
 
 def dumps(verdict: Verdict) -> str:
-    """Infinite differences (another shape, no gradient) are null."""
+    """A difference as JSON. Infinite ones (another shape, no gradient) are null."""
     facts = asdict(verdict) | {"same": verdict.same}
     return json.dumps(_finite(facts), indent=2)
 
@@ -48,9 +48,7 @@ SAME, INHERENT, WRONG, NOT_COMPARED = range(4)
 
 @dataclass(frozen=True)
 class Verdict:
-    """``status``: 0 the same, 1 different as the strategy is, 2 different and wrong, 3 not
-    compared.
-    """
+    """``status``: 0 the same, 1 different by nature of the strategy, 2 wrong, 3 not compared."""
 
     status: int
     headline: str
@@ -75,7 +73,7 @@ class Verdict:
 
     @property
     def same(self) -> bool:
-        """Whether the numbers are the same, but for rounding."""
+        """Whether the numbers are the same within rounding."""
         return self.status == SAME
 
     @property

@@ -21,7 +21,7 @@ FLOATS_OF_32_BITS = ("float32",)
 
 
 def verify_request(request: Request, say: Say = lambda what, steps: None) -> Verdict:
-    """Runs, compares, and where there is a difference finds out why."""
+    """Runs and compares, and searches for the causes of a difference."""
     with Laboratory(request, say) as lab:
         verdict = _verdict(lab)
         return replace(
@@ -44,14 +44,14 @@ def _verdict(lab: Laboratory) -> Verdict:
 
 
 def _by_parts(lab: Laboratory) -> bool:
-    """Whether a script that fails under the session runs if every rank has whole batches."""
+    """Whether a script that fails under the session succeeds with whole batches on every rank."""
     by_dp = lab.request.options.get("strategy") == "dp"
     return not by_dp and not lab.session(NO_CAUSES, **WHOLE_BATCHES).status
 
 
 @dataclass
 class _Two:
-    """Both runs have ended well."""
+    """Compare two successful runs."""
 
     lab: Laboratory
     plain: Run
@@ -72,7 +72,7 @@ class _Two:
         return outcomes.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
 
     def _causes(self, first: Difference) -> list[Cause]:
-        """Other samples explain other numbers; nothing else need be looked for."""
+        """Return different samples as the cause: they explain different numbers."""
         mixed = samples_of(self.lab, self.ours, self.plain).problems
         return [cause.samples(mixed)] if mixed else Search(self.lab).causes(first)
 
@@ -86,7 +86,7 @@ class _Two:
         )
 
     def by_itself(self) -> Verdict | None:
-        """Whether two plain runs differ: then nothing can be said of the session."""
+        """Whether two plain runs differ, so that the session can't be judged."""
         again = self.lab.plain(again=1)
         if again.status:
             return outcomes.of_plain(again)
@@ -95,7 +95,7 @@ class _Two:
         return outcomes.not_deterministic(drifted, mixed) if drifted or mixed else None
 
     def _judged(self, found: Comparison) -> tuple[Comparison, str]:
-        """Whether it is rounding that the loop amplifies: in double precision it would go."""
+        """Whether the difference is amplified rounding, which float64 would remove."""
         if found.dtype in FLOATS_OF_32_BITS and not self.lab.request.float64:
             double = self.lab.in_float64().compare()
             if double is not None and double.steps == found.steps and double.beyond():

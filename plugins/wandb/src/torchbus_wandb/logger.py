@@ -226,7 +226,7 @@ class WandbLogger(Tracker):
         return settings
 
     def _limits(self) -> dict[str, float | bool]:
-        """wandb's own time limits, a little below the logger's, so that it ends by itself."""
+        """wandb's own time limits, a little below the logger's, so that it ends before."""
         return {
             "init_timeout": max(self._start_timeout_s - LOGIN_S - MARGIN_S, 1.0),
             "login_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),

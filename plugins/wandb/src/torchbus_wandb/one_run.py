@@ -60,7 +60,7 @@ class OneRun:
         return init
 
     def _agree(self, session: Context, run: wandb.Run) -> wandb.Run:
-        """Tell the other ranks what the run is called, or call this one the same."""
+        """Send the run's name to the other ranks, or give this run rank 0's name."""
         self._runs += 1
         key, store = f"wandb/run/{self._runs}", session.world.shared
         if session.is_main:

@@ -1,1 +1,1 @@
-"""How the replicas meet: by gradients, by shards of these, or by parameters after some steps."""
+"""How replicas average: gradients, shards of gradients, or parameters after some steps."""

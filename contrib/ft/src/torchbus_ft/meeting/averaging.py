@@ -1,4 +1,4 @@
-"""Gradients and buffers meet: first in the replica, then over the replicas."""
+"""Averages gradients and buffers, first in the replica, then over replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that step by themselves for a while, for slow links: torchft's LocalSGD and DiLoCo."""
+"""Replicas that step independently for a while, for slow links: torchft's LocalSGD and DiLoCo."""
 
 from __future__ import annotations
 

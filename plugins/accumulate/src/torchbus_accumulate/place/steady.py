@@ -11,7 +11,7 @@ from torchbus_accumulate.windows.weights import Ending, Weights
 class Steady:
     """Gives every backward the weight of the first one in its window.
 
-    That is right for a loop with one optimizer, without a loader and without counts of its own. The
+    That is right for a loop with one optimizer, without a loader and without its own counts. The
     share of the data and the optimizers must stay the same. It saves a few microseconds per batch.
     """
 

@@ -73,7 +73,7 @@ class HeldGradients:
     def are_cleared(self) -> bool:
         """Whether the gradients of all parameters are None.
 
-        A rank without samples holds none: it goes by what the loop has done so far.
+        A rank without samples holds none: it infers them from the loop's earlier steps.
         """
         if not self._held:
             return self.would_be_cleared

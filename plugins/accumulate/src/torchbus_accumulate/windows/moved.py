@@ -1,4 +1,4 @@
-"""What the loop changes by itself in the middle of a window: parameters, gradients, averages."""
+"""Detects what the loop changes in the middle of a window: parameters, gradients, averages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Changes:
 
     Within one batch, changed parameters are refused: SAM would move them by the gradient of one
     rank and one batch. Between batches the session warns: what the loop does once per step happens
-    for each batch. A real step begins anew.
+    for each batch. A real step resets the record.
     """
 
     def __init__(self, session: Context, optimizers: Optimizers) -> None:
@@ -100,7 +100,7 @@ class Changes:
         self._gradients.pop(optimizer, None)
 
     def forget(self) -> None:
-        """A state was put back: what has changed since the last backward tells nothing."""
+        """Called when a state was restored: changes since the last backward are ignored."""
         self._marks.clear()
         self._gradients.clear()
 

@@ -1,4 +1,4 @@
-"""The state of an open window in a checkpoint, which all ranks share."""
+"""The checkpoint state of an open window, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_between(sums: Sequence[WindowSum], position: Position) -> None:
 def state_of(one: WindowSum, session: Context) -> dict[str, object]:
     """Return plain numbers, and the committed gradient of each parameter or None.
 
-    With several ranks, they are means over ranks. So all ranks call this alike in an open window.
+    With several ranks, they are means over ranks. So all ranks must call this in an open window.
     """
     if not one.calls:
         return {"calls": 0}
@@ -81,7 +81,7 @@ def mean_over_ranks(
 
 
 def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> None:
-    """Put back the open windows, in the order of the optimizers."""
+    """Restore the open windows, in the order of the optimizers."""
     open_windows = [number for number, state in enumerate(states) if state["calls"]]
     if open_windows and open_windows[-1] >= len(sums):
         raise UsageError(

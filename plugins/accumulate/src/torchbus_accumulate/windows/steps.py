@@ -62,7 +62,7 @@ class Steps:
         return any(one.calls >= most and one.is_trained() for one in sums)
 
     def flush(self) -> None:
-        """Step now with what is left of a window that has no end of its own."""
+        """Step now with the rest of an unfinished window."""
         self._flushing = True
         try:
             for one in self._optimizers.sums:
@@ -127,7 +127,7 @@ class Steps:
         return answer
 
     def _refuse_second(self, one: WindowSum, optimizer: Optimizer) -> None:
-        """Raise Unsupported at a second step on one batch, with gradients of its own."""
+        """Raise Unsupported at a second step on one batch with separate gradients."""
         batch, position = self._place.latest, self._position
         if batch is None or not one.is_new or (position.last and position.index == 1):
             return

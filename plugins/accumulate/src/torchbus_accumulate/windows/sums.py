@@ -262,7 +262,7 @@ class WindowSum:
         whole: float,
         gradients: list[Tensor | None],
     ) -> None:
-        """Commit what a checkpoint has, as if the loop had then cleared its gradients.
+        """Commit a checkpoint's gradients, as if the loop had then cleared its own.
 
         Raises UsageError if the number of parameters differs.
         """
@@ -298,7 +298,9 @@ class WindowSum:
 
 
 class PresentGradients:
-    """``is_new``: a backward came after the last step. ``has_failed``: the last backward raised.
+    """The present gradients.
+
+    ``is_new``: of a backward after the last step. ``has_failed``: it raised.
 
     ``are_over``: they belong to a window that is over, and are weighted by counts. If a backward
     then adds to them, they are mixed.
@@ -319,7 +321,7 @@ class PresentGradients:
         self.are_over = self._are_mixed = False
 
     def commit(self) -> None:
-        """Their step is not taken."""
+        """Record that their step was skipped."""
         self.is_new = self.has_failed = False
 
     def refuse_separate(self, counted: bool) -> None:

@@ -126,7 +126,7 @@ class Weights:
 
     @property
     def note(self) -> str:
-        """What the losses' graphs showed, in words."""
+        """Description of what the losses' graphs showed."""
         return self._losses.note
 
     def saved(self) -> dict[str, object]:
@@ -134,7 +134,7 @@ class Weights:
         return {"has_unit": self._has_unit, "losses": self._losses.state_dict()}
 
     def put_back(self, expected: float, state: Mapping[str, Any] | None) -> None:
-        """Put back the samples expected in an open window, and what ``saved`` returned.
+        """Restore the samples expected in an open window, and the state of ``saved``.
 
         The first format of checkpoints does not have the latter.
         """
@@ -170,7 +170,7 @@ class Weights:
         return total
 
     def count(self, call: BackwardCall, tokens: float | None) -> None:
-        """Tell the strategy what this batch counts. Without a strategy, it is in the factor."""
+        """Pass this batch's weight to the strategy. Without a strategy, the factor includes it."""
         found = call.count = self._count(call, tokens)
         self.mass, self.whole, self.counted = (
             self.factor * found.weight,

@@ -1,1 +1,1 @@
-"""From what was observed in one process to what each rank of many would need. No torch in here."""
+"""Estimates memory and time per rank from the observations of one process. Without torch."""

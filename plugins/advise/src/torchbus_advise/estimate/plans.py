@@ -1,4 +1,4 @@
-"""What could be asked of a session: strategies and options that are installed."""
+"""The candidate plans: installed strategies with their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plain PyTorch does what the plugins of a session do. The page is docs/by-hand.md."""
+"""Finds the plain-PyTorch equivalents (docs/by-hand.md) of a session's plugins."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the first steps of a loop keep in memory and compute."""
+"""Observes memory and operations in the first steps of a loop."""

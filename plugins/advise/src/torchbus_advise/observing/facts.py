@@ -1,4 +1,4 @@
-"""What was observed, as plain numbers that travel between processes as JSON."""
+"""The observations as plain numbers, passed between processes as JSON."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """``hindrances``: what sharded strategies refuse, in words. ``notes``: what was answered or
+    """``hindrances``: what sharded strategies refuse, as text. ``notes``: what was answered or
     left out. ``warnings``: those of the run, each with its line."""
 
     parameters: list[ParameterFacts]

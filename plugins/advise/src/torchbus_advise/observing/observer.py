@@ -151,7 +151,7 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Hears of models before they are called, and of every backward."""
+    """Observes models before they are called, and every backward."""
 
     def __init__(self) -> None:
         self._saved = SavedTensors()

@@ -34,7 +34,7 @@ class Exchange:
         self.rank, self.world_size, self.is_main = session.rank, session.world_size, session.is_main
 
     def wait_for_rank0(self) -> None:
-        """Wait until rank 0 is here, which has read by now what it has gathered."""
+        """Wait for rank 0, which by then has read the gathered values."""
         self._num_calls += 1
         if self.is_main:
             self._set("", 0, b"")
@@ -58,10 +58,7 @@ class Exchange:
         return [mine, *others]
 
     def scatter(self, theirs: list[Value]) -> Value:
-        """Give each rank its own value from the list that rank 0 passes.
-
-        Rank 0 tells all at once.
-        """
+        """Scatter: each rank gets its value from the list that rank 0 passes, in one request."""
         self._num_calls += 1
         if self.is_main:
             reported = {self._name("for", rank): one for rank, one in enumerate(theirs) if rank}
@@ -97,7 +94,7 @@ class Exchange:
 
 
 def _first_missing(store: SharedStore, names: Sequence[str]) -> int:
-    """Return the place of the first value that is not there, by halves: few requests for many."""
+    """Return the index of the first missing value by bisection, with few requests."""
     first, end = 0, len(names)
     while end - first > 1:
         middle = (first + end) // 2
@@ -106,7 +103,7 @@ def _first_missing(store: SharedStore, names: Sequence[str]) -> int:
 
 
 def wait_for(session: Context, *keys: str) -> list[bytes] | None:
-    """Return what ranks have set, once all is there; None if the session's timeout came first."""
+    """Return the values of all ranks once they are set; None after the session's timeout."""
     assert session.job is not None
     found: list[bytes] = []
 

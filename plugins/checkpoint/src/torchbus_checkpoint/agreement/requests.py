@@ -22,7 +22,7 @@ SIGNALLED = "checkpoint/signal"
 
 
 class Requests:
-    """What the ranks have to do at the next boundary.
+    """Requested actions of the ranks at the next boundary.
 
     ``save``: write a checkpoint. ``leave``: then leave with this exit status, 128 + the signal's
     number. ``hears_signals``: Python lets only the main thread handle them.
@@ -47,7 +47,7 @@ class Requests:
     # At a boundary -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Follow the decision for this boundary. Every rank is, or will be, here."""
+        """Return the decision for this boundary, which every rank reaches."""
         decision = self._decisions.look()
         if decision is not None:
             save, leave = decision
@@ -58,7 +58,7 @@ class Requests:
         self.save = False
 
     def ask(self, number: int = signal.SIGUSR1) -> None:
-        """Request what this signal requests. Any thread of any rank may call it, and again."""
+        """Request the action of this signal. Any thread of any rank may call it, repeatedly."""
         if self._signal:
             return
         self._signal = number
@@ -99,7 +99,7 @@ class Requests:
         A signal with which the guard ends this rank is obeyed at once, too.
         """
         job = self._session.job
-        if os.getpid() != self._pid:  # this is a worker of a loader
+        if os.getpid() != self._pid:  # a DataLoader worker
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._signal or (job is not None and job.is_ending):
@@ -115,7 +115,7 @@ class Requests:
             raise SystemExit(128 + number)
 
     def _publish(self, number: int) -> None:
-        """Tell rank 0. Runs in a thread: the main one may be in a call to the store."""
+        """Report it to rank 0. Runs in a thread: the main one may be in a call to the store."""
         with contextlib.suppress(RuntimeError, AssertionError):
             self._session.world.shared.set(SIGNALLED, str(int(number)))
 

@@ -50,7 +50,7 @@ def _chosen(path: Path) -> Path:
 
 
 def _files(checkpoint: Path, format: str, optimizers: bool) -> dict[str, State]:
-    """Return what to write, by file name. The parts of sharded tensors are put together here."""
+    """Return the contents of the files by name, with sharded tensors assembled."""
     saved, states, read_parts = choice.loaded(checkpoint, NO_LOOP)
     read_parts()
     names = choice.names(saved) if "weights" in saved else saved["groups"][: len(states)]

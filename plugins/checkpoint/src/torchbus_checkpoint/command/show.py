@@ -67,7 +67,7 @@ def _read_all(checkpoint: Path, manifest: Manifest) -> None:
 
 
 class Described(TypedDict):
-    """The words for each kind of thing. Those for plugins come from rank 0's file."""
+    """The lines for each kind of object. Those for plugins come from rank 0's file."""
 
     models: list[str]
     optimizers: list[str]
@@ -78,7 +78,7 @@ class Described(TypedDict):
 
 
 class Facts(Described):
-    """What is known of one checkpoint, as ``--json`` prints it."""
+    """Facts about one checkpoint, as ``--json`` prints them."""
 
     checkpoint: str
     step: int
@@ -281,7 +281,7 @@ def reading(checkpoint: Path) -> Iterator[None]:
 
 
 def safely_manifest(checkpoint: Path) -> Manifest:
-    """Return the manifest, which is then fit to be printed. Raises CheckpointError."""
+    """Return the manifest with printable texts. Raises CheckpointError."""
     with reading(checkpoint):
         content = folder.manifest(checkpoint)
         odd = next((name for name in content["files"] if not name.isprintable()), None)

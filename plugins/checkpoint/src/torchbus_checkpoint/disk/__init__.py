@@ -1,4 +1,4 @@
-"""A folder of checkpoints: written whole or not at all, and read as if a stranger had written it.
+"""A folder of checkpoints: written atomically, and read as untrusted input.
 
 The modules here know nothing of the loop.
 """

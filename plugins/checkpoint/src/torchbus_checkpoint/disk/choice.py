@@ -20,7 +20,7 @@ One = TypeVar("One", str, Path)
 
 
 def automatic(parent: Path) -> list[Path]:
-    """Return the checkpoints that sessions wrote by themselves, oldest first."""
+    """Return the automatic checkpoints, oldest first."""
     return [found for found in folder.found(parent) if found.name.startswith(PREFIX)]
 
 
@@ -93,7 +93,7 @@ def to_keep(
 
 
 def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
-    """Remove the checkpoints that are not kept."""
+    """Delete the checkpoints that ``keep`` excludes."""
     if keep is None:
         return
     there = automatic(parent)
@@ -106,7 +106,7 @@ def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
 
 
 def _remove(candidate: Path) -> None:
-    """Remove one, and only warn if that fails: it is no reason to stop a training."""
+    """Delete one. A failure is only a warning, so that training continues."""
     try:
         formats.remove(candidate)
     except OSError as error:

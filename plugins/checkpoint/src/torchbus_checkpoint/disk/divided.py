@@ -1,4 +1,4 @@
-"""States whose tensors are in files of parts. A note in a tensor's place says which one it was."""
+"""States whose tensors are in sharded files; a placeholder in the state names each tensor."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def prepared(
 def _walk(
     value: Any, path: str, is_it: Callable[[object], bool], change: Callable[[Any, str], object]
 ) -> Any:
-    """Change each part for which ``is_it`` holds. ``path`` leads to it, as in ``0/state/1``."""
+    """Replace each part for which ``is_it`` is true. ``path`` is its place, as in ``0/state/1``."""
     if is_it(value):
         return change(value, path)
     inside = f"{path}/" if path else ""
@@ -118,7 +118,7 @@ Shape = tuple[int, ...]
 
 
 class Part(NamedTuple):
-    """A part of a tensor: where it begins in the whole one, its shape, and its place on the disk.
+    """A part of a tensor: its offset in the whole one, its shape, and its place on disk.
 
     ``place`` begins with the name of the file.
     """

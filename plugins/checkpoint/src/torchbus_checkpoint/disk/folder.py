@@ -1,4 +1,4 @@
-"""A checkpoint on the disk: a folder that exists whole, or not at all.
+"""A checkpoint on disk: a folder that becomes visible only when it is complete.
 
 ::
 
@@ -40,7 +40,7 @@ Sent = dict[str, Entry | str]
 
 
 def pack(content: object) -> str:
-    """Return a file that this rank can't write, as text."""
+    """Return, as text, a file that this rank can't write."""
     buffer = io.BytesIO()
     tensors.write(content, buffer)
     return base64.b64encode(buffer.getvalue()).decode()
@@ -94,7 +94,7 @@ def write_file(folder: Path, name: str, content: object, once: bool = True) -> E
 
 
 def seal(partial: Path, final: Path, facts: Facts, files: dict[str, Entry]) -> None:
-    """Write the manifest, and give the folder its name.
+    """Write the manifest, and rename the folder to its final name.
 
     A checkpoint that had the name before stays until then.
     """
@@ -107,12 +107,12 @@ def seal(partial: Path, final: Path, facts: Facts, files: dict[str, Entry]) -> N
         os.replace(final, previous)
     os.replace(partial, final)
     flush(final.parent)
-    with contextlib.suppress(OSError):  # the next run sweeps it
+    with contextlib.suppress(OSError):  # the next run deletes it
         remove(previous)
 
 
 def flush(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
+    """Flush a folder's directory entries to disk."""
     with contextlib.suppress(OSError):  # not every file system can
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -306,9 +306,9 @@ NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with the least 
 
 @contextlib.contextmanager
 def reading_opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file. Raises OSError for anything else, links as well.
+    """Open a regular file. Raises OSError for anything else, including links.
 
-    It does not wait for a pipe. The folder may be a link: whoever names it has chosen it.
+    It does not wait for a pipe. The folder may be a link: the user has named it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -329,7 +329,7 @@ def reading_opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def json_file(path: Path) -> Any:
-    """Read JSON. Raises OSError, and ValueError if it is no JSON, too long or too deep."""
+    """Read JSON. Raises OSError, or ValueError if it is invalid, too long or nested too deeply."""
     with reading_opened(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
             raise ValueError(f"it is longer than {MAX_JSON_BYTES} bytes")
@@ -342,7 +342,7 @@ def json_file(path: Path) -> Any:
 def refuse_odd(manifest: Mapping[str, Any]) -> None:
     """Raise ValueError for values that torchbus does not write, such as files outside the folder.
 
-    A right checksum proves nothing: whoever wrote the file could compute it.
+    A matching checksum proves nothing, because the author of the file could compute it.
     """
     for name, least in NUMBERS.items():
         value = manifest.get(name, least if name == "batches_per_step" else None)

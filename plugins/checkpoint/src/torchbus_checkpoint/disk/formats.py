@@ -35,7 +35,7 @@ class Program(TypedDict):
 
 
 class Facts(TypedDict):
-    """Where the run was. ``metric`` is the monitored value."""
+    """Progress of the run. ``metric`` is the monitored value."""
 
     step: int
     epoch: int
@@ -52,13 +52,13 @@ class Entry(TypedDict):
 
 
 class Manifest(Program, Facts):
-    """All of ``manifest.json``, without the checksum of itself."""
+    """The contents of ``manifest.json``, without its own checksum."""
 
     files: dict[str, Entry]
 
 
 def facts() -> Program:
-    """Return what the manifest says of the program that writes it."""
+    """Return the manifest's entry about the program that writes it."""
     return {"version": FORMAT, "written_by": {"torchbus": VERSION, "torch": str(torch.__version__)}}
 
 
@@ -101,7 +101,7 @@ PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. Its name goes first, so that nobody ever sees half of one."""
+    """Delete a checkpoint. It is renamed first, so that readers never see half of one."""
     if folder.exists():
         trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
         _delete(trash)

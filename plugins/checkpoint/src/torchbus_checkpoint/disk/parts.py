@@ -67,7 +67,7 @@ def _flat(groups: Groups) -> dict[str, Tensor]:
 
 
 def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
-    """Return which items of a rank's plan DCP has left to it, or None for all.
+    """Return the items of a rank's plan that remain after DCP's deduplication, or None for all.
 
     It leaves a tensor that several ranks have to one of them.
     """

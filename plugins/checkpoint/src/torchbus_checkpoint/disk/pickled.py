@@ -40,7 +40,7 @@ def read(file: IO[bytes]) -> Any:
 
 
 def _refuse_odd_zip(file: IO[bytes]) -> None:
-    """No entry may become larger in memory than it is in the file, alone or with others."""
+    """Check that no entry is larger in memory than in the file, alone or with others."""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -55,7 +55,7 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
 
 
 def _refuse_blown_up(value: object, most: int) -> None:
-    """A pickle may name a part of itself again and again: a few bytes, and endless to walk through.
+    """Limit references to earlier parts: a few bytes of pickle could expand without end.
 
     The same holds for a tensor that repeats its numbers.
     """
@@ -100,7 +100,7 @@ def index(file: IO[bytes]) -> dict[str, Whole]:
 
 
 def _refuse_odd_memo(data: bytes) -> None:
-    """A few bytes may ask for room for billions of objects."""
+    """Limit sizes: a few bytes could ask for memory for billions of objects."""
     for code, number, _ in pickletools.genops(data):
         if "PUT" in code.name and isinstance(number, int) and number > len(data):
             raise ValueError(f"{number} objects in {len(data)} bytes")
@@ -129,7 +129,7 @@ def _place(where: Any) -> Place:
 
 
 class _Index(pickle.Unpickler):
-    """Makes records in the place of objects, of classes that exist only while it reads."""
+    """An unpickler that makes records, not objects, of classes that exist only while it reads."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -147,7 +147,7 @@ class _Index(pickle.Unpickler):
 
 
 class _Record:
-    """Remembers the attributes that an object had."""
+    """The attributes of an object."""
 
     def __init__(self, *parts: object) -> None:
         self.parts = parts

@@ -41,7 +41,7 @@ CODES = {
 
 
 class Spec(NamedTuple):
-    """How a tensor is in a file.
+    """Dtype and shape of a tensor in a file.
 
     ``order``: its dimensions in the order of memory, if that is not their own order. ``dtype`` and
     ``shape``: those of a tensor that is written as bytes.
@@ -53,7 +53,7 @@ class Spec(NamedTuple):
     shape: list[int] | None = None
 
     def of(self, numbers: Tensor) -> Tensor:
-        """Give what is in the file its own type and shape."""
+        """Convert a tensor of the file to its original type and shape."""
         if self.dtype is None:
             return numbers
         dtype = getattr(torch, self.dtype)
@@ -106,7 +106,7 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """Return the numbers of a tensor, which must stay alive meanwhile."""
+    """Return a view of a tensor's memory; the tensor must stay alive meanwhile."""
     num_bytes = _num_bytes(tensor)
     if not num_bytes:
         return memoryview(bytearray())
@@ -182,7 +182,7 @@ def _refuse(value: object) -> object:
 
 
 class Reader:
-    """Reads a file that anybody may have written. Whatever is in it: it runs no code.
+    """Reads an untrusted file. It never runs code from it.
 
     Raises ValueError, TypeError, LookupError or RuntimeError for what ``write`` does not write.
     """
@@ -208,7 +208,7 @@ class Reader:
         self._start += _num_bytes(found)
 
     def content(self, tensor: Callable[[Spec], Any] | None = None) -> Any:
-        """Return the value, with what ``tensor`` returns in the place of each tensor."""
+        """Return the value, with each tensor replaced by the result of ``tensor``."""
         text = (self._header.metadata() or {}).get(NAME)
         if text is None:
             raise ValueError(f"it has no {NAME!r} in its header")
@@ -230,12 +230,12 @@ class Reader:
         return found
 
     def empty(self, spec: Spec) -> Tensor:
-        """Return a tensor without numbers, of the right type and shape."""
+        """Return a tensor of the right type and shape on the meta device."""
         return spec.of(self._empty[spec.name])
 
 
 class _Once:
-    """Each tensor of a file is made once, so that a small file can't fill the memory."""
+    """Make each tensor of a file only once, so that a small file can't fill the memory."""
 
     def __init__(self, names: set[str], make: Callable[[Spec], Any]) -> None:
         self._names, self._make = names, make

@@ -26,7 +26,7 @@ from torchbus_checkpoint.state.plain import State, copied
 
 @dataclass(frozen=True)
 class Content:
-    """What goes into one checkpoint.
+    """The contents of one checkpoint.
 
     Rank 0 writes ``shared``, files by name without suffix. Each rank writes ``local``, and its
     parts of ``groups``. ``held``: which tensors this rank's states have.
@@ -60,7 +60,7 @@ class Writer:
         self._count = 0
 
     def write(self, final: Path, content: Content, then: Callable[[], None] = lambda: None) -> None:
-        """Write a checkpoint, and call ``then`` on rank 0 when it is done. All ranks call it alike.
+        """Write a checkpoint, and call ``then`` on rank 0 when it is done. All ranks call it.
 
         Raises CheckpointError if it can't be written. In the background, the next call raises it.
         """
@@ -83,7 +83,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last one is written. Raises what went wrong with it."""
+        """Wait until the last one is written. Raises its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -119,7 +119,7 @@ class Writer:
                 ) from error
 
     def _write_files(self, partial: Path, content: Content, exchange: Exchange) -> folder.Sent:
-        """Write this rank's files, and return what rank 0 has to know of them."""
+        """Write this rank's files, and return their facts for rank 0."""
         local_name = f"rank-{exchange.rank}"
         if not self._hosts_share and not partial.is_dir():
             if content.groups is None:
@@ -144,7 +144,7 @@ def _files_of_all(partial: Path, sent: list[folder.Sent]) -> dict[str, Entry]:
     files: dict[str, Entry] = {}
     for theirs in sent:
         files |= folder.unpack(partial, theirs)
-    seen = set(os.listdir(partial))  # at once, and not one by one
+    seen = set(os.listdir(partial))  # in one request
     for rank, theirs in enumerate(sent):
         names = (name for name in theirs if name not in seen)
         missing = next((name for name in names if not (partial / name).exists()), None)

@@ -1,4 +1,4 @@
-"""What a loop consists of, and where it is: its objects, variables, generators and steps.
+"""The state of a loop: its objects, variables, random generators and position.
 
 The modules here read frames and listen to events. They write no file.
 """

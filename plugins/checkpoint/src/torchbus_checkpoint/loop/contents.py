@@ -33,8 +33,8 @@ class Contents:
     """The objects of a loop with their names.
 
     ``trained`` models are in the order in which optimizers hold them, ``other`` models by name.
-    ``shape_of`` tells the shape of a whole parameter, ``built`` the constants with which the script
-    has made an optimizer.
+    ``shape_of`` returns the shape of a whole parameter, ``built`` the constants with which the
+    script has made an optimizer.
     """
 
     trained: Named
@@ -78,7 +78,7 @@ class Finder:
         self._add(optimizer)
 
     def find(self) -> Contents:
-        """Find all objects. Raises UsageError if it can't tell two of them apart."""
+        """Find all objects. Raises UsageError if two of them can't be distinguished."""
         with self._session.in_parts():
             return self._find()
 
@@ -118,8 +118,8 @@ class Finder:
     def find_at_end(self) -> Contents:
         """Find them at the end of the block.
 
-        If the loop's function has returned, its variables are gone. Then this returns what was
-        found last.
+        If the loop's function has returned, its variables no longer exist, and this returns the
+        last result.
         """
         last, now = self._last, self.find()
         return last if last is not None and len(last.optimizers) > len(now.optimizers) else now
@@ -180,8 +180,9 @@ class Finder:
 
 
 def _is_part(model: Module, others: list[Module]) -> bool:
-    """Whether another model has all of its tensors, and more: a forward wraps a part of that model
-    for a moment, as a neural ODE does.
+    """Whether it is a temporary wrapper of a part of another model, as in a neural ODE.
+
+    The other model has all of its tensors, and more.
     """
     mine = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return any(
@@ -213,8 +214,8 @@ def _schedulers(
     for one, other in pairwise(found):
         if key[id(one)] == key[id(other)]:
             raise UsageError(
-                f"two schedulers {type(one).__name__} of one optimizer, which no variable names: a"
-                " checkpoint can't tell them apart; give each a variable of its own"
+                f"two schedulers {type(one).__name__} of one optimizer, which no variable names:"
+                " a checkpoint can't distinguish them; assign each to a variable"
             )
     return found
 

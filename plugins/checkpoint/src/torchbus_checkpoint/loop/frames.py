@@ -1,4 +1,4 @@
-"""The frames of the user's own code that lead to a plugin's call, and what their variables name."""
+"""Frames of user code on the call stack, and the objects that their variables name."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def variables(frame: FrameType) -> dict[str, object]:
 
 
 def _with_parts(name: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a list, a dict or an object of the user's own classes, and then itself."""
+    """Yield the parts of a list, a dict or an instance of a user's class, and then the object."""
     parts: Iterable[tuple[str, object]] = ()
     if (type(value) is list or type(value) is tuple) and len(value) <= MAX_ITEMS:
         parts = ((f"{name}[{index}]", item) for index, item in enumerate(value))

@@ -28,7 +28,7 @@ def read(loader: DataLoader[object]) -> State:
 
 
 def write(loader: DataLoader[object], states: State, but: Sequence[Generator] = ()) -> None:
-    """Set the generators, but for some, and samplers to what ``read`` returned."""
+    """Set generators, except for some, and samplers to the states that ``read`` returned."""
     for path, thing in _generators(loader):
         if path in states and not any(thing is one for one in but):
             set_state(thing, states[path])

@@ -1,6 +1,6 @@
-"""What the loop reads: loaders, passes over them, and wrappers that fetch ahead.
+"""Loaders, passes over them, and wrappers that prefetch batches.
 
-The modules here look at loaders and their iterators. They put back only random numbers."""
+The modules here look at loaders and their iterators. They restore only random states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_checkpoint.replay.history import Section
 from torchbus_checkpoint.state.plain import State, digest
 from torchbus_strategy.script_generators import Generator
 
-GIVEN_AGAIN = "kept, and given again (by a list, or itertools.cycle)"
+GIVEN_AGAIN = "stored, and yielded again (by a list, or itertools.cycle)"
 
 
 def waiting(session: Context, one: OpenPass) -> int:
@@ -37,7 +37,7 @@ def used(session: Context, one: OpenPass) -> int:
 
 
 def refuse_hidden_batches(session: Context) -> None:
-    """Raise UsageError if the batches come from something that a replay can't bring back."""
+    """Raise UsageError if a replay can't reproduce the source of the batches."""
     for one in session.batches.current:
         if one.origin.threaded or one.origin.reused:
             fate = "read by another thread" if one.origin.threaded else GIVEN_AGAIN
@@ -50,7 +50,7 @@ def refuse_hidden_batches(session: Context) -> None:
 
 
 def signature(loader: DataLoader[object]) -> str:
-    """Describe what a loader is over, in words that are the same in the next run."""
+    """Describe a loader's dataset by a text that is the same in the next run."""
     try:
         size = f"{len(cast(Sized, loader.dataset))} samples"
     except TypeError:
@@ -59,7 +59,7 @@ def signature(loader: DataLoader[object]) -> str:
 
 
 class KnownLoaders:
-    """Keeps no loader alive.
+    """Loaders that the loop has read, by weak references.
 
     States from a checkpoint wait here until a loader with the same signature is read. During a pass
     over another loader, a rank's states are those that are common to all.
@@ -78,7 +78,7 @@ class KnownLoaders:
         )
 
     def add(self, loader: DataLoader[object]) -> None:
-        """The loop reads a loader. If it is new, set its generators to a waiting state."""
+        """Called when the loop reads a loader. Sets a new one's generators to a pending state."""
         if not any(known is loader for known in self):
             self._loaders = [*map(weakref.ref, self), weakref.ref(loader)]
             self._put(loader)
@@ -170,8 +170,8 @@ def compare(saved: dict[str, str], loader: DataLoader[object], over: str) -> Non
         )
     if saved["held"] != now["held"]:
         warn(
-            f"the tensors of the loader of {over} differ from those of the interrupted pass: either"
-            " somebody has changed the data, or the loop has made other tensors"
+            f"the tensors of the loader of {over} differ from those of the interrupted pass:"
+            " either the data has changed, or the loop has made different tensors"
         )
 
 
@@ -207,11 +207,11 @@ class Workers:
         return self._earlier | self._begun
 
     def load(self, saved: dict[str, State | None]) -> None:
-        """Take over what an earlier run has started."""
+        """Restore the record of an earlier run."""
         self._earlier = dict(saved)
 
     def begin(self, over: str, now: State) -> State | None:
-        """A loader starts its workers in this session.
+        """Called when a loader starts its workers in this session.
 
         Returns the random numbers at their start in an earlier run, if these differ from ``now``.
         """

@@ -1,4 +1,4 @@
-"""Where the loop is: in which part of the script, in which pass over which loader, at which batch.
+"""The loop's position: section of the script, pass over a loader, batch.
 
 The script has sections. (0, 0) is all before the first ``s.epochs``, (1, e) is epoch e of that
 loop, (2, 0) is what comes after it, (3, e) is epoch e of the second such loop, and so on. A loop
@@ -57,11 +57,11 @@ class Position:
         return self.history.section
 
     def begin(self) -> None:
-        """The block begins."""
+        """Called at the start of the block."""
         self.gaps.begin(user_frames(self._session.frame))
 
     def enter(self, section: Section) -> None:
-        """A new section begins. Passes of finished epochs are forgotten."""
+        """Called when a new section begins. Forgets the passes of finished epochs."""
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
         reads_loaders = bool(self.history.here) or section[1] == 0
@@ -72,7 +72,7 @@ class Position:
             self.gaps.forget()
 
     def training_begins(self) -> None:
-        """The loop makes its first step. Passes still open count as part of training."""
+        """Called at the loop's first step. Passes still open count as part of training."""
         self.trains = True
         for one in self.open:
             if (
@@ -85,7 +85,7 @@ class Position:
 
     @property
     def passes_begun(self) -> int:
-        """How many passes have begun in this section."""
+        """Number of passes that have begun in this section."""
         return len(self.history.here)
 
     @property
@@ -133,7 +133,7 @@ class Position:
         ]
 
     def _let_go(self, iterator: weakref.ref[LoaderIterator]) -> None:
-        """The loop has left a pass by ``break``."""
+        """Called when the loop has left a pass by ``break``."""
         left = [
             one
             for one in self.open
@@ -148,7 +148,7 @@ class Position:
 
     @hookimpl
     def after_backward(self) -> None:
-        """The loop may still use the last batches of a pass that a wrapper has read to its end."""
+        """Whether the loop may still use the last batches of a pass that a wrapper has read."""
         if self.gaps.fetched_ahead:
             self.gaps.begin(user_frames(self._session.frame), fetched_ahead=True)
 
@@ -182,7 +182,7 @@ class Position:
         return next((one for one in self.open if one.alive is iterator), None)
 
     def can_be_found_again(self, iterator: LoaderIterator) -> bool:
-        """Whether a replay gets to where the loop is now.
+        """Whether a replay can reach the loop's current position.
 
         It does not in an epoch of ``s.epochs`` in which the pass did not begin. The next epoch may
         be better. Raises UsageError if no replay ever gets there.
@@ -197,7 +197,7 @@ class Position:
     # State ---------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Return all of it, for this rank's file."""
+        """Return the position, for this rank's file."""
         frames = user_frames(self._session.frame)
         return {
             "born": self.workers.state(),
@@ -226,7 +226,7 @@ class Position:
         }
 
     def _begin_workers(self, loader: DataLoader[object]) -> None:
-        """Start persistent workers with the random numbers of their first start, in any run."""
+        """Start persistent workers with the random state of their first start, in any run."""
         over, now = signature(loader), self.random.state(loader)
         then = self.workers.begin(over, now)
         if then is None:
@@ -241,7 +241,7 @@ class Position:
 
 
 class RandomNumbers:
-    """``alike``: the states that are put back are this rank's own."""
+    """Restore the streams. ``alike``: the states were saved by this rank."""
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -257,7 +257,7 @@ class RandomNumbers:
         return {"random": self.streams(), "generators": generators.read(loader)}
 
     def put(self, state: Mapping[str, Any], loader: DataLoader[object] | None) -> None:
-        """Go back to a ``state``. Of another rank's state, take only the common streams."""
+        """Restore a ``state``. From another rank's state, restore only the common streams."""
         streams = decode(state["random"])
         if self.alike:
             self._session.random.load(streams)
@@ -267,6 +267,6 @@ class RandomNumbers:
             generators.write(loader, state["generators"])
 
     def put_standing(self, standing: Standing, frames: list[FrameType]) -> None:
-        """Go back to the random numbers at the begin of a gap."""
+        """Restore the random states at the start of a gap."""
         self.put(standing, None)
         put_generators(frames, standing["own"])

@@ -1,4 +1,4 @@
-"""The places in the user's code that have variables: frames, their modules, and objects."""
+"""Scopes of user code with variables: frames, their modules, and objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count epochs, and notice when the loop is between two steps."""
+"""Counts epochs, and detects when the loop is between two steps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Epochs:
 
 
 class Steps:
-    """A step lies between two requests for a batch.
+    """Counts steps; a step lies between two requests for a batch.
 
     Several optimizers may step in it, and the loop may read several loaders. The first loader that
     the loop asks is the head. When the loop asks the head again, the step is over, and this object
@@ -103,7 +103,7 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """Real steps of the loop, over all runs."""
+        """Optimizer steps of the loop, over all runs."""
         return self._made.count
 
     def put(self, epochs: int) -> None:
@@ -114,7 +114,7 @@ class Steps:
         self.since_save = False
 
     def epoch_ended(self) -> None:
-        """``s.epochs`` has ended an epoch."""
+        """Called when ``s.epochs`` has ended an epoch."""
         self.epochs += 1
 
     def has_gradients(self, optimizer: Optimizer) -> bool:

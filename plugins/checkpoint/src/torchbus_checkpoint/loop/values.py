@@ -1,4 +1,4 @@
-"""Values of variables: which ones can be saved, whether two are equal, and how to put one back."""
+"""Values of variables: encoding, comparison and restoring."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def to_save(value: object) -> object:
 
 
 def _is_loss(value: object) -> TypeGuard[Tensor]:
-    """Whether it is a single number of a graph. The loop may show it after its last batch."""
+    """Whether it is a scalar with a graph. The loop may print it after its last batch."""
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_leaf
 
 
@@ -49,7 +49,7 @@ def _size(value: object, limit: int) -> int:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    """Whether it can be saved with the variables: it is small, whole, and outside of any graph."""
+    """Whether it can be saved with the variables: small, not sharded, and without a graph."""
     num_bytes = tensor.numel() * tensor.element_size()
     return not tensor.requires_grad and not is_part(tensor) and num_bytes <= MAX_BYTES
 

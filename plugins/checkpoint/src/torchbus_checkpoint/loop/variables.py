@@ -28,7 +28,7 @@ class Variables:
         self._first: Saved = {}
 
     def look(self, frames: list[FrameType]) -> None:
-        """A pass over a loader begins, or an epoch."""
+        """Called when a pass over a loader or an epoch begins."""
         for scope in scopes(frames):
             if scope.place not in self._first:
                 self._first[scope.place] = copied(_saveable(scope))

@@ -1,4 +1,4 @@
-"""Only one job at a time writes to a URL.
+"""The lock of a URL: only one job at a time writes to it.
 
 A store has no locks. So a job leaves a note in it, and a job that finds a later one's note stops.
 """
@@ -17,7 +17,7 @@ NAME = ".torchbus-job.json"
 
 
 class Claim:
-    """The note of this job. All methods raise StoreError.
+    """This job's lock file in the store. All methods raise StoreError.
 
     ``take`` and ``check`` raise CheckpointError if another job writes there.
     """
@@ -28,7 +28,7 @@ class Claim:
         self.is_consumed = False
 
     def take(self) -> None:
-        """Write this job's note, unless the last job is alive on this host.
+        """Write this job's lock file, unless the last job is alive on this host.
 
         A job on another host may be dead. If it is not, it stops at its next checkpoint.
         """
@@ -47,7 +47,7 @@ class Claim:
         self.is_consumed = True
 
     def check(self) -> None:
-        """Call this before anything is written."""
+        """Raise if another job has taken the lock. Call it before each write."""
         if not self.is_consumed:
             return self.take()
         other = self._other()

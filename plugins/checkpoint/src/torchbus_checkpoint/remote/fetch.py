@@ -1,4 +1,4 @@
-"""Copy the newest checkpoint from a store, unless the local folder has one as new."""
+"""Downloads the newest checkpoint from a store, unless the local folder has one as new."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_AFTER_ERROR_S = 5.0
 
 
 class RemoteJob:
-    """Fetches the newest checkpoint, and sends new ones. The job has locked the local folder.
+    """Downloads the newest checkpoint, and uploads new ones. The job has locked the local folder.
 
     Raises CheckpointError if the job can't start.
     """
@@ -49,13 +49,13 @@ class RemoteJob:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Runs after the ranks have met, so only rank 0 waits."""
+        """Runs after the ranks have joined, so only rank 0 waits."""
         if isinstance(error, Exception):
             return self.mirror.close(PATIENCE_AFTER_ERROR_S, PATIENCE_AFTER_ERROR_S)
         self.mirror.close(self._session.timeout.total_seconds(), mirror.PATIENCE_S)
 
     def _release(self) -> None:
-        """Remove the note of a job that could not start."""
+        """Remove the lock file of a job that could not start."""
         with contextlib.suppress(StoreError):
             if not hasattr(self, "mirror"):
                 self._claim.release()

@@ -28,7 +28,7 @@ Chosen = Callable[[dict[str, float | None]], set[str]]
 
 
 class Mirror:
-    """``choose`` selects among the names in the store, which it gets with metrics, oldest first."""
+    """Uploads checkpoints. ``choose``: selects the names to keep, oldest first, with metrics."""
 
     def __init__(self, store: Store, claim: Claim, parent: Path, choose: Chosen) -> None:
         self._store, self._claim, self._parent, self._choose = store, claim, parent, choose
@@ -46,7 +46,7 @@ class Mirror:
         self._thread.start()
 
     def written(self) -> None:
-        """There is one more checkpoint in the local folder."""
+        """Called when the local folder has one more checkpoint."""
         self._work.set()
 
     def check(self) -> None:
@@ -55,7 +55,7 @@ class Mirror:
             raise self._error
 
     def close(self, patience_s: float, patience_away_s: float) -> None:
-        """Wait until all is sent, or until nothing has moved for so long. Say what is not sent."""
+        """Wait until all is sent, or until no progress for so long. Warn about what is not sent."""
         self._closing, self._moved_s = True, time.monotonic()
         self._work.set()
         while self._thread.is_alive() and time.monotonic() - self._moved_s < (
@@ -87,7 +87,7 @@ class Mirror:
             except CheckpointError as error:
                 self._error = error
                 return None
-            except Exception as error:  # a file system has errors of its own
+            except Exception as error:  # each file system has its own errors
                 self._say_away(StoreError(repr(error)))
                 self._pause(wait_s())
 
@@ -142,7 +142,7 @@ class Mirror:
             self._moved()
 
     def _tidy(self) -> None:
-        """Remove from the store what is not kept, and unfinished ones that are not needed."""
+        """Delete from the store the checkpoints that ``keep`` excludes, and unfinished ones."""
         known = store.there(self._store)
         lost = list(store.superseded(known))
         whole = [one for one in known if one.is_whole and one not in lost]

@@ -51,7 +51,7 @@ def free(local: str, known: list[There]) -> str:
 
 
 def superseded(known: list[There]) -> Iterator[There]:
-    """Yield earlier ones of a step that is there again, and unfinished ones before a whole one."""
+    """Yield superseded checkpoints of the same step, and unfinished ones before a complete one."""
     for index, one in enumerate(known):
         if any(
             later.is_whole and (later.local == one.local or not one.is_whole)
@@ -61,7 +61,7 @@ def superseded(known: list[There]) -> Iterator[There]:
 
 
 def remove(store: Store, one: There) -> None:
-    """Remove a checkpoint. Its manifest goes first, so that nobody sees half of one."""
+    """Delete a checkpoint. Its manifest is deleted first, so that readers never see half of one."""
     store.remove(f"{one.name}/{MANIFEST}")
     store.remove_folder(one.name)
 
@@ -87,9 +87,9 @@ def waits(first_s: float | None = None) -> Callable[[], float]:
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:
-    """Return the answer. Raises the last StoreError after a few tries.
+    """Call with retries. Raises the last StoreError after a few tries.
 
-    Use it at the start of a job, which can't go on without the answer.
+    Use it at the start of a job, which can't continue without the answer.
     """
     wait_s, tries = waits(), TRIES
     while True:

@@ -1,4 +1,4 @@
-"""Lead the script back to where an interrupted run was: it runs from its start, without its past.
+"""Replay: runs the script from its start to the position of an interrupted run, without effects.
 
 The modules here use what ``loop`` knows. They read no file.
 """

@@ -1,4 +1,4 @@
-"""Check that the loop takes the same course as in the earlier run. A replay needs that."""
+"""Checks that the loop takes the same course as in the earlier run, which a replay requires."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER_PASS = (
 def refuse_another_loader(
     saved: Pass, loader: DataLoader[object], section: Section, number: int
 ) -> None:
-    """Raise UsageError if this pass is over other data."""
+    """Raise UsageError if this pass is over different data."""
     if saved.over != signature(loader) and section[0] % 2:  # in an epoch of s.epochs
         raise UsageError(OTHER_PASS.format(section[1], signature(loader), saved.over))
     if saved.over != signature(loader):
@@ -45,7 +45,7 @@ def refuse_another_loader(
 
 
 def draws_alike(saved: Pass, now: Gap | None, section: Section, number: int) -> bool:
-    """Raise UsageError if the script has drawn other random numbers before this pass.
+    """Raise UsageError if the script has drawn different random numbers before this pass.
 
     Before the very first pass, warn instead, and return False: most draws there are weights, which
     will be restored.
@@ -67,7 +67,7 @@ def draws_alike(saved: Pass, now: Gap | None, section: Section, number: int) -> 
 
 
 def refuse_hidden(before: Mapping[str, Counter | None], now: Counters, when: str) -> None:
-    """Raise UsageError if a counter that both know has another value now."""
+    """Raise UsageError if a counter of both runs has a different value now."""
     for key in before.keys() & now.keys():
         if before[key] != now[key]:
             place, name = key.rsplit(":", 1)
@@ -79,7 +79,7 @@ def refuse_hidden(before: Mapping[str, Counter | None], now: Counters, when: str
 
 
 def explain_failure(error: BaseException) -> UsageError | None:
-    """Return what an error that the loop raises during a replay means."""
+    """Return an explanation of an error that the loop raises during a replay."""
     if not isinstance(error, Exception) or isinstance(error, TorchbusError):
         return None
     return UsageError(

@@ -1,4 +1,4 @@
-"""Random numbers that the script draws between two passes: for a subset, or for a new model.
+"""Gaps between two passes: random numbers that the script draws there, as for a subset or a model.
 
 A gap lies between two passes. The first gap begins with the block, or with an epoch of
 ``s.epochs``. A replay skips the passes and runs the gaps, each with the random numbers that it had
@@ -27,7 +27,7 @@ class Standing(TypedDict):
 
 
 class Gap(TypedDict, total=False):
-    """Of one that is unknown, it has nothing.
+    """What is recorded of a gap; empty if the gap is unknown.
 
     ``start``: the generators at its begin. ``ends``: a digest of each at its end. ``drawn``: the
     names of those that had moved.
@@ -42,7 +42,7 @@ UNKNOWN: Gap = {}
 
 
 class Gaps:
-    """The generators at the begin of this gap.
+    """Random states at the start of this gap.
 
     ``is_open``: no pass has begun since. ``fetched_ahead``: a wrapper had read the last pass ahead
     of the loop. ``saves``: how often the script has called ``s.save`` in this gap.
@@ -68,7 +68,7 @@ class Gaps:
         self._session.random.mark()
 
     def forget(self) -> None:
-        """Nothing is known of this gap."""
+        """Mark this gap as unknown."""
         self.go_on(None)
 
     @property
@@ -77,7 +77,7 @@ class Gaps:
         return self._start if self.is_open else None
 
     def ended(self, frames: list[FrameType]) -> Gap | None:
-        """Return what was drawn in it, as a pass begins: None for nothing, or ``UNKNOWN``."""
+        """Close the gap as a pass begins; return its draws: None for none, or ``UNKNOWN``."""
         if self._start is None:
             return UNKNOWN
         before, now = _by_generator(self._start), _by_generator(self.standing(frames))
@@ -93,7 +93,7 @@ class Gaps:
 
 
 def differing(saved: Gap | None, now: Gap | None) -> list[str]:
-    """Return the generators from which the script drew otherwise than in the earlier run."""
+    """Return the generators whose draws differ from the earlier run."""
     if UNKNOWN in (saved, now):
         return []
     if saved is None or now is None:

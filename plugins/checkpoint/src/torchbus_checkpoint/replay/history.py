@@ -1,4 +1,4 @@
-"""The passes over loaders that a run has made, in the order in which a later run will begin them.
+"""History of passes over loaders, in the order in which a later run begins them.
 
 A pass inside the body of another one (an evaluation in the middle of an epoch) does not count: if a
 replay skips or continues the outer pass, the loop does not begin the inner one again.
@@ -46,7 +46,7 @@ class History:
         return self.passes[self.section]
 
     def begin(self, new: Pass, frames: list[FrameType]) -> int:
-        """Note a pass. Return its number in the section, or ``NESTED`` if it is inside another."""
+        """Record a pass. Return its number in the section; ``NESTED`` inside another pass."""
         if self.is_nested(frames):
             return NESTED
         self.here.append(new)
@@ -58,11 +58,11 @@ class History:
         )
 
     def asked(self, frames: list[FrameType]) -> None:
-        """A pass gives the next item to the loops that are asking for one."""
+        """Record that a pass gives the next item to the loops that are asking for one."""
         self._driven.update(checkpoint_frames.loops(frames, standing=True))
 
     def adopt(self, saved: dict[Section, list[Pass]]) -> None:
-        """Replace the passes that this run has replayed by what the earlier run noted of them."""
+        """Replace the replayed passes by the earlier run's records of them."""
         for section, passes in self.passes.items():
             known = saved.get(section, [])[: len(passes)]
             passes[: len(known)] = known

@@ -1,4 +1,4 @@
-"""The place in the script where a checkpoint was written, which a replay leads the loop to."""
+"""The target of a replay: the position in the script at which the checkpoint was written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def continue_passes(
     scale: float,
     numbering: Numbering,
 ) -> None:
-    """Skip the batches that each pass had given. Warn about a pass that is not open now."""
+    """Skip the batches that each pass had yielded. Warn about a pass that is not open now."""
     for one in position.open:
         saved = saved_open.pop((one.section, one.ordinal), None)
         if saved is not None and one.alive is not None:
@@ -85,7 +85,7 @@ class Numbering:
             module["enumerate"] = self._enumerate
 
     def close(self) -> None:
-        """Give the user's modules Python's own ``enumerate`` again."""
+        """Restore Python's ``enumerate`` in the user's modules."""
         for module in self._modules:
             module.pop("enumerate", None)
         self._modules = []
@@ -132,7 +132,7 @@ Key = tuple[Section, int]
 
 
 class Target:
-    """``saved`` is a ``Position.state()``. ``position`` is where the script is now."""
+    """Compares a saved position with the current one. ``saved`` is a ``Position.state()``."""
 
     def __init__(self, saved: State, position: Position) -> None:
         self._position = position
@@ -185,7 +185,7 @@ class Target:
 
     @property
     def next_pass(self) -> Pass | None:
-        """The next pass in this section, as the earlier run has noted it."""
+        """The next pass in this section, as the earlier run has recorded it."""
         known = self.passes.get(self._position.section, [])
         return next(iter(known[self._position.passes_begun :]), None)
 
@@ -196,7 +196,7 @@ class Target:
 
     @property
     def next_start(self) -> Standing | None:
-        """The random numbers at the begin of this gap in the earlier run."""
+        """Random states at the start of this gap in the earlier run."""
         if self.is_in_this_gap:
             return self.gap
         gap: Gap | None = None if self.next_pass is None else self.next_pass.gap

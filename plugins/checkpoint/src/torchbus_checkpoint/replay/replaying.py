@@ -1,10 +1,10 @@
-"""Lead the loop back to where an interrupted run was.
+"""The replay: drives the loop to the position of an interrupted run.
 
 The script runs from its start. Finished passes over loaders give no batches. Steps, schedulers,
 logging and saving do nothing. Two things run again, with the random numbers that they had: passes
 before the first step of the run (for statistics of the data, say), and the code between passes.
 
-The loop has arrived when it does something for the first time. Then all state is put back at once,
+The loop has arrived when it does something for the first time. Then all state is restored at once,
 and everything has its effect again. What the loop has replayed is part of its history, for the run
 that resumes from this one.
 """
@@ -40,7 +40,7 @@ ANOTHER_LOOP = (
 
 
 class Replay:
-    """``saved`` is a ``Position.state()``; ``put_back`` restores everything else.
+    """The replay. ``saved``: a ``Position.state()``; ``put_back`` restores everything else.
 
     ``rank_alike``: the checkpoint has this rank's own random numbers. ``scale``: the old batch size
     divided by the new one, as the number of ranks may have changed.
@@ -81,7 +81,7 @@ class Replay:
         return self._target.first_epoch(number, count)
 
     def enter(self, section: Section) -> None:
-        """The script enters a section."""
+        """Called when the script enters a section."""
         if self._target.is_in_another_loop:
             raise UsageError(ANOTHER_LOOP)
         if self._target.is_source(section):
@@ -92,7 +92,7 @@ class Replay:
             self.lead()
 
     def lead(self) -> None:
-        """A gap begins. Set the random numbers with which it began in the earlier run."""
+        """Called when a gap begins. Sets the random states of its start in the earlier run."""
         frames, start = user_frames(self._session.frame), self._target.next_start
         if start:
             self._position.random.put_standing(start, frames)
@@ -100,7 +100,8 @@ class Replay:
             self._in_its_gap = self._target.is_in_this_gap and self._alike
         self._position.gaps.begin(frames)
 
-    # The past has no effect ----------------------------------------------------------------------
+    # Replayed steps have no effect
+    # ----------------------------------------------------------------------
 
     @hookimpl(tryfirst=True)
     def skip_pass(self, loader: DataLoader[object]) -> bool | None:
@@ -122,7 +123,7 @@ class Replay:
             return None
         position.history.begin(saved, frames)
         if self._target.ended and self._target.next_pass is None:
-            # the run had ended: what comes after its last pass sees its result
+            # the run had ended: code after its last pass sees its result
             self.put_back()
         position.variables.fill(frames, self._saved["variables"])
         self.lead()
@@ -130,7 +131,7 @@ class Replay:
         return True
 
     def _reopen(self, saved: State, loader: DataLoader[object], over: str) -> None:
-        """Begin a pass that was open: with its samples, and its random numbers."""
+        """Reopen a pass: with its samples, and its random states."""
         if "samples" in saved:
             loaders.compare(saved["samples"], loader, over)
         self._position.random.put(saved["started"], loader)
@@ -163,7 +164,7 @@ class Replay:
             )
 
     def save_called(self) -> None:
-        """The loop calls ``s.save``. If that call wrote the checkpoint, the loop has arrived."""
+        """Called at ``s.save``. If that call wrote the checkpoint, the loop has arrived."""
         self._position.gaps.saves += 1
         is_known = self._target.is_in_this_gap and self._target.gap is not None
         if is_known and not self._target.ended and self._target.saves == self._position.gaps.saves:
@@ -182,7 +183,7 @@ class Replay:
             self.arrive()
 
     def arrive(self, draws_on: bool = False) -> None:
-        """Put everything back.
+        """Restore all states.
 
         ``draws_on``: the random numbers may be right already, as this run has gone through the gap
         that the earlier run was in.
@@ -212,7 +213,7 @@ class Replay:
             self._position.random.put_standing(standing, frames)
 
     def end(self) -> None:
-        """The script has ended, and has not arrived. That is right if the earlier run had ended."""
+        """Called if the script ends before it arrives, as it does if the earlier run had ended."""
         if not self._target.ended:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
@@ -222,9 +223,9 @@ class Replay:
         self.drop()
 
     def drop(self, restored: Sequence[Generator] = ()) -> None:
-        """Put back the random numbers, and leave the loop alone from now on.
+        """Restore the random states, and end the replay.
 
-        ``restored``: generators that are put back already.
+        ``restored``: generators that are already restored.
         """
         self.pending = False
         self._quiet.close()
@@ -235,6 +236,6 @@ class Replay:
         self._session.seams.refresh()
 
     def _silence(self) -> None:
-        """Hide what the loop prints of epochs that it does not run: it is wrong."""
+        """Hide what the loop prints in epochs that it does not run: the values are wrong."""
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))

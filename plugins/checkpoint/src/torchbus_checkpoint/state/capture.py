@@ -1,4 +1,4 @@
-"""Take from the objects of a loop what goes into a checkpoint, and is the same on all ranks."""
+"""Captures the states of a loop's objects that are the same on all ranks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _model(name: str, model: Module) -> State:
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor | None]:
-    """Return those that are in ``p.grad``."""
+    """Return the gradients in ``p.grad``."""
     return [None if p.grad is None else p.grad.detach() for p in parameters(optimizer)]
 
 

@@ -1,4 +1,4 @@
-"""Compare a checkpoint with this loop, before anything is changed.
+"""Compares a checkpoint with this loop, before anything is changed.
 
 All functions raise CheckpointError, which names the first thing that does not fit.
 """
@@ -24,7 +24,7 @@ def check(
     registered: Iterable[str],
     where: str,
 ) -> None:
-    """Check all that all ranks have in common. ``where`` names the checkpoint."""
+    """Check the states that all ranks have in common. ``where`` names the checkpoint."""
     for kind, things in (
         ("trained", contents.trained),
         ("other", contents.other),
@@ -113,6 +113,6 @@ def _check_registered(theirs: set[str], ours: set[str], where: str) -> None:
         if name in ours:
             here, there = there, here
         raise CheckpointError(
-            f"{where}: {here} has a registered {name!r}, {there} has not: call s.register({name!r},"
-            " ...) alike in both runs"
+            f"{where}: {here} has a registered {name!r}, {there} has not: call"
+            f" s.register({name!r}, ...) in both runs"
         )

@@ -1,6 +1,4 @@
-"""A checkpoint holds every tensor of every model and optimizer once, however a strategy divides
-them.
-"""
+"""Checks that a checkpoint holds every tensor of every model and optimizer exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ Held = dict[str, tuple[int, str]]
 
 
 def held(weights: dict[str, State], training: State) -> Held:
-    """Return what this rank's states hold."""
+    """Return the tensors that this rank's states hold."""
     states = [(f"model {name}", state) for name, state in weights.items()]
     states += [
         (f"the state of optimizer {one['name']} ({one['class']})", one["state"]["state"])
@@ -48,7 +46,7 @@ def _names(value: object, path: str = "") -> Iterator[str]:
 def refuse_separate(reported: list[Held], where: object) -> None:
     """Raise CheckpointError if a rank's states hold other tensors than rank 0's.
 
-    Rank 0 writes whole tensors by itself, so what only another rank has would be lost.
+    Only rank 0 writes whole tensors, so a tensor that only another rank has would be lost.
     """
     first = reported[0]
     for rank, theirs in enumerate(reported):
@@ -79,9 +77,7 @@ def warn_of_absent_states(optimizers: Iterable[tuple[str, Optimizer]], steps: St
 
 
 def keeps_state(optimizer: Optimizer) -> bool:
-    """Whether a step of this class, with these hyperparameters, leaves a state. Tries it on one
-    number.
-    """
+    """Whether a step of this class with these hyperparameters leaves a state; tried on a number."""
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.zeros(1)
     trial: Any = object.__new__(type(optimizer))

@@ -1,4 +1,4 @@
-"""Constants of optimizers and schedulers that somebody edits between two runs stay edited."""
+"""Keeps edits that the user makes between two runs to constants of optimizers and schedulers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OF_SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum
 """What schedulers put into an optimizer's groups, and do not change."""
 
 EDITED = (
-    "the script builds {} otherwise than the interrupted run: the new value holds, and a schedule"
-    " goes on as if it had had it from the beginning"
+    "the script builds {} otherwise than the interrupted run: the new value is used, and a"
+    " schedule continues as if it had had it from the beginning"
 )
 NOT_USED = (
     "the script builds {} otherwise than the interrupted run, which has changed it since: the run"
-    " goes on with the checkpoint's value. Set it after the loop has resumed, or begin again with"
-    " resume='never' and another folder"
+    " continues with the checkpoint's value. Set it after the loop has resumed, or begin again"
+    " with resume='never' and another folder"
 )
 
 
@@ -40,7 +40,7 @@ def hyperparameters(optimizer: Optimizer) -> list[State]:
 
 
 def constants(scheduler: Any, state: State) -> State:
-    """Return those entries of a scheduler's state, and of its parts', that constructors are given.
+    """Return the entries of a scheduler's state, and of its parts, that are constructor arguments.
 
     They do not change in a run.
     """
@@ -54,10 +54,10 @@ def constants(scheduler: Any, state: State) -> State:
 
 
 class Edits:
-    """Puts back optimizers and schedulers. ``words``: what is to be said of it.
+    """Restores optimizers and schedulers. ``words``: collects the lines to print about it.
 
     ``built``: returns the constants with which the script has made an optimizer in this run.
-    ``alone``: inside, nobody skips a step of a scheduler.
+    ``alone``: a context in which no scheduler step is skipped.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Edits:
     def look(
         self, optimizers: Iterable[Optimizer], schedulers: Sequence[tuple[Any, State]]
     ) -> None:
-        """Before anything is put back: find the schedules that are edited."""
+        """Find the edited schedules, before anything is restored."""
         self._began = {id(one): hyperparameters(one) for one in optimizers}
         counts = Counter(id(scheduler.optimizer) for scheduler, _ in schedulers)
         for scheduler, saved in schedulers:
@@ -94,7 +94,7 @@ class Edits:
             found += [f"{name} of {type(scheduler).__name__}" for name in sorted(names)]
 
     def put_optimizer(self, optimizer: Optimizer, was: list[State]) -> None:
-        """Its state is put back. ``was``: how the interrupted run had built it."""
+        """Called when its state is restored. ``was``: the constants of the interrupted run."""
         both = zip(optimizer.param_groups, was, self._built(optimizer), strict=False)
         for group, before, now in both:
             for key in before.keys() & now.keys():
@@ -108,7 +108,7 @@ class Edits:
                     self._lost.append(name)
 
     def put_scheduler(self, scheduler: Any, saved: State) -> bool:
-        """Lead an edited one through the steps of the interrupted run. False: it is not edited."""
+        """Repeat the interrupted run's steps on an edited scheduler. False: it is not edited."""
         if id(scheduler) not in self._replayed:
             return False
         began = self._began[id(scheduler.optimizer)]

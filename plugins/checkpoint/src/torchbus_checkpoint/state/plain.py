@@ -21,13 +21,13 @@ AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.de
 
 
 class Stateful(Protocol):
-    """An object that has a state, as torch's own."""
+    """An object with ``state_dict`` and ``load_state_dict``."""
 
     def state_dict(self) -> State:
         """Return the state."""
 
     def load_state_dict(self, state: State) -> object:
-        """Take a state."""
+        """Load a state."""
 
 
 def is_stateful(thing: object) -> TypeGuard[Stateful]:
@@ -129,7 +129,7 @@ def mapped(value: Any, change: Callable[[Tensor], object]) -> Any:
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether other ranks have the rest of it. It is a DTensor, which torch has moved once."""
+    """Whether it is a sharded DTensor, which torch has moved once."""
     return hasattr(tensor, "full_tensor")
 
 

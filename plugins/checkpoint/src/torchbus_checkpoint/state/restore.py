@@ -1,4 +1,4 @@
-"""Put back into the objects of a loop what ``capture`` has taken from them."""
+"""Restores the states that ``capture`` returned into the objects of a loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def put_loose(contents: Contents, saved: State) -> None:
 def put_training(
     contents: Contents, saved: State, take_gradients: TakeGradients, edits: Edits
 ) -> None:
-    """``take_gradients``: offers the gradients of an optimizer to an engine that keeps them."""
+    """``take_gradients``: offers the gradients of an optimizer to the engine that stores them."""
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):
         put_flags(model, entry)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Check what a file of a checkpoint holds: a forged file may have a right checksum.
+"""Validates the content of a checkpoint's files: a forged file may have a matching checksum.
 
 A form describes the values that are allowed:
 

@@ -1,4 +1,4 @@
-"""Write what a session has to a checkpoint, and put it back."""
+"""Writes a session's state to a checkpoint, and restores it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_
 
 
 class Snapshot:
-    """The loop's objects, where it is, and the plugins' states. All ranks call all of it alike."""
+    """The loop's objects and position, and the plugins' states. All ranks call each method."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Snapshot:
     # Write ---------------------------------------------------------------------------------------
 
     def write(self, final: Path) -> None:
-        """Write a checkpoint. In the folder of the options, remove those that are not kept."""
+        """Write a checkpoint. In the folder of the options, delete those that ``keep`` excludes."""
         contents = self._finder.find_at_end() if self.loop_has_ended else self._finder.find()
         is_automatic = final.parent == self._options.folder
         self._writer.write(
@@ -111,7 +111,7 @@ class Snapshot:
         }
 
     def _local_state(self, contents: Contents) -> State:
-        """Return what each rank has for itself."""
+        """Return the states that differ from rank to rank."""
         plugins = {
             name: encode(plugin.state_dict(), f"plugin {name}")
             for name, plugin in self._stateful_plugins().items()
@@ -160,7 +160,7 @@ class Snapshot:
         return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
     def put_back(self, found: Path, local: State) -> None:
-        """Put back all but the position. ``local`` is this rank's state."""
+        """Restore everything except the position. ``local`` is this rank's state."""
         self._session.bus.hook.before_restore()
         contents = self._finder.find()
         with self._session.in_parts():
@@ -173,7 +173,7 @@ class Snapshot:
         self._put_counts(contents, local)
 
     def put_weights(self, found: Path) -> None:
-        """Put back the weights of the models, and nothing else."""
+        """Restore only the weights of the models."""
         contents = self._finder.find_at_end()
         with self._session.in_parts():
             saved, weights, read_parts = choice.loaded(found, contents)
@@ -202,7 +202,7 @@ class Snapshot:
                 warn(words)
 
     def _take_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool:
-        """Whether an engine has taken them."""
+        """Whether an engine has taken over the gradients."""
         hook = self._session.bus.hook
         return hook.put_gradients(optimizer=optimizer, gradients=gradients) is True
 

@@ -1,4 +1,4 @@
-"""The forms of the two files that torchbus designs itself, ``training`` and ``rank-0``."""
+"""Schemas of the two files ``training`` and ``rank-0``."""
 
 from __future__ import annotations
 

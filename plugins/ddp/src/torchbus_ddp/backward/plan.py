@@ -1,4 +1,4 @@
-"""Driving DDP's reducer from inside ``backward``, without wrapping any module."""
+"""Drives DDP's reducer from inside ``backward``, without wrapping any module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_strategy.parameters import trained as strategy_trained
 
 
 class Plans:
-    """Made when they are first needed, and kept until the parameters change."""
+    """Makes plans on first use, and reuses them until the parameters change."""
 
     def __init__(
         self, session: Context, trained: strategy_trained.Trained, options: ReducerOptions
@@ -74,7 +74,7 @@ Snapshot = list[tuple[Tensor | None, int]]
 class Plan:
     """Synchronises one set of parameters, all of which require gradients.
 
-    ``header`` holds what the ranks told each other in the last backward. ``holders`` says which
+    ``header`` holds the ranks' metadata of the last backward. ``holders`` says which
     optimizers hold each parameter. ``sparse`` holds ids of parameters with sparse gradients.
     """
 
@@ -108,7 +108,7 @@ class Plan:
         self._hook = self.header.parameter.register_hook(self._begin)
 
     def close(self) -> None:
-        """Let go of the reducers, which form a cycle with the hook.
+        """Release the reducers, which form a reference cycle with the hook.
 
         Python's garbage collector does not see torch's side of that cycle.
         """
@@ -127,7 +127,7 @@ class Plan:
     ) -> None:
         """Run ``engine`` from ``roots`` and synchronise the gradients.
 
-        ``slots`` are what this rank tells the others. ``local`` holds ids of parameters with
+        ``slots``: this rank's metadata. ``local`` holds ids of parameters with
         gradients that no rank has synchronised yet. ``error`` was raised already, on a rank that
         has no samples and so no roots. If there is an error, zeros stand in for the gradients that
         were not made. So the reducer is fit for the next call.
@@ -159,7 +159,7 @@ class Plan:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the ranks told each other anything in the last backward.
+        """Whether the ranks exchanged metadata in the last backward.
 
         They do as soon as its graph has begun, even if it fails later.
         """
@@ -178,9 +178,9 @@ class Plan:
         ]
 
     def _begin(self, _: Tensor) -> Tensor:
-        """Runs first in the graph, before any gradient is accumulated.
+        """Run first in the graph, before any gradient is accumulated.
 
-        Only here can torch tell which parameters the backward will reach.
+        Only here does torch know which parameters the backward will reach.
         """
         will_run = will_execute_node
         present = [will_run(node) for node in self._nodes]

@@ -51,7 +51,7 @@ def unchanged_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
 class ParameterHolder(nn.Module):
     """The parameters of a reducer, the header last: DDP starts its first bucket from the end.
 
-    It also holds leaf tensors that are no ``nn.Parameter``, which an ``nn.ParameterList`` would
+    It also holds leaf tensors that are not an ``nn.Parameter``, which an ``nn.ParameterList`` would
     replace by copies.
     """
 

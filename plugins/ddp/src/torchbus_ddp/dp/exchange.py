@@ -1,4 +1,4 @@
-"""From the whole batch to this rank's rows and back, with gradients of any order.
+"""Autograd functions from the whole batch to this rank's rows and back, differentiable twice.
 
 A tensor outside a divided forward is the same on all ranks of the team, and so is its gradient.
 Inside, each rank has its own rows, and gradients are multiplied by the size of the team. So the
@@ -137,7 +137,7 @@ def averaged(local: Tensor, weight: float, team: Team) -> Tensor:
 
 
 class Joins:
-    """What earlier forwards have made common, whose backward is still to come."""
+    """Joined outputs of earlier forwards, whose backward is pending."""
 
     def __init__(self, team: Team) -> None:
         self._team = team

@@ -36,10 +36,10 @@ from torchbus_strategy.script_generators import STRIDE, ScriptGenerators, reache
 T = TypeVar("T")
 
 CONSTANT = (
-    "strategy='dp': {}.forward is given the same tensor of shape {} in each call, with as many rows"
-    " in dim {} as the batch, and so it is divided with the batch. If it has a row for each sample,"
-    " all is well; if each sample needs all of its rows (prototypes, class embeddings), make it a"
-    " buffer or an attribute of the model"
+    "strategy='dp': {}.forward is given the same tensor of shape {} in each call, with the"
+    " batch's number of rows in dim {}, and so it is divided with the batch. If it has a row for"
+    " each sample, all is well; if each sample needs all of its rows (prototypes, class"
+    " embeddings), make it a buffer or an attribute of the model"
 )
 
 
@@ -104,7 +104,9 @@ class DividedForward:
             self._inside = False
 
     def _is_batched(self, leaf: object, total: int) -> TypeGuard[Tensor]:
-        """Whether it is taken for a batch. That a tensor has as many rows may be a coincidence: one
+        """Whether it is treated as a batch.
+
+        That a tensor has the same number of rows may be a coincidence: one
         that stays the same in each call is asked about, and a parameter is none.
         """
         return (
@@ -117,7 +119,7 @@ class DividedForward:
         return [leaf for leaf in numbers_in((args, kwargs)) if self._is_batched(leaf, total)]
 
     def _ask_of_constant(self, model: Module, layout: Layout, given: list[Tensor]) -> None:
-        """Ask, once, of tensors that the loop gives again while it gives others anew."""
+        """Warn once about tensors that the loop passes again while others are new."""
         before = [reference() for reference in layout.given]
         again = [any(one is leaf for one in before) for leaf in given]
         if any(again) and not all(again) and self._session.is_main and not self._has_asked:

@@ -1,4 +1,4 @@
-"""What a model returns, put together from the rows of all ranks."""
+"""Assembles a model's outputs from the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
 
     It is learnt from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
     ``is_new`` is True until a call was divided. ``learned_before``: the number of the backward that
-    came after that call. ``given``: the tensors that were taken for a batch in it.
+    came after that call. ``given``: the tensors that were treated as a batch in it.
     """
 
     def __init__(self, name: str, outputs: object, total: int, dim: int) -> None:

@@ -1,4 +1,4 @@
-"""Which rows of a batch each rank of a team computes."""
+"""The division of a batch's rows over the ranks of a team."""
 
 from __future__ import annotations
 

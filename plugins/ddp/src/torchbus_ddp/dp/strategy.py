@@ -125,7 +125,7 @@ class DDP2(DP):
     def make_team(self, session: Context) -> Team:
         """The ranks of this rank's node. All ranks of all nodes call it.
 
-        Nodes may differ in the number of their ranks, so all tell where they are.
+        Nodes may differ in the number of their ranks, so all exchange their places.
         """
         nodes = session.all_gather_object(session.world.node_rank)
         numbers = sorted(set(nodes))

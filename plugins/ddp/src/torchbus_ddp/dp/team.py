@@ -40,8 +40,8 @@ SLOTS = 64
 class Team:
     """This process is ``rank`` of ``size`` in ``group`` (None: all ranks).
 
-    Ranks tell each other in the group ``control`` what the host knows. Its tensors are on the CPU,
-    so that nobody waits for a GPU.
+    Ranks exchange host values in the group ``control``. Its tensors are on the CPU, so that it
+    never waits for a GPU.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Team:
         return total
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """A few integers of every rank, as many on each: one small collective on the host."""
+        """All-gather a few integers, the same number on each rank, in one small collective."""
         if len(numbers) > SLOTS:
             return all_gather_object(list(numbers), self.size, self.control)
         mine = torch.zeros(SLOTS, dtype=torch.int64)

@@ -15,12 +15,12 @@ HOOKS_WITH_KWARGS = "_forward_pre_hooks_with_kwargs"
 
 
 def hook_tables(module: Module) -> list[dict[int, Any]]:
-    """The tables of hooks that run around a module's forward and backward."""
+    """Return the dicts of hooks that run around a module's forward and backward."""
     return [getattr(module, name) for name in MODULE_HOOKS]
 
 
 def compiled_in(model: Module) -> Module | None:
-    """The part of a model whose calls torch's compiler makes, or None.
+    """Return the submodule whose calls are compiled, or None.
 
     Without ``_orig_mod`` or ``_compiled_call_impl``: torch's error at its first forward.
     """
@@ -31,7 +31,7 @@ def compiled_in(model: Module) -> Module | None:
 
 
 def pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
-    """The hooks that run before a module's forward."""
+    """Return the hooks that run before a module's forward."""
     hooks: dict[int, Callable[..., Any]] = getattr(module, MODULE_HOOKS[0])
     return hooks
 

@@ -1,4 +1,4 @@
-"""The package, its surroundings, and what the installed release has.
+"""Imports DeepSpeed, adapts its environment, and reports the features of the installed release.
 
 DeepSpeed's were seen in 0.19.8, torch's in 2.6 to 2.13. Without one of DeepSpeed's: UsageError
 or AttributeError, when the first engine is made.
@@ -29,7 +29,7 @@ COMM = "deepspeed.comm.torch"
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """DeepSpeed logs how it starts, and that each optimizer is untested, on every rank."""
+    """Silence DeepSpeed's log of its start and of untested optimizers on every rank."""
     logger = logging.getLogger("DeepSpeed")
     only_errors = _OnlyErrors()
     logger.addFilter(only_errors)
@@ -45,7 +45,7 @@ class _OnlyErrors(logging.Filter):
 
 
 def deepspeed() -> Any:
-    """The package, which takes seconds to import."""
+    """Import and return the package, which takes seconds."""
     with quiet():
         import deepspeed
 
@@ -53,7 +53,7 @@ def deepspeed() -> Any:
 
 
 def load() -> None:
-    """Import it with what it imports when it makes its first engine.
+    """Import it, with the modules that it imports when it makes its first engine.
 
     Muon's kernels need torch's compiler, whose import takes longer than DeepSpeed's.
     """
@@ -63,7 +63,7 @@ def load() -> None:
 
 
 def comm_module() -> ModuleType:
-    """The module with ``build_shm_op``, which compiles a collective for CPUs."""
+    """Return the module with ``build_shm_op``, which compiles a collective for CPUs."""
     deepspeed()
     module = sys.modules[COMM]
     require(module, "build_shm_op", "builds DeepSpeed's shared-memory collective")
@@ -71,13 +71,14 @@ def comm_module() -> ModuleType:
 
 
 def no_deprecations() -> AbstractContextManager[None]:
-    """DeepSpeed calls collectives of torch by names that torch 2.13 deprecates."""
+    """Silence warnings about collectives that torch 2.13 deprecates and DeepSpeed calls."""
     return muted("`torch.distributed", FutureWarning)
 
 
 def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
-    """What sends the parameters that ranks have in common already: class, method, and what to do
-    instead. It takes no tensor without a dimension, nor one in another order of memory.
+    """Replacements for broadcasts of parameters that are already the same: class, method, function.
+
+    These methods fail on 0-dim tensors, and on ones in another memory format.
     """
     engine, init = deepspeed().DeepSpeedEngine, deepspeed().zero.Init
     require(engine, "_broadcast_model", "sends rank 0's parameters")
@@ -88,7 +89,7 @@ def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
         parameter.partition()
 
     def leave(self: Any) -> None:
-        """Torchbus has sent them."""
+        """Do nothing: torchbus has broadcast them."""
 
     return [
         (engine, "_broadcast_model", lambda _: leave),
@@ -97,16 +98,16 @@ def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
 
 
 def hide_model(engine: Any, model: Module) -> None:
-    """Let the model be no part of DeepSpeed's engine, which is a module too."""
+    """Exclude the model from the submodules of DeepSpeed's engine, which is a module too."""
     engine._modules.pop("module", None)
     vars(engine)["module"] = model
     mark_internal(engine)
 
 
 def keep_optimizer(zero: Any, optimizer: Optimizer) -> None:
-    """Let DeepSpeed step the optimizer that it was given.
+    """Let DeepSpeed step the given optimizer.
 
-    It puts an Adagrad of its own, with one group for all parts, in the place of torch's.
+    It would replace torch's Adagrad by another one, with one group for all shards.
     """
     made = zero.optimizer
     if made is not optimizer and type(made) is Adagrad:
@@ -120,7 +121,7 @@ def keep_optimizer(zero: Any, optimizer: Optimizer) -> None:
 
 
 def zero_keys() -> set[str]:
-    """The keys of ``zero_optimization``."""
+    """Return the keys of ``zero_optimization``."""
     deepspeed()
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -129,7 +130,7 @@ def zero_keys() -> set[str]:
 
 
 def section_keys() -> dict[str, set[str]]:
-    """The keys of the sections of a config that hold an object, by the section's name."""
+    """Return the keys of a config's object sections, by the section's name."""
     deepspeed()
     from deepspeed.runtime import precision_config
     from deepspeed.runtime.zero import offload_config
@@ -151,7 +152,7 @@ def has_async_io() -> bool:
 
 
 def optimizer_class(module: str, name: str) -> Any:
-    """One of DeepSpeed's optimizers."""
+    """Return an optimizer class of DeepSpeed."""
     deepspeed()
     found = importlib.import_module(module)
     require(found, name, "steps in place of the loop's optimizer")
@@ -159,12 +160,12 @@ def optimizer_class(module: str, name: str) -> Any:
 
 
 def takes_fp16() -> bool:
-    """Whether DeepSpeed trains in fp16 on the device that it has found."""
+    """Whether DeepSpeed supports fp16 on the device that it has found."""
     return bool(deepspeed().accelerator.get_accelerator().is_fp16_supported())
 
 
 def use_cpu() -> Callable[[], None]:
-    """Let DeepSpeed compute on the CPU, also where there is a GPU. Returns what undoes it."""
+    """Let DeepSpeed use the CPU, also on hosts with a GPU. Returns a function that undoes it."""
     deepspeed()
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -176,7 +177,7 @@ def use_cpu() -> Callable[[], None]:
 
 
 def open_comm() -> None:
-    """DeepSpeed finds torch's process group."""
+    """Let DeepSpeed find torch's process group."""
     from deepspeed import comm
 
     if not comm.is_initialized():
@@ -184,7 +185,7 @@ def open_comm() -> None:
 
 
 def close_comm() -> None:
-    """It lets go of the process group, which ends, so that a next session has its own."""
+    """Release DeepSpeed's reference to the process group: a next session makes a new one."""
     from deepspeed.comm import comm
     from deepspeed.utils import groups
 
@@ -192,7 +193,7 @@ def close_comm() -> None:
     for name, value in list(vars(groups).items()):
         if name.startswith("_") and isinstance(value, dist.ProcessGroup):
             setattr(groups, name, None)
-    gc.collect()  # engines are in cycles with groups, whose threads a fork would not have
+    gc.collect()  # engines are in reference cycles with groups, whose threads a fork would lack
 
 
 def average(tensors: Sequence[Tensor]) -> None:

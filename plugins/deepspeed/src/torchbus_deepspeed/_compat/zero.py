@@ -1,4 +1,4 @@
-"""ZeRO's optimizers, and the parameters and modules that they change.
+"""Access to ZeRO's optimizers, and to the parameters and modules that they change.
 
 DeepSpeed's were seen in 0.19.8, torch's in 2.6 to 2.13. Without one of DeepSpeed's: UsageError
 or AttributeError, when the first engine is made.
@@ -28,7 +28,7 @@ version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Without it: AttributeError when the first engine is made."""
 
 will_execute: Callable[[Node], bool] = private(
-    torch._C, "_will_engine_execute_node", "tells which parameters a backward will reach"
+    torch._C, "_will_engine_execute_node", "finds the parameters that a backward will reach"
 )
 """Without it: UsageError at the first backward."""
 
@@ -43,7 +43,7 @@ SHALLOW_COPY = "_has_compatible_shallow_copy_type"
 
 
 def groups_of(zero: Any, stage: int) -> list[list[nn.Parameter]]:
-    """The trained parameters, by flat group."""
+    """Return the trained parameters by flat group."""
     found: list[list[nn.Parameter]] = (
         zero.fp16_groups if stage == 3 else zero.round_robin_bit16_groups
     )
@@ -51,7 +51,7 @@ def groups_of(zero: Any, stage: int) -> list[list[nn.Parameter]]:
 
 
 def masters_of(zero: Any, stage: int) -> list[Tensor]:
-    """This rank's flat parts of the parameters, as the optimizer steps them."""
+    """Return this rank's flat shards of the parameters, as the optimizer steps them."""
     found: list[Tensor] = (
         zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
     )
@@ -59,13 +59,13 @@ def masters_of(zero: Any, stage: int) -> list[Tensor]:
 
 
 def shape_of(parameter: Tensor) -> torch.Size:
-    """Its whole shape; under stage 3 the tensor itself is empty most of the time."""
+    """Return its whole shape; under stage 3 the tensor is empty most of the time."""
     found: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
     return found
 
 
 def begin_backward(zero: Any, stage: int) -> None:
-    """Each backward counts as the first one: what was before is kept elsewhere."""
+    """Make each backward count as the first one: earlier gradients are stored elsewhere."""
     zero.clear_backward_seen_flag()
     zero.micro_step_id = 0 if stage == 3 else -1
     zero.set_gradient_accumulation_boundary(True)
@@ -73,7 +73,7 @@ def begin_backward(zero: Any, stage: int) -> None:
 
 
 def take_gradient(zero: Any, stage: int, parameter: Tensor, group: int) -> None:
-    """Give ZeRO one gradient. It goes to a bucket, which is reduced when it is full."""
+    """Hand one gradient to ZeRO, which puts it into a bucket and reduces full buckets."""
     if stage == 3:
         zero.reduce_ready_partitions_and_remove_grads(parameter)
     else:
@@ -81,13 +81,13 @@ def take_gradient(zero: Any, stage: int, parameter: Tensor, group: int) -> None:
 
 
 def end_backward(engine: Any, zero: Any) -> None:
-    """Reduce what is left in the buckets. All ranks call it."""
+    """Reduce the remaining buckets. All ranks call it."""
     engine.allreduce_gradients()
     zero.backward_epilogue()
 
 
 def averaged(zero: Any, group: int) -> Tensor:
-    """Take this rank's flat part of the averaged gradients out of ZeRO: a copy."""
+    """Return a copy of this rank's flat shard of the averaged gradients."""
     parts: Sequence[Tensor] = zero.averaged_gradients[group]
     flat = torch.cat([part.reshape(-1) for part in parts])
     zero.averaged_gradients[group] = None
@@ -95,12 +95,12 @@ def averaged(zero: Any, group: int) -> Tensor:
 
 
 def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
-    """Put it back for a step."""
+    """Set this rank's flat shard of the gradients for a step."""
     zero.averaged_gradients[group] = [flat]
 
 
 def give_zeros(parameter: Any) -> None:
-    """Give a parameter a gradient of zeros, of its whole shape also while it is empty itself."""
+    """Set a gradient of zeros with the whole shape, also while the parameter is empty."""
     data = parameter.data
     shape, dtype, device = shape_of(parameter), parameter.dtype, parameter.device
     parameter.data = torch.zeros(shape, dtype=dtype, device=device)
@@ -114,7 +114,7 @@ COUNTS = ("applied_pre_backward_ref_cnt", "ds_grads_remaining")
 
 
 def backward_counts(model: Module) -> list[tuple[Module, str, int]]:
-    """What stage 3 counts down in a backward."""
+    """Return the counters that stage 3 decrements in a backward."""
     return [
         (module, name, vars(module)[name])
         for module in model.modules()
@@ -124,27 +124,27 @@ def backward_counts(model: Module) -> list[tuple[Module, str, int]]:
 
 
 def put_backward_counts(counts: Sequence[tuple[Module, str, int]]) -> None:
-    """Let the same graph run once more."""
+    """Let the same graph run again."""
     for module, name, count in counts:
         setattr(module, name, count)
 
 
 def free_parameters(zero: Any, model: Module) -> None:
-    """Let go of what stage 3 has gathered for a backward that has failed. Sends nothing."""
+    """Free the parameters that stage 3 has gathered for a failed backward, without a collective."""
     zero.parameter_offload.release_backward_leftovers()
     zero.parameter_offload.partition_all_parameters()
     put_backward_counts([(module, name, 0) for module, name, _ in backward_counts(model)])
 
 
 def remove_hooks(zero: Any) -> None:
-    """ZeRO's own hooks on gradients: gradients come to it by ``take_gradient``."""
+    """Remove ZeRO's gradient hooks: gradients reach it through ``take_gradient``."""
     for hook in zero._grad_acc_hooks:
         hook.remove()
     zero._grad_acc_hooks.clear()
 
 
 def gradient_node(parameter: Any, stage: int) -> Node:
-    """The node that accumulates a parameter's gradient, whose shape it notes when it is made."""
+    """Return the node that accumulates a parameter's gradient; it records the shape at creation."""
     if stage == 3:
         parameter.all_gather()
     with torch.enable_grad():
@@ -161,12 +161,12 @@ def gradient_node(parameter: Any, stage: int) -> Node:
 
 
 def direct_parameters(module: Module) -> dict[str, Any]:
-    """A module's parameters, by name, without DeepSpeed's gathering of those that are read."""
+    """Return a module's parameters by name, without gathering them."""
     return dict(module._parameters.items())
 
 
 def lp_parts(zero: Any) -> list[Tensor]:
-    """This rank's flat parts of the model's own tensors, stages 1 and 2."""
+    """Return this rank's flat shards of the model's tensors, stages 1 and 2."""
     return [
         parts[dist.get_rank(group)]
         for parts, group in zip(
@@ -176,14 +176,14 @@ def lp_parts(zero: Any) -> list[Tensor]:
 
 
 def pairs_of_parts(zero: Any, stage: int) -> list[tuple[Tensor, Tensor]]:
-    """What the optimizer steps, and the model's own part of the same elements."""
+    """Yield the tensors that the optimizer steps, with the model's tensors of the same elements."""
     parts = zero.fp16_partitioned_groups_flat if stage == 3 else lp_parts(zero)
     pairs = zip(masters_of(zero, stage), parts, strict=True)
     return [(master, part) for master, part in pairs if part is not None]  # None: it is on a disk
 
 
 def share_memory(zero: Any, stage: int) -> None:
-    """Let the parts that the optimizer steps be the model's own, if dtype and device are.
+    """Alias the optimizer's shards to the model's, if dtype and device are the same.
 
     So a loop that changes parameters in place (clamping) changes what is stepped, too.
     """
@@ -194,7 +194,7 @@ def share_memory(zero: Any, stage: int) -> None:
 
 @torch.no_grad()
 def take_changes(zero: Any, stage: int) -> None:
-    """The same for parts in another dtype: elements that are not what they were rounded to."""
+    """Copy elements that differ from their rounded value, for shards in another dtype."""
     for master, part in pairs_of_parts(zero, stage):
         if master.data_ptr() != part.data_ptr():
             ours = part.to(master.device)
@@ -203,13 +203,13 @@ def take_changes(zero: Any, stage: int) -> None:
 
 
 def is_gathered(parameter: Any) -> bool:
-    """Whether a parameter under stage 3 has its values now."""
+    """Whether a parameter under stage 3 is gathered now."""
     status = getattr(parameter, "ds_status", None)
     return status is not None and str(status.name) == "AVAILABLE"
 
 
 def whole_parameter(parameter: Any) -> Tensor:
-    """A copy of the whole parameter under stage 3. All ranks call it."""
+    """Return a copy of the whole parameter under stage 3. All ranks call it."""
     part = parameter.ds_tensor.detach().reshape(-1).to(parameter.device)  # it may be offloaded
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, part)
@@ -218,7 +218,7 @@ def whole_parameter(parameter: Any) -> Tensor:
 
 @torch.no_grad()
 def put_parameter(parameter: Any, value: Tensor) -> None:
-    """Write a whole value into this rank's part, and into the parameter where it is gathered."""
+    """Write a whole value into this rank's shard, and into the parameter if it is gathered."""
     mine, part = _local_elements(parameter, value)
     part.copy_(mine)
     if is_gathered(parameter):
@@ -226,26 +226,26 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
 
 
 def equals_local_part(parameter: Any) -> bool:
-    """Whether a gathered parameter is equal to this rank's part of it, which may be offloaded."""
+    """Whether a gathered parameter equals this rank's shard of it, which may be offloaded."""
     mine, part = _local_elements(parameter, parameter)
     return torch.equal(mine, part.to(mine.device))
 
 
 def _local_elements(parameter: Any, value: Tensor) -> tuple[Tensor, Tensor]:
-    """This rank's elements of a whole value, and the memory that keeps them."""
+    """Return this rank's elements of a whole value, and the memory of its shard."""
     part, rank = parameter.ds_tensor, dist.get_rank()
     mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]
     return mine, part.data.reshape(-1)[: mine.numel()]
 
 
 def make_plain(parameter: Any, value: Tensor) -> None:
-    """Give a parameter a tensor of its own."""
+    """Give a parameter separate memory."""
     parameter.__class__ = nn.Parameter
     parameter.data = value
     parameter.grad = None
 
 
 def unwrap_parameters(module: Any) -> None:
-    """Stage 3 replaces the dict of a module's parameters by one that gathers them."""
+    """Restore the plain dict of a module's parameters; stage 3's dict gathers them."""
     if type(module._parameters) is not dict:
         module._parameters = dict(module._parameters)

@@ -1,1 +1,1 @@
-"""What DeepSpeed's config says: read, checked against the loop, and filled from it."""
+"""DeepSpeed's config: read, checked against the loop, and completed from it."""

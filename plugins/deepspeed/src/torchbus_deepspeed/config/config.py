@@ -26,7 +26,7 @@ NOT_3 = "config: offload_param needs zero_optimization.stage=3, not {}"
 
 
 class Config:
-    """Read, checked for what needs no loop, and later filled from the loop for each engine.
+    """The config: read, validated, and later completed from the loop for each engine.
 
     ``stage``: the one that the strategy's name says, or None. ``offload``: so does it of optimizer
     states (and parameters, at stage 3) in main memory.
@@ -62,7 +62,7 @@ class Config:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model's tensors."""
+        """The dtype of the model's tensors."""
         if self._enabled("fp16"):
             return torch.float16
         return torch.bfloat16 if self._enabled("bf16") else torch.float32
@@ -73,7 +73,7 @@ class Config:
 
     @property
     def clip(self) -> float:
-        """The norm to clip by, where the loop and the session say none; 0.0: don't."""
+        """The norm to clip by, if neither loop nor session set one; 0.0 disables clipping."""
         value = self._given.get("gradient_clipping", AUTO)
         return 0.0 if value == AUTO else float(value)
 
@@ -89,7 +89,7 @@ class Config:
         return (self._given.get(name) or {}).get("enabled", False) is True
 
     def check(self, session: Context) -> None:
-        """Raise UsageError if it contradicts the session, or asks for what is not there."""
+        """Raise UsageError if it contradicts the session, or needs something unavailable."""
         from torchbus_deepspeed.config import offload
 
         known.refuse_unknown_zero(self.zero, package.zero_keys())
@@ -115,11 +115,14 @@ class Config:
         offload.check(self.zero)
 
     def check_batch(self, count: int, world_size: int, windows: int) -> None:
-        """Raise UsageError if a batch size contradicts the loop's. ``count``: the global batch."""
+        """Raise UsageError if a batch size contradicts the loop's.
+
+        ``count``: the global batch size.
+        """
         check_batch(self._given, count, world_size, windows)
 
     def build(self) -> None:
-        """Compile what steps in main memory, before there are ranks that would wait for it.
+        """Compile the CPU optimizer before there are ranks that would wait for it.
 
         Raises UsageError if that can't be done.
         """
@@ -128,9 +131,9 @@ class Config:
             kernel.build()
 
     def of_engine(self, optimizer: Optimizer, model: Module, session: Context) -> dict[str, Any]:
-        """What DeepSpeed gets for one engine.
+        """Return DeepSpeed's config for one engine.
 
-        It has no batch sizes, accumulation or clipping of its own: those are the loop's.
+        Batch sizes, accumulation and clipping are removed: the loop does them.
         """
         config = copy.deepcopy(self._given)
         for key in ("optimizer", "train_batch_size"):
@@ -152,7 +155,7 @@ class Config:
         return config
 
     def describe(self) -> str:
-        """For ``explain()``."""
+        """Return the facts for ``explain()``."""
         names = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
         parts = [
             f"{what} in {self.zero[name]['device']} memory"
@@ -185,7 +188,7 @@ def _add_offload(section: dict[str, Any], stage: int) -> None:
 
 
 def _filled(sizes: list[int], stage: int) -> dict[str, Any]:
-    """Buckets no larger than the model: DeepSpeed reserves memory for a whole one."""
+    """Limit bucket sizes to the model's: DeepSpeed allocates whole buckets."""
     total, largest = max(sum(sizes), 1), max(sizes, default=1)
     found: dict[str, Any] = {"reduce_bucket_size": min(total, 500_000_000)}
     if stage == 3:
@@ -197,7 +200,7 @@ def _filled(sizes: list[int], stage: int) -> dict[str, Any]:
 
 
 def drop_auto(section: dict[str, Any]) -> None:
-    """Leave out what says "auto" still: DeepSpeed has a default."""
+    """Remove the remaining "auto" values, for which DeepSpeed has defaults."""
     for key in [key for key, value in section.items() if value == AUTO]:
         del section[key]
     for value in section.values():
@@ -259,14 +262,14 @@ def _check_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> N
 
 
 def fill_precision(config: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """Let DeepSpeed know that the session's precision makes the model one of 16 bits."""
+    """Enable fp16 or bf16 in the config if the session's precision converts the model."""
     for name, fitting in PRECISIONS.items():
         if options.get("precision") in fitting:
             config[name] = {**(config.get(name) or {}), "enabled": True}
 
 
 def check_batch(config: Mapping[str, Any], count: int, ranks: int, windows: int) -> None:
-    """Raise UsageError for batch sizes that are not those of the loop's first batch.
+    """Raise UsageError for batch sizes that differ from the loop's first batch.
 
     ``count``: samples of all ranks in it. ``windows``: batches per step.
     """

@@ -1,4 +1,4 @@
-"""The keys of a config: those that hold here, and those that torchbus or the loop does instead."""
+"""The keys of a config: supported ones, and those that torchbus or the loop replaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTIVATIONS_UNKNOWN = "config: activation_checkpointing has an unknown key {!r}{
 
 
 def check(section: Any) -> None:
-    """Raise UsageError for what would have no effect. A section that asks for nothing is taken."""
+    """Raise UsageError for keys without effect. Disabled sections are accepted."""
     if section is None:
         return
     if not isinstance(section, dict):
@@ -53,7 +53,7 @@ VALUES_UNKNOWN = "config: {} has an unknown key {!r}{}: the installed DeepSpeed 
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:
-    """Raise UsageError for sizes and norms that are none."""
+    """Raise UsageError for invalid sizes and norms."""
     for name in SIZES:
         value = config.get(name, AUTO)
         if value != AUTO and (type(value) is not int or value < 1):
@@ -64,7 +64,7 @@ def check_numbers(config: Mapping[str, Any]) -> None:
 
 
 def check_objects(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
-    """Raise UsageError for a section that is no object, and an unknown place of offload."""
+    """Raise UsageError for a section that is not an object, and an unknown offload device."""
     for where, names, such in (
         (config, PRECISIONS, '{"enabled": true}'),
         (zero, OFFLOADS, '{"device": "cpu"}'),
@@ -115,7 +115,7 @@ SUPPORTED_KEYS = (
 )
 INSTEAD = {
     "amp": "use precision='bf16-mixed', bf16 or fp16",
-    "autotuning": "it starts trainings of its own",
+    "autotuning": "it starts separate training jobs",
     "bfloat16": "write bf16",
     "checkpoint": "torchbus writes the checkpoints: use checkpoint='folder'",
     "compression_training": "it changes the model's layers",
@@ -152,7 +152,7 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
 
 
 def refuse_unknown_zero(section: Mapping[str, Any], known: Iterable[str]) -> None:
-    """The same in ``zero_optimization``. ``known``: what the installed release has."""
+    """The same for ``zero_optimization``. ``known``: the keys of the installed release."""
     names = sorted(known)
     for key in section:
         if key not in names:

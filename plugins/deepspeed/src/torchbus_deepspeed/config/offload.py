@@ -1,4 +1,4 @@
-"""Offload to NVMe needs libaio, and a folder."""
+"""Checks the requirements of offload to NVMe: libaio, and a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_PATH = "config: {}.device='nvme' needs {}.nvme_path, a folder on the NVMe dis
 
 
 def check(zero: Mapping[str, Any]) -> None:
-    """Raise UsageError if NVMe is asked for and not possible."""
+    """Raise UsageError if NVMe offload is configured but not available."""
     for name in SECTIONS:
         section = zero.get(name) or {}
         if section.get("device") != "nvme":

@@ -1,4 +1,4 @@
-"""Where the config comes from: an argument, a file, or the environment."""
+"""Reads the config from an argument, a file, or the environment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Given = Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def read(given: Given) -> dict[str, Any]:
-    """A copy of the config; empty if there is none.
+    """Return a copy of the config; empty if there is none.
 
-    Raises UsageError if it is no dict, or no JSON object can be read from it.
+    Raises UsageError if it is neither a dict nor a readable JSON object.
     """
     where = VARIABLE if given is None else "config"
     found: object = (os.environ.get(VARIABLE) or {}) if given is None else given
@@ -39,7 +39,7 @@ def _from_file(path: Path, where: str) -> object:
     except OSError as error:
         raise UsageError(f"{where}={str(path)!r} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"{where}={str(path)!r} is no JSON: {error}") from error
+        raise UsageError(f"{where}={str(path)!r} is not valid JSON: {error}") from error
 
 
 OLDEST = (0, 19)

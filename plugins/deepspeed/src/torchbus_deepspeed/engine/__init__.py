@@ -1,1 +1,1 @@
-"""One DeepSpeed engine: how it is made, where its parts lie, and how they become whole."""
+"""One DeepSpeed engine: its creation, the layout of its shards, and gathering them."""

@@ -26,7 +26,7 @@ from torchbus_launch.relaunch import environment_variables
 
 @torch.no_grad()
 def end(engine: Engine, gather: Gather) -> None:
-    """All ranks call it. Parameters keep their values, and get their whole gradients."""
+    """Compute whole gradients of parameters. All ranks call it."""
     gradients = engine.whole_gradients(gather)
     parameters = list(engine.model.parameters())
     if engine.stage == 3:
@@ -60,7 +60,7 @@ class Held(Protocol):
 
 
 class Engine:
-    """DeepSpeed reduces gradients, divides states and steps. Everything else is the loop's.
+    """A DeepSpeed engine that only reduces gradients, shards states and steps.
 
     ``parameters``: those that it trains. ``layout``: where their elements lie. ``masters``: this
     rank's flat parts, one per group. ``gradients``: tensors of the masters' shapes that take no
@@ -102,7 +102,7 @@ class Engine:
             parameter.grad = None
 
     def _lay_out(self, session: Context) -> None:
-        """Find the parameters and this rank's parts of them."""
+        """Find the parameters and this rank's shards of them."""
         self.layout = layout_of(self.zero, self.stage, session.rank)
         held = parameters_of_groups(zero.groups_of(self.zero, self.stage))
         order = {id(one): number for number, one in enumerate(self.model.parameters())}
@@ -111,7 +111,7 @@ class Engine:
         self.gradients = [_holder(master, session.device) for master in self.masters]
 
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
-        """DeepSpeed's engine, which leaves the model as it was, but for its traces."""
+        """Make DeepSpeed's engine, and record its changes of the model to undo them."""
         self.traces = Traces(self.model)
         self.waits = Waits(session, self.model) if self.stage == 3 else None
         place = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
@@ -131,7 +131,7 @@ class Engine:
         return engine
 
     def take_gradients(self, given: Mapping[int, Tensor]) -> None:
-        """Have these, by the ids of parameters: whole, and the same on all ranks."""
+        """Set these values, by ids of parameters: whole, and the same on all ranks."""
         self.clear()
         inside = [one for one in self.parameters if id(one) in given]
         for number in {self.layout[one].group for one in inside}:
@@ -143,29 +143,29 @@ class Engine:
             self.reached.add(id(parameter))
 
     def whole_gradients(self, gather: Gather) -> dict[int, Tensor]:
-        """Those that some rank has reached. All ranks call it."""
+        """Return the parameters that some rank has reached. All ranks call it."""
         flats = [holder.grad for holder in self.gradients]
         reached = [one for one in self.parameters if id(one) in self.reached]
         return {id(one): whole for one, whole in self.layout.whole(reached, flats, gather)}
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The loop's own, while it is alive."""
+        """The loop's optimizer, while it is alive."""
         return self._optimizer()
 
     @property
     def loss_scale(self) -> float:
-        """What DeepSpeed divides gradients by; 1.0 but for fp16."""
+        """The loss scale by which DeepSpeed divides gradients; 1.0 except for fp16."""
         return float(self.zero.loss_scale)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Torch and DeepSpeed compute with the parameters here, and not the loop's code."""
+        """Inside, torch and DeepSpeed may use empty parameters, not the loop's code."""
         return nullcontext() if self.watch is None else self.watch.paused()
 
     # Backward ------------------------------------------------------------------------------------
 
     def announced(self) -> set[int]:
-        """The ids of the parameters that the graph which begins to run will reach."""
+        """Return the ids of the parameters that the graph about to run will reach."""
         return {
             id(one)
             for one, node in zip(self.parameters, self._nodes, strict=True)
@@ -173,12 +173,12 @@ class Engine:
         }
 
     def begin(self, wanted: set[int], announced: set[int], counts: bool) -> None:
-        """A graph begins to run, some of whose parameters are ``wanted``: see ``Queue.open``."""
+        """Called when a graph begins to run. ``wanted``: see ``Queue.open``."""
         zero.begin_backward(self.zero, self.stage)
         self.queue.open(wanted, announced, counts)
 
     def finish(self, wanted: set[int], scale: float) -> None:
-        """Reduce what is left, and take the averages. All ranks call it.
+        """Reduce the remaining gradients, and store the averages. All ranks call it.
 
         ``scale``: what all gradients were multiplied by.
         """
@@ -198,11 +198,11 @@ class Engine:
                     view.zero_()
 
     def written(self) -> int:
-        """A checksum of what forwards have written to parameters since the last call."""
+        """Return a checksum of the writes of forwards to parameters since the last call."""
         return 0 if self.writes is None else self.writes.digest.take()
 
     def recover(self) -> None:
-        """The graph has failed. Stage 3 has gathered parameters that nothing would free."""
+        """Called when the graph has failed. Frees the parameters that stage 3 has gathered."""
         if self.stage == 3:
             zero.free_parameters(self.zero, self.model)
 
@@ -210,7 +210,7 @@ class Engine:
         zero.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
 
     def _averaged(self, number: int) -> Tensor:
-        """ZeRO keeps the gradients of an offloaded part with the part."""
+        """Move the gradients of an offloaded shard, which ZeRO stores with the shard."""
         gradient = self.masters[number].grad
         if self.is_offloaded and gradient is not None:
             return gradient.detach().to(self.gradients[number].device, copy=True)
@@ -224,7 +224,7 @@ class Engine:
     # Step ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """DeepSpeed's step, with the loop's hyperparameters of this moment. All ranks call it."""
+        """Run DeepSpeed's step with the loop's current hyperparameters. All ranks call it."""
         optimizer = self.optimizer
         assert optimizer is not None
         for index, group in zip(self._indices, self.shadow.param_groups, strict=True):
@@ -251,14 +251,14 @@ class Engine:
         return any(holder.grad is not None for holder in self.gradients)
 
     def clear(self) -> None:
-        """The loop has called ``zero_grad``."""
+        """Called at the loop's ``zero_grad``."""
         for holder in self.gradients:
             holder.grad = None
         self.has_stepped = self.is_stale = False
         self.reached = set()
 
     def clear_some(self, parameters: Sequence[Tensor]) -> None:
-        """The loop has cleared the gradients of a part of the model."""
+        """Called when the loop has cleared the gradients of a part of the model."""
         grads = [holder.grad for holder in self.gradients]
         for parameter in parameters:
             self.reached.discard(id(parameter))
@@ -279,7 +279,7 @@ LATER = {"grad_accum", "ds_grad_is_ready"}
 
 
 class Traces:
-    """Compares a model before (``__init__``) and after (``note``)."""
+    """Records an engine's changes of a model, from ``__init__`` to ``note``."""
 
     def __init__(self, model: Module) -> None:
         self._things: list[Thing] = [*model.modules(), *model.parameters()]
@@ -288,7 +288,7 @@ class Traces:
         self._hooks = [set(table) for tables in self._tables for table in tables]
 
     def note(self) -> None:
-        """The engine is made."""
+        """Called when the engine is made."""
         self._attributes = [
             set(vars(thing)) - before | LATER
             for thing, before in zip(self._things, self._attributes, strict=True)
@@ -297,7 +297,7 @@ class Traces:
         self._hooks = [set(table) - old for table, old in zip(flat, self._hooks, strict=True)]
 
     def remove(self) -> None:
-        """Remove what has come in between, where it is still there."""
+        """Undo the recorded changes that still exist."""
         for thing, names in zip(self._things, self._attributes, strict=True):
             for name in names & vars(thing).keys():
                 delattr(thing, name)
@@ -308,9 +308,9 @@ class Traces:
 
 
 class Waits:
-    """Tells the guard in which layer's forward this rank waits.
+    """Reports to the guard in which layer's forward this rank waits.
 
-    Made before DeepSpeed's hooks are put into the model. ``end`` is called once they are there.
+    Made before DeepSpeed adds its hooks to the model; ``end`` is called afterwards.
     """
 
     def __init__(self, session: Context, model: Module) -> None:
@@ -332,7 +332,7 @@ class Waits:
         self._handles.append(module.register_forward_pre_hook(begin))
 
     def end(self) -> None:
-        """The layer has its parameters from here on."""
+        """Called when the layer has its parameters."""
 
         def go_on(module: Module, inputs: object) -> None:
             self._job.go_on()

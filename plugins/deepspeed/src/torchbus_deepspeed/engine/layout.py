@@ -1,4 +1,4 @@
-"""Where the elements of each parameter lie in the flat parts of all ranks."""
+"""The layout: where each parameter's elements are in the flat shards of all ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Gather = Callable[[Tensor], list[Tensor]]
 
 
 class Piece(NamedTuple):
-    """``numel`` elements of a parameter from ``start`` on, at ``at`` of a rank's flat part."""
+    """``numel`` elements of a parameter from ``start``, at ``at`` of a rank's flat shard."""
 
     rank: int
     at: int
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a parameter lies: in which group of flat parts, and its pieces there."""
+    """The place of a parameter: its flat group, and its pieces there."""
 
     group: int
     shape: torch.Size
@@ -63,12 +63,12 @@ class Layout:
         return self._places[id(parameter)]
 
     def local_pieces(self, parameter: Tensor) -> Iterator[tuple[int, Piece]]:
-        """This rank's pieces of a parameter, each with its group."""
+        """Yield this rank's pieces of a parameter, each with its group."""
         place = self[parameter]
         return ((place.group, piece) for piece in place.pieces if piece.rank == self._rank)
 
     def views(self, parameter: Tensor, flats: Sequence[Tensor | None]) -> list[Tensor]:
-        """Views of this rank's pieces of a parameter in ``flats``, one flat tensor per group."""
+        """Return views of this rank's pieces of a parameter in ``flats``, one tensor per group."""
         found = [(flats[group], piece) for group, piece in self.local_pieces(parameter)]
         return [flat.narrow(0, piece.at, piece.numel) for flat, piece in found if flat is not None]
 
@@ -84,7 +84,7 @@ class Layout:
     def whole(
         self, parameters: Iterable[Tensor], flats: Sequence[Tensor | None], gather: Gather
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with its whole tensor. All ranks call it, and use all of it.
+        """Yield each parameter with its whole tensor. All ranks call it, and exhaust it.
 
         One collective per group. A group whose flat part is None on this rank is None on all, and
         its parameters are left out.
@@ -106,7 +106,7 @@ def _assembled(place: Place, parts: Sequence[Tensor]) -> Tensor:
 
 
 def cut_by_group(start: int, shape: torch.Size, part: int) -> tuple[Piece, ...]:
-    """The pieces of a parameter that begins at ``start`` of a flat group.
+    """Return the pieces of a parameter that begins at ``start`` of a flat group.
 
     The group is cut into equal parts of ``part`` elements, one for each rank (stages 1 and 2).
     """
@@ -120,7 +120,7 @@ def cut_by_group(start: int, shape: torch.Size, part: int) -> tuple[Piece, ...]:
 
 
 def cut_by_parameter(at: int, shape: torch.Size, part: int) -> tuple[Piece, ...]:
-    """The pieces of a parameter that is itself cut into parts of ``part`` elements (stage 3)."""
+    """Return the pieces of a parameter that is cut into shards of ``part`` elements (stage 3)."""
     numel = shape.numel()
     ranks = range(-(-numel // part) if part else 0)
     return tuple(Piece(rank, at, rank * part, min(part, numel - rank * part)) for rank in ranks)

@@ -1,4 +1,4 @@
-"""Parameters under stage 3, which are empty while no module computes with them.
+"""Parameters under stage 3, which are empty except while a module computes with them.
 
 An operation on an empty tensor succeeds and means nothing: a clamp has no effect, a norm is 0.0.
 """
@@ -53,7 +53,7 @@ ALIASES = (*VALUES, "detach", "to", "cpu", "cuda", "float", "double", "half", "b
 
 
 class Partitioned(nn.Parameter):
-    """A parameter that raises Unsupported where its numbers are asked for while it is empty."""
+    """A parameter that raises Unsupported when its values are read while it is empty."""
 
     ds_shape: torch.Size
     torchbus_called: tuple[str, str]
@@ -80,8 +80,9 @@ class Partitioned(nn.Parameter):
 
 
 class Watch:
-    """Lets the parameters of a model raise in the loop's own code, and not where torch and
-    DeepSpeed compute with them, for which it would cost time.
+    """Switches a model's parameters to the raising class in the loop's code.
+
+    Not inside torch and DeepSpeed, where it would cost time.
     """
 
     def __init__(self, model: Module, strategy: str) -> None:
@@ -104,7 +105,7 @@ class Watch:
             self._pause(-1)
 
     def end(self) -> None:
-        """Leave torch's own parameters."""
+        """Restore torch's parameter class."""
         for hook in self._hooks:
             hook.remove()
         self._become(nn.Parameter)
@@ -128,7 +129,7 @@ class Watch:
 
 
 def is_empty(value: object) -> bool:
-    """Whether it is a parameter of stage 3 whose values are not here now."""
+    """Whether it is a parameter of stage 3 that is empty now."""
     return isinstance(value, Partitioned) and not zero.is_gathered(value)
 
 
@@ -141,7 +142,7 @@ def _first_empty(given: Iterable[object]) -> Partitioned | None:
 
 
 def _kind(function: Callable[..., Any]) -> tuple[str, bool]:
-    """The function's name, and whether it reads an attribute that is no number."""
+    """Return the function's name, and whether it reads an attribute that needs no values."""
     name = getattr(function, "__name__", "")
     attribute = getattr(getattr(function, "__self__", None), "__name__", "")
     if name in (GET, SET):
@@ -150,12 +151,12 @@ def _kind(function: Callable[..., Any]) -> tuple[str, bool]:
 
 
 def _is_onto_itself(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether ``load_state_dict`` copies what the session has put into the parts already."""
+    """Whether ``load_state_dict`` copies values that are already loaded into the shards."""
     return name == "copy_" and all(isinstance(one, Partitioned) for one in args[:2])
 
 
 def _alias(made: Any, of: Partitioned) -> Any:
-    """What shares a parameter's emptiness, and must not be computed with either."""
+    """A tensor derived from an empty parameter, which must not be computed with either."""
     if type(made) is Tensor:
         made = made.as_subclass(Partitioned)
         made.torchbus_called = of.torchbus_called
@@ -164,5 +165,5 @@ def _alias(made: Any, of: Partitioned) -> Any:
 
 
 def _on_meta(empty: Partitioned) -> Tensor:
-    """Without values, and with the shape of the whole."""
+    """Return an empty tensor that reports the whole shape."""
     return torch.empty(zero.shape_of(empty), dtype=empty.dtype, device="meta")

@@ -1,4 +1,4 @@
-"""Gradients go to DeepSpeed in one order on all ranks, as soon as they are ready.
+"""Hands gradients to DeepSpeed in the same order on all ranks, as soon as they are ready.
 
 DeepSpeed puts them into buckets in the order in which they come, and reduces a bucket when it is
 full. If the ranks' graphs differ, so does that order, and unlike parameters would be added up.
@@ -41,7 +41,7 @@ class Queue:
         self._next = 0
 
     def open(self, wanted: set[int], announced: set[int], counts: bool) -> None:
-        """The graph begins to run. All arguments are ids of parameters.
+        """Called when the graph begins to run. All arguments are ids of parameters.
 
         ``wanted``: those that some rank reaches, the same on all ranks. ``announced``: those that
         this rank's graph reaches. If this rank doesn't count, its gradients become zeros.
@@ -57,7 +57,7 @@ class Queue:
             self._advance()
 
     def close(self) -> None:
-        """The graph has run, or has failed: hand over the rest, the same on all ranks."""
+        """Hand over the rest after the graph has run or failed, the same on all ranks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -84,7 +84,7 @@ class Queue:
                 self._take(parameter)
 
     def _contribute(self, parameter: Tensor) -> None:
-        """Give the parameter the gradient that this rank contributes.
+        """Set the parameter's gradient to this rank's contribution.
 
         In place: at stage 3 the parameter is empty, and takes no other gradient.
         """
@@ -102,5 +102,5 @@ class Queue:
 
 
 def _copies(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
-    """What other backwards have left in ``p.grad``."""
+    """Return what earlier backwards have left in ``p.grad``."""
     return {id(one): one.grad.clone() for one in parameters if one.grad is not None}

@@ -1,4 +1,4 @@
-"""A second optimizer for DeepSpeed to hold.
+"""Shadow: a copy of the loop's optimizer for DeepSpeed to hold.
 
 DeepSpeed puts flat parts into the groups of its optimizer, and steps it once per group. The loop's
 own optimizer keeps its groups, its hooks and its schedulers."""
@@ -25,7 +25,7 @@ NOT_COPIED = ("step", "state", "param_groups")
 
 
 def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
-    """An optimizer of the same class with the same hyperparameters, and no state.
+    """Return an optimizer of the same class with the same hyperparameters, and no state.
 
     It holds those of ``parameters`` (ids) that require gradients. No hook runs around its ``step``.
     """
@@ -42,7 +42,7 @@ def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
 
 
 def groups_with(optimizer: Optimizer, parameters: set[int]) -> list[dict[str, Any]]:
-    """Copies of its groups, with those of ``parameters`` (ids) that require gradients."""
+    """Return copies of its groups, with those of ``parameters`` (ids) that require gradients."""
     return [
         {
             **group,
@@ -55,13 +55,13 @@ def groups_with(optimizer: Optimizer, parameters: set[int]) -> list[dict[str, An
 
 
 def unhook(shadow: Any) -> None:
-    """Let no hook run around its ``step``."""
+    """Disable hooks around its ``step``."""
     unhooked = torch.no_grad()(inspect.unwrap(type(shadow).step))
     shadow.step = types.MethodType(unhooked, shadow)
 
 
 def copy_hyperparameters(source: Mapping[str, object], target: dict[str, object]) -> None:
-    """What the loop or a scheduler has set in a group holds for the shadow's group, too."""
+    """Copy the values that the loop or a scheduler has set in a group to the shadow's group."""
     target.update({name: value for name, value in source.items() if name != "params"})
 
 
@@ -74,7 +74,7 @@ CLOSELY = 3
 
 
 class Writes:
-    """Copies them to this rank's part, before DeepSpeed lets a module's parameters go."""
+    """Copies a forward's writes to this rank's shard, before DeepSpeed frees the parameters."""
 
     def __init__(self, model: Module) -> None:
         self._versions = {id(one): zero.version(one) for one in model.parameters()}
@@ -104,7 +104,10 @@ class Writes:
                 zero.put_parameter(parameter, parameter)
 
     def _is_hidden(self, parameter: Tensor) -> bool:
-        """Whether it was written through ``data``. Only ranks that have such an element see it."""
+        """Whether it was written through ``data``.
+
+        Only ranks that hold a written element detect it.
+        """
         key = id(parameter)
         if self._forwards[key] < CLOSELY and key not in self._hidden:
             self._forwards[key] += 1

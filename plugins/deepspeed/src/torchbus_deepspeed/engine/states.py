@@ -1,4 +1,4 @@
-"""The state of an engine's optimizer, whole and in torch's layout, out of flat parts and into them.
+"""Converts an optimizer's state between flat shards and torch's layout.
 
 For each kind of number that the optimizer keeps per element (momentum), the state of a flat part
 has a tensor of the part's size. It also has what all elements share (the count of steps).
@@ -28,7 +28,7 @@ Entry = dict[str, Any]
 
 
 def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -> dict[int, Entry]:
-    """The state of each of the ``parameters`` that has one, by its id. All ranks call it."""
+    """Return the whole state of each of the ``parameters`` with one, by id. All ranks call it."""
     parts = [engine.shadow.state.get(master, {}) for master in engine.masters]
     names = sorted({name for part in parts for name in part})
     found: dict[int, Entry] = {}
@@ -56,7 +56,7 @@ def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -
 
 
 def put_states(engine: Engine, entries: Mapping[int, Mapping[str, Any]]) -> None:
-    """Give the parts the state of whole parameters, by their ids."""
+    """Load the state of whole parameters, by their ids, into the shards."""
     if engine.kernel is not None:
         entries = {key: engine.kernel.inward(entry) for key, entry in entries.items()}
     for number, master in enumerate(engine.masters):

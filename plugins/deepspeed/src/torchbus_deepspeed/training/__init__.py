@@ -1,1 +1,1 @@
-"""The loop's backward, step, clipping and states, led to DeepSpeed's engines."""
+"""Connects the loop's backward, step, clipping and states to DeepSpeed's engines."""

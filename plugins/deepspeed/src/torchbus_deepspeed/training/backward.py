@@ -34,7 +34,7 @@ SOME_RANKS = (
 
 
 class ShardedSync(gradients.GradientSync):
-    """Owns ``backward``. What a backward makes is kept apart from what was there before."""
+    """Implements ``backward``, with each backward's gradients separate from earlier ones."""
 
     def __init__(self, engines: Engines, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ class ShardedSync(gradients.GradientSync):
         self._engines.has_local = not call.sync
 
     def _check_batch(self) -> None:
-        """At the first batch whose size is known."""
+        """Check batch sizes at the first batch whose size is known."""
         session = self._engines.session
         count, windows = session.share.count, session.options.get("accumulate_grad_batches", 1)
         if not self._is_checked and count and isinstance(windows, int):
@@ -60,7 +60,7 @@ class ShardedSync(gradients.GradientSync):
 
 
 class ShardedReduction:
-    """Gradients of engines go to DeepSpeed, others are averaged once the graph has run."""
+    """Hands gradients of engines to DeepSpeed; averages others once the graph has run."""
 
     def __init__(
         self, engines: Engines, trained: Sequence[Tensor], buffers: rank0_values.Buffers
@@ -101,11 +101,11 @@ class ShardedReduction:
                 if error is not None:
                     raise error
             finally:
-                error = None  # its traceback leads here
+                error = None  # its traceback refers to this frame
 
     @contextmanager
     def _running(self, roots: engine.Roots) -> Iterator[None]:
-        """The graph runs in the block. What is left is reduced at its end, by all ranks."""
+        """Runs the graph in the block; at its end, all ranks reduce the remaining gradients."""
         again, failed = self._counts_of(roots), True
         with ExitStack() as computing:
             for each in self._engines:
@@ -120,7 +120,7 @@ class ShardedReduction:
                     each.recover() if failed else zero.put_backward_counts(counts)
 
     def _counts_of(self, roots: engine.Roots) -> list[list[tuple[Module, str, int]]]:
-        """What the same graph needs in order to run again under stage 3."""
+        """Prepare the same graph to run again under stage 3."""
         retained = bool(roots.retain_graph)
         return [
             zero.backward_counts(each.model) if retained and each.stage == 3 else []
@@ -133,7 +133,7 @@ class ShardedReduction:
 
     @torch.no_grad()
     def _begin(self, seed: Tensor) -> Tensor:
-        """Runs first in the graph: all ranks learn which parameters any of them will reach."""
+        """Run first in the graph: exchange which parameters any rank will reach."""
         announced = self._others.announced().union(*(each.announced() for each in self._engines))
         present = [id(one) in announced or id(one) in self._local for one in self._trained]
         reported = self.header.complete(self._loss, self._sample(), present)
@@ -158,7 +158,7 @@ class ShardedReduction:
         self._others.finish(self._counts and self.has_reported)
 
     def _sample(self) -> Tensor:
-        """A number that must be the same on all ranks: of what was written, or an element."""
+        """Return a number that must be equal on all ranks: a checksum of writes or an element."""
         written = sum(each.written() for each in self._engines)
         if written:
             return torch.tensor(float(written))
@@ -169,7 +169,7 @@ class ShardedReduction:
 
 
 def refuse_some(engine: Engine, wanted: set[int], by: Mapping[int, float]) -> None:
-    """Raise Unsupported, on all ranks, if not all of these reach the same parameters (stage 3)."""
+    """Raise Unsupported, on all ranks, if these do not reach the same parameters (stage 3)."""
     for name, parameter in engine.model.named_parameters() if engine.stage == 3 else ():
         part = by.get(id(parameter), 1.0)
         if id(parameter) in wanted and part < 1.0 - 1e-6:
@@ -177,8 +177,9 @@ def refuse_some(engine: Engine, wanted: set[int], by: Mapping[int, float]) -> No
 
 
 def weak(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Call a method of an object that this does not keep alive: torch's side of a cycle is unseen
-    by Python's garbage collector.
+    """Return a function that calls a method by a weak reference.
+
+    Python's garbage collector can't see torch's part of a reference cycle.
     """
     reference = weakref.WeakMethod(method)
 
@@ -190,7 +191,7 @@ def weak(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 class ShardedReductions:
-    """One for each set of parameters that require gradients, and the engines of the moment."""
+    """Makes a reduction for each set of parameters that require gradients, with its engines."""
 
     def __init__(self, engines: Engines, trained: strategy_trained.Trained) -> None:
         self._engines = engines
@@ -218,7 +219,7 @@ class ShardedReductions:
 
 
 class Others:
-    """Averages their gradients once the graph has run.
+    """Averages the gradients of parameters without an engine once the graph has run.
 
     ``wanted``: the ids of those that some rank reaches, the same on all ranks.
     """
@@ -230,12 +231,12 @@ class Others:
         self._before: list[Tensor | None] = []
 
     def announced(self) -> set[int]:
-        """The ids of those that the graph which begins to run will reach."""
+        """Return the ids of those that the graph about to run will reach."""
         pairs = zip(self.parameters, self._nodes, strict=True)
         return {id(one) for one, node in pairs if zero.will_execute(node)}
 
     def begin(self) -> None:
-        """Set earlier gradients aside, so that this backward's are by themselves."""
+        """Set earlier gradients aside, so that ``p.grad`` holds only this backward's."""
         self.wanted = set()
         self._before = [one.grad for one in self.parameters]
         for one in self.parameters:
@@ -243,7 +244,7 @@ class Others:
 
     @torch.no_grad()
     def finish(self, counts: bool) -> None:
-        """All ranks call it. If this rank doesn't count, it contributes zeros."""
+        """Average the gradients. All ranks call it; a rank without weight contributes zeros."""
         for one, old in zip(self.parameters, self._before, strict=True):
             if id(one) in self.wanted:
                 one.grad = _mean(one, one.grad if counts else None)

@@ -28,7 +28,7 @@ from torchbus_deepspeed.training import optimizer_states, refusals
 
 
 class Clipping:
-    """The norm is that of all elements on all ranks. All ranks call it alike."""
+    """Clipping by the norm of all elements on all ranks, which must all call it."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -61,7 +61,7 @@ class Clipping:
         return any(one in each.layout for each in self._engines for one in parameters)
 
     def _parts(self, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """This rank's pieces of the averaged gradients, and gradients that each rank has whole."""
+        """Return this rank's pieces of the averaged gradients, and the unsharded gradients."""
         parts = [
             view
             for each in self._engines
@@ -92,7 +92,7 @@ def _norm(tensors: list[Tensor], kind: float, device: torch.device) -> Tensor:
 
 
 class Inputs:
-    """Converts floating-point inputs of models that optimizers train. Outputs stay as they are."""
+    """Converts floating-point inputs of models that optimizers train. Outputs are not converted."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -124,7 +124,7 @@ class Inputs:
 
 
 class Engines:
-    """Makes them, and finds those of an optimizer."""
+    """Makes engines, and finds those of an optimizer."""
 
     def __init__(self, session: Context, config: Config, strategy: str) -> None:
         self.session, self.config, self.strategy = session, config, strategy
@@ -143,12 +143,12 @@ class Engines:
         return [each for each in self._engines if each.optimizer is optimizer]
 
     def loss_scale(self) -> float:
-        """What each gradient is multiplied by on its way: 1.0 but for fp16."""
+        """The scale of gradients during the reduction: 1.0 except for fp16."""
         return self._engines[0].loss_scale if self._engines else 1.0
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """Note an optimizer. It is not complete yet: its constructor adds one group at a time."""
+        """Register an optimizer. Its constructor, which adds one group at a time, is running."""
         if optimizer is None or not self.session.captures(optimizer):
             return
         if self.of(optimizer):
@@ -179,7 +179,7 @@ class Engines:
         ]
 
     def _make_of(self, model: Module) -> None:
-        """Make the engines of the optimizers that hold a model. All ranks call it alike."""
+        """Make the engines of the optimizers that hold a model. All ranks call it."""
         for hook in self._hooks.pop(id(model), ()):
             hook.remove()
         inside = {id(parameter) for parameter in model.parameters()}
@@ -237,7 +237,7 @@ class Engines:
             engine.watch = Watch(model, self.strategy)
 
     def _end_left(self, models: Sequence[Module]) -> None:
-        """End the engines of these models whose optimizer is gone, as after a first training."""
+        """Remove the engines of these models whose optimizer no longer exists."""
         for each in [each for each in self._engines if each.optimizer is None]:
             if any(each.model is model for model in models):
                 end(each, optimizer_states.gathering(self))
@@ -254,7 +254,7 @@ class Engines:
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
-        """Leave whole models and states, once all ranks have come to the end."""
+        """Restore whole models and states at the end of the block."""
         refusal = refusals.translate(error, self._engines, self.strategy)
         if refusal is not None:
             raise refusal from error
@@ -268,7 +268,7 @@ class Engines:
         for hook in [hook for found in self._hooks.values() for hook in found]:
             hook.remove()
         self._hooks.clear()
-        for each in self._engines:  # an error leaves the block: no collective any more
+        for each in self._engines:  # an error leaves the block: no further collective
             each.ds.destroy()
             if each.watch is not None:
                 each.watch.end()
@@ -295,7 +295,7 @@ class Engines:
 
 
 def hook(engines: Held, engine: Engine) -> None:
-    """Each module gets the hooks, because the script may ask a part of the model by itself."""
+    """Register hooks on each module, because the script may call a part of the model."""
 
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
         if engine not in engines:
@@ -321,9 +321,9 @@ def hook(engines: Held, engine: Engine) -> None:
 
 @torch.no_grad()
 def put(engine: Engine, parameter: Tensor, value: Tensor) -> None:
-    """Write this rank's part of a whole value, and what DeepSpeed keeps of it in float32."""
+    """Write this rank's shard of a whole value, and DeepSpeed's float32 copy of it."""
     if value.shape != zero.shape_of(parameter):
-        return  # torch says what is wrong
+        return  # torch reports the error
     zero.put_parameter(parameter, value)
     if parameter in engine.layout:
         engine.layout.put(parameter, value, engine.masters)

@@ -1,4 +1,4 @@
-"""``optimizer.state_dict()`` is whole, in torch's layout; ``load_state_dict`` takes such a one."""
+"""Makes ``optimizer.state_dict()`` and ``load_state_dict`` use whole states in torch's layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCAL = (
 
 
 class Gradients:
-    """Answers torchbus-checkpoint. All ranks get its events alike."""
+    """Handles the events of torchbus-checkpoint, which all ranks receive."""
 
     def __init__(self, engines: Held) -> None:
         self._engines = engines
@@ -41,7 +41,7 @@ class Gradients:
 
     @hookimpl(optionalhook=True)
     def put_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool | None:
-        """Without an engine they go to ``p.grad``, where the engine finds them as it is made."""
+        """Restore gradients; without an engine into ``p.grad``, where a new engine finds them."""
         held = self._engines.of(optimizer)
         pairs = zip(parameters_of(optimizer), gradients, strict=False)
         whole = {id(one): gradient for one, gradient in pairs if gradient is not None}
@@ -51,7 +51,7 @@ class Gradients:
 
 
 def hook(engines: Held, optimizer: Optimizer) -> None:
-    """Until the end of the session. All ranks call ``state_dict`` and ``load_state_dict`` alike."""
+    """Patches both methods until the end of the session. All ranks must call them."""
 
     def whole(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
         return _whole(engines, optimizer, state_dict)
@@ -79,7 +79,7 @@ def _whole(
 
 
 def gathering(engines: Held) -> Any:
-    """How the parts of all ranks come together."""
+    """Gathers the shards of all ranks."""
 
     def gather(flat: torch.Tensor) -> list[torch.Tensor]:
         job = engines.session.job
@@ -95,7 +95,7 @@ def gathering(engines: Held) -> Any:
 def _divide(
     engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Put the states into the parts, and let torch load the rest.
+    """Load the states into the shards, and let torch load the rest.
 
     torch itself would round them to the dtype of the parameters.
     """
@@ -115,7 +115,7 @@ def _divide(
 
 
 def give_back(engines: Held, engine: Engine) -> None:
-    """Leave the loop's optimizer whole states at the end of the block. All ranks call it."""
+    """Give the loop's optimizer whole states at the end of the block. All ranks call it."""
     optimizer = engine.optimizer
     if optimizer is None:
         return

@@ -1,4 +1,4 @@
-"""What ZeRO can't do, in words that name the offender and the remedy."""
+"""Errors about what ZeRO can't do, with the offender and the remedy."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ PARTIAL = (
 STALE = (
     "{}.step() would use gradients that its last step has used, and what was added since. Under"
     " strategy='{}' gradients are not in p.grad, so the session can't see whether the loop has"
-    " cleared them by itself: call optimizer.zero_grad() or model.zero_grad(), or use"
-    " strategy='ddp'"
+    " cleared them: call optimizer.zero_grad() or model.zero_grad(), or use strategy='ddp'"
 )
 EMPTY = (
     "{}. Under strategy='{}', parameters are empty outside of the forward of their own module"

@@ -1,4 +1,4 @@
-"""``optimizer.step`` and ``zero_grad``: DeepSpeed steps in place of the loop's optimizer."""
+"""``optimizer.step`` and ``zero_grad``: DeepSpeed steps instead of the loop's optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbus_strategy.loss.gradients import isolated_gradients
 
 
 class Intake:
-    """Reduces gradients that are in ``p.grad`` before a step: no synchronised backward made them.
+    """Reduces gradients in ``p.grad`` before a step that no synchronised backward has made.
 
     They come from ``s.no_sync()``, or from ``torch.autograd.grad``.
     """
@@ -60,7 +60,7 @@ class Intake:
 
 
 class Steps:
-    """Runs DeepSpeed's step last of all that comes before the loop's own.
+    """Runs DeepSpeed's step as the last hook before the loop's step.
 
     That one finds no gradients, and so does nothing.
     """
@@ -78,7 +78,7 @@ class Steps:
             return
         if self._clip:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), self._clip)
-        if closure is None:  # after the loop's own hooks, which may change gradients
+        if closure is None:  # after the loop's hooks, which may change gradients
             self._handle = optimizer.register_step_pre_hook(self._step)
         else:
             self._step(optimizer)
@@ -117,7 +117,7 @@ class Steps:
 
     @hookimpl
     def gradients_cleared(self, optimizer: Optimizer, kept: bool) -> None:
-        """Clear gradients that a step has used: they belong to no open window."""
+        """Clear gradients that a step has used, outside of an open window."""
         for each in self._engines.of(optimizer):
             if each.has_stepped or not kept:
                 each.clear()
@@ -131,7 +131,7 @@ class Steps:
 
     @torch.no_grad()
     def _clear(self, parameters: list[Tensor]) -> None:
-        """``module.zero_grad()`` of a part of a model clears that part."""
+        """Handle ``module.zero_grad()`` of a part of a model."""
         for each in self._engines:
             inside = [one for one in parameters if one in each.layout]
             if len(inside) == len(each.parameters):
@@ -151,7 +151,7 @@ COUNTS = "it has had such a step before, and the optimizer's count of steps woul
 
 
 class Unreached:
-    """Raises Unsupported where a step with zeros is not the same as no step."""
+    """Raises Unsupported if a step with zeros differs from no step."""
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
@@ -160,7 +160,7 @@ class Unreached:
         """By the id of a parameter: whether the steps so far had a gradient for it."""
 
     def refuse(self, engine: Engine, optimizer: Optimizer) -> None:
-        """Look at one step that is about to run."""
+        """Inspect one step that is about to run."""
         plain = isinstance(optimizer, SGD) and not optimizer.defaults["dampening"]
         for name, parameter in engine.model.named_parameters():
             if parameter in engine.layout:

@@ -39,7 +39,7 @@ class EmptyCache:
 
 
 def _modules() -> dict[str, object]:
-    """The modules of devices that can be told to empty their cache, by name."""
+    """The modules of devices with an ``empty_cache``, by name."""
     every = {name: accelerators.module(name) for name in (*accelerators.known(), "accelerator")}
     return {name: one for name, one in every.items() if hasattr(one, "empty_cache")}
 

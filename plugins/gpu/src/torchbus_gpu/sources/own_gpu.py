@@ -56,5 +56,5 @@ class LocalGpu:
     def _find(self) -> NvidiaGpu:
         uuid = uuid_of(self._session.device)
         if uuid is None:
-            raise LookupError(f"torch {torch.__version__} does not tell its UUID")
+            raise LookupError(f"torch {torch.__version__} does not report its UUID")
         return NvidiaGpu(uuid)

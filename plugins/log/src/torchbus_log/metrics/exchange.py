@@ -65,7 +65,7 @@ Pair = tuple[float, float]
 
 
 class Key(NamedTuple):
-    """What a number stands for, so that ranks can compare. ``may_lack``: a rank may not have it."""
+    """The identity of a number, for comparing ranks. ``may_lack``: a rank may not have it."""
 
     name: str
     reduce: str
@@ -147,7 +147,7 @@ class Exchange:
         ]
 
     def _all_reported(self, reported: Sequence[float], summed: Sequence[float]) -> bool:
-        """Whether all ranks have told the same: then no number varies."""
+        """Whether all ranks have sent the same numbers."""
         ranks = self._session.world_size
         return all(ranks * one == total for one, total in zip(reported, summed, strict=False))
 
@@ -187,7 +187,7 @@ class Exchange:
         )
         raise RanksDiverged(
             f"s.log({odd[0]!r}) came in another order, at another step or with another reduce= on"
-            " other ranks: call it alike"
+            " other ranks: call it in the same way on all ranks"
         )
 
 
@@ -197,7 +197,7 @@ def _refuse_unequal_counts(step: int, counts: Sequence[Counter[str]]) -> None:
         if len(set(values)) > 1:
             raise RanksDiverged(
                 f"s.log({name!r}) is to be reduced over ranks, but the number of its values up"
-                f" to step {step} is {_by_rank(values)}: call it on every rank alike, or with"
+                f" to step {step} is {_by_rank(values)}: call it on every rank, or with"
                 " sync_dist=False"
             )
 

@@ -256,7 +256,7 @@ class Gatherer:
     ) -> None:
         """Send everything at the end of the session.
 
-        If a rank has failed, each sends only what it knows by itself.
+        If a rank has failed, each sends only its local values.
         """
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.reach_point()
@@ -287,7 +287,7 @@ class Gatherer:
             )
 
     def _close(self, one: LoaderPass) -> None:
-        """Turn what a pass has gathered into records."""
+        """Turn the values of a pass into records."""
         records = [
             Record(
                 name,
@@ -324,7 +324,7 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 
 class LogOptions(TypedDict, total=False):
-    """What ``s.log`` takes beside name and value."""
+    """The keyword arguments of ``s.log``."""
 
     on_step: bool | None
     on_epoch: bool

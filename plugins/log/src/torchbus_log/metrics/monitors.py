@@ -1,4 +1,4 @@
-"""Values that plugins judge: early stopping, the best checkpoint."""
+"""Monitored values, for early stopping and the best checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Monitors:
         self._bases[written] = name
 
     def judged(self, records: Sequence[Record], *, divided: bool = False) -> list[Record]:
-        """Reduce the monitored ones of these, and tell who monitors them. Returns all records.
+        """Reduce the monitored ones of these, and pass them to their monitors. Returns all records.
 
         All ranks call it. ``divided``: some ranks may lack some of them.
         """
@@ -99,8 +99,8 @@ class Monitors:
         if self._alone.get(name) == step:
             raise UsageError(
                 f"s.log({name!r}, ..., on_epoch=True) came twice outside of a pass over a"
-                " DataLoader: nothing shows which values belong together, and each would be judged"
-                " by itself. Log their mean once"
+                " DataLoader: nothing shows which values belong together, and each would be"
+                " judged separately. Log their mean once"
             )
         self._alone[name] = step
 
@@ -134,7 +134,7 @@ class Monitors:
             self._say_once("in this session: nothing was judged by it")
 
     def also_written(self, names: Collection[str]) -> None:
-        """These were written, whoever logged them."""
+        """Record names that were written, by any plugin or the loop."""
         self._logged.update(names)
 
     def _say_once(self, when: str) -> None:

@@ -93,7 +93,7 @@ Value: TypeAlias = float | Tensor
 
 @runtime_checkable
 class Metric(Protocol):
-    """An object that computes a metric by itself, also over ranks, as those of torchmetrics."""
+    """A metric object that reduces over ranks itself, such as those of torchmetrics."""
 
     def update(self, *args: object, **kwargs: object) -> None: ...
 
@@ -103,7 +103,7 @@ class Metric(Protocol):
 
 
 def check_name(name: object, verb: str = "log") -> str:
-    """Return a metric's name. Raises UsageError if it is no string, or empty."""
+    """Return a metric's name. Raises UsageError if it is not a string, or empty."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"s.{verb}({name!r}, ...): the name must be a string")
     return name

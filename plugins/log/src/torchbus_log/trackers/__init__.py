@@ -1,4 +1,4 @@
-"""For plugins that report to an experiment tracker.
+"""Base classes for plugins that report to an experiment tracker.
 
 It has a base class with the failure policy, the description of a run, and what is logged beside
 numbers.

@@ -1,4 +1,4 @@
-"""Calls that a service turns away for the moment are made again."""
+"""Retries calls that a service rejects temporarily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""="""
+"""``Tracker``, the base class of loggers: sends records to a service on a separate thread."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class NoRoom(OSError):
 def has_room(folder: str | os.PathLike[str]) -> bool:
     """Return whether a few records still fit on the disk of this folder, which need not exist yet.
 
-    True if the system can't tell.
+    True if the system does not report it.
     """
     if not hasattr(os, "statvfs"):
         return True
@@ -122,7 +122,7 @@ Call = tuple["Future[object]", Callable[..., object], tuple[object, ...]]
 
 
 class Worker:
-    """A daemon thread: whatever a client does there, the loop goes on and the process can end."""
+    """A daemon thread, so that a client can't block the loop or the end of the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: Queue[Call | None] = Queue(CALLS_WAITING_AT_MOST)
@@ -282,7 +282,7 @@ RANKS = ("main", "all")
 
 
 class Tracker(Client, Plugin):
-    """Receives what the loop logs, and sends it on a thread of its own.
+    """Receives what the loop logs, and sends it on a separate thread.
 
     A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
     ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.
@@ -297,8 +297,8 @@ class Tracker(Client, Plugin):
     Args:
         ranks: "main": rank 0 reports for all; "all": every rank reports.
         on_error: "warn", or "raise" to end a session whose tracker fails.
-        start_timeout_s: seconds after which a start counts as failed. The tracker then tries once
-            more with ``offline=True``.
+        start_timeout_s: seconds after which a start counts as failed. The tracker then tries again
+            with ``offline=True``.
         finish_timeout_s: seconds that the end of the session may wait for calls still to be made.
     """
 
@@ -425,7 +425,7 @@ class Tracker(Client, Plugin):
             self._attempt = self._worker = None
             worker.stop(0.0)
             goes_on = self.needs_network() and not offline
-            self._not_started(error, "it goes on offline" if goes_on else "nothing is sent to it")
+            self._not_started(error, "it continues offline" if goes_on else "nothing is sent to it")
             return False
 
     def _not_started(self, error: Exception, instead: str) -> None:

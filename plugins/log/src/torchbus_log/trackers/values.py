@@ -1,4 +1,4 @@
-"""What trackers show beside numbers: pictures, histograms, tables, and descriptions of a run."""
+"""Values other than numbers for trackers: pictures, histograms, tables, hyperparameters."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def _numbers(name: str, values: object) -> Tensor:
     if tensor is None or tensor.is_complex():
         reported = f"a {type(values).__name__}" if tensor is None else str(tensor.dtype)
         raise UsageError(
-            f"s.log_histogram({name!r}): {reported} is no tensor and no array of real numbers"
+            f"s.log_histogram({name!r}): {reported} is neither a tensor nor an array of real"
+            " numbers"
         )
     flat = tensor.detach().flatten()
     return flat if flat.dtype is torch.float64 else flat.float()
@@ -169,8 +170,8 @@ def _from_array(name: str, value: object) -> Tensor:
         return torch.from_numpy(numpy.array(value))
     except (ImportError, TypeError, ValueError) as error:
         raise UsageError(
-            f"s.log_image({name!r}): a {type(value).__name__} is no picture: pass a tensor, a NumPy"
-            " array or an image of PIL. Of a figure, pass"
+            f"s.log_image({name!r}): a {type(value).__name__} is not a picture: pass a tensor, a"
+            " NumPy array or an image of PIL. Of a figure, pass"
             " numpy.asarray(figure.canvas.buffer_rgba())"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Outputs that are computed in backward: what the loop does with them is noted, and done there.
+"""Lazy outputs, computed in backward: operations of the loop on them are recorded and replayed.
 
 So the schedules 1f1b and interleaved have the loop's own loss for each micro-batch.
 """

@@ -17,14 +17,14 @@ from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.loss.gradients import isolated_gradients
 
 NEITHER = (
-    "strategy='pipeline', schedule={!r}: the loss of {} is no mean and no sum over samples, so that"
-    " micro-batches can't have their own: it is trained by schedule='gpipe'. That is exact, and"
-    " keeps the activations of all micro-batches"
+    "strategy='pipeline', schedule={!r}: the loss of {} is neither a mean nor a sum over samples,"
+    " so that micro-batches can't have separate losses: it is trained by schedule='gpipe'. That"
+    " is exact, and stores the activations of all micro-batches"
 )
 
 
 class LaterBackward:
-    """In step 1 it looks whether the loss is a mean, or a sum, over samples; then it takes turns.
+    """Classifies the loss in step 1 as a mean or a sum over samples; then runs 1F1B.
 
     A loss that is neither, in a later step too, is trained by GPipe from then on.
     """
@@ -65,7 +65,7 @@ class LaterBackward:
         engine: strategy_engine.Engine,
         retain: bool | None,
     ) -> None:
-        """GPipe. In step 1 the loss is looked at."""
+        """Run GPipe. In step 1 the loss is classified."""
         made, cut = number(loss), source.one.run.cut
         if cut.loss_kind is None and source.output is not None:
             replay = Replay(loss, len(source.output))
@@ -80,7 +80,7 @@ class LaterBackward:
         seed: Tensor | None,
         engine: strategy_engine.Engine,
     ) -> bool:
-        """Returns False if the loss is no mean, or sum, over samples this time."""
+        """Run 1F1B. Returns False if the loss is not a mean or sum over samples this time."""
         one = source.one
         one.begin_backward(one.run)
         assert one.run.cut.loss_kind is not None
@@ -106,7 +106,7 @@ class LaterBackward:
 
 
 class Orders:
-    """What this rank computes in which order.
+    """This rank's actions, in order.
 
     With one stage on each rank it is the order of torch's ``Schedule1F1B``, else torch's
     ``ScheduleInterleaved1F1B``.
@@ -117,7 +117,7 @@ class Orders:
         self._known: dict[tuple[int, int], Order] = {}
 
     def of(self, cut: Cut, count: int) -> Order | None:
-        """None if the schedule can't have so few micro-batches: a small batch at the end."""
+        """Return the actions; None if the schedule needs more micro-batches (a small batch)."""
         if count < cut.stages or count % max(1, count // cut.places):
             return None
         key = (cut.stages, count)
@@ -131,7 +131,7 @@ class Orders:
 
 
 def one_forward_one_backward(stage: int, stages: int, count: int) -> Order:
-    """The order of torch's ``Schedule1F1B``.
+    """Return the order of torch's ``Schedule1F1B``.
 
     >>> [f"{kind}{index}" for kind, _, index in one_forward_one_backward(0, 2, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']

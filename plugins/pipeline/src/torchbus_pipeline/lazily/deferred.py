@@ -1,4 +1,4 @@
-"""An output that waits for the backward, in which its pass takes turns with that."""
+"""A deferred output: its forward runs in the backward, interleaved (1F1B)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchbus_pipeline.schedule.stream import Pass
 
 
 def batch_of(loss: Later) -> str:
-    """Words with a digest of the input, and of all else that the loss was made of.
+    """Errors with a digest of the input, and of the other operands of the loss.
 
     Tensors with gradients are left out: they come from the model.
     """
@@ -36,10 +36,10 @@ Compute = Callable[[Pass], Tensor]
 
 
 class Deferred:
-    """``compute``: runs a whole pass forward. ``again``: makes the same pass anew.
+    """A deferred output. ``compute``: runs a whole pass forward.
 
-    After the backward, the weights may change. So the last place keeps the values of everything
-    that the loss was made of.
+    ``again``: makes the same pass again. After the backward, the weights may change. So the last
+    place stores the values of all operands of the loss.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Deferred:
         self._values: dict[int, Tensor] = {}
 
     def numbers(self) -> Tensor:
-        """The output, with its graph: computed now, as a whole. All ranks call it."""
+        """Compute the output now, as a whole, with its graph. All ranks call it."""
         if self.output is None:
             with torch.enable_grad():
                 self.output = self._compute(self.one)
         return self.output
 
     def value_of(self, later: Later) -> Tensor | None:
-        """The numbers of what the loss was made of, after backward. All ranks call it."""
+        """Return the values of the loss's operands, after backward. All ranks call it."""
         if id(later) not in self._path:
             return None
         run = self.one.run
@@ -69,10 +69,10 @@ class Deferred:
         return self.one.link.spread(self._values.get(id(later)), last)
 
     def finished(self, replay: Replay) -> None:
-        """The backward has run. The last place has the values."""
+        """Called when the backward has run. The last place has the values."""
         self._path = {id(later) for later in replay.path}
         self._values = {key: value.detach() for key, value in replay.values.items()}
 
     def start_again(self) -> None:
-        """Forget the pass: it is to be computed as a whole."""
+        """Drop the pass, to compute it as a whole."""
         self.one = self._again()

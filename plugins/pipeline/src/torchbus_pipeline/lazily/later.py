@@ -1,4 +1,4 @@
-"""A tensor that is computed in backward, or when the loop asks for its numbers."""
+"""A lazy tensor, computed in backward or when the loop reads its values."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ READS += ("__deepcopy__", "__reduce_ex__", "cpu", "cuda")
 
 
 class Source(Protocol):
-    """Where outputs come from that are computed later."""
+    """The source of lazy outputs."""
 
     device: torch.device
 
     def numbers(self) -> Tensor:
-        """The output, with its graph: computed now, as a whole. All ranks call it."""
+        """Compute the output now, as a whole, with its graph. All ranks call it."""
 
     def value_of(self, later: Later) -> Tensor | None:
-        """After a backward in turns, the numbers of what the loss was made of, on all ranks."""
+        """Return the values of the loss's operands after a 1F1B backward, on all ranks."""
 
 
 class Node(NamedTuple):
-    """An operation that the loop has called with such tensors."""
+    """A recorded operation of the loop on lazy tensors."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
 
 class Later(Tensor):
-    """``node``: how it was made, None for the output itself. ``value``: its numbers, if known.
+    """A lazy tensor. ``node``: its operation; None for the output. ``value``: if known.
 
     Underneath is a tensor on the meta device, which has the shape and the dtype.
     """
@@ -107,7 +107,7 @@ class Later(Tensor):
 
 
 def output(source: Source, shape: tuple[int, ...], dtype: torch.dtype) -> Later:
-    """What the loop gets instead of an output of this shape."""
+    """Return the lazy tensor that the loop gets for an output of this shape."""
     return _make(torch.empty(shape, dtype=dtype, device="meta"), source, None)
 
 
@@ -116,12 +116,12 @@ def laters_in(nested: object) -> list[Later]:
 
 
 def numbers_of(nested: Any) -> Any:
-    """The same nesting, with numbers instead of such tensors. All ranks call it."""
+    """Replace lazy tensors in a nested structure by their values. All ranks call it."""
     return map_tensors(nested, lambda one: number(one) if isinstance(one, Later) else one)
 
 
 def number(later: Later) -> Tensor:
-    """Its numbers. If they are not known yet, the output is computed now. All ranks call it."""
+    """Return its values; compute the output now if they are not known. All ranks call it."""
     if later.value is None:
         later.value = later.source.value_of(later)
     if later.value is None:
@@ -144,7 +144,7 @@ def _make(meta: Tensor, source: Source, node: Node | None) -> Later:
 
 
 def _reads(name: str, owner: str, found: list[Later]) -> bool:
-    """Whether the loop wants numbers, or something that can't be done again for a micro-batch."""
+    """Whether the operation needs values, or can't be replayed for a micro-batch."""
     in_place = name.endswith("_") and not name.endswith("__")
     in_place = in_place or name.startswith("__i") or name in ("__setitem__", "__set__")
     return (
@@ -159,7 +159,7 @@ def _reads(name: str, owner: str, found: list[Later]) -> bool:
 def _noted(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Source
 ) -> Later | None:
-    """The outcome of an operation, if it is one tensor whose shape does not depend on numbers."""
+    """Return an operation's result, if it is one tensor whose shape does not depend on values."""
     try:
         with as_plain_tensors(), torch.no_grad():
             on_meta = map_tensors((tuple(args), kwargs), _to_meta)
@@ -181,7 +181,7 @@ def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
 
 
 def refuse_changed(node: Node) -> None:
-    """Raise Unsupported if a tensor that was to be used has other values now."""
+    """Raise Unsupported if an operand has changed since it was recorded."""
     if _versions(node.args, node.kwargs) != node.versions:
         name = getattr(node.function, "__name__", str(node.function))
         raise Unsupported(
@@ -203,13 +203,13 @@ def _backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    """``loss.backward()``, as Tensor has it: the session hears ``torch.autograd.backward``."""
+    """``loss.backward()`` as in Tensor: the session patches ``torch.autograd.backward``."""
     _refuse_local_function(loss)
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _refuse_local_function(later: Later) -> None:
-    """Raise Unsupported for the outcome of a torch.autograd.Function.
+    """Raise Unsupported for the result of a torch.autograd.Function.
 
     Its operations were noted, and its own backward was not.
     """

@@ -1,4 +1,4 @@
-"""1F1B and its kin: in one pass, a micro-batch's backward follows soon after its forward.
+"""1F1B and interleaved 1F1B: a micro-batch's backward follows soon after its forward.
 
 Torch's schedules say in which order; the loop's own operations after the model are the loss.
 
@@ -26,7 +26,7 @@ from torchbus_pipeline.schedule.stream import Pass
 
 
 class Outcome(NamedTuple):
-    """``loss``: of the whole batch. ``holds``: it is still the mean, or the sum, of its parts.
+    """The result. ``loss``: of the whole batch. ``holds``: it is the mean or sum of its parts.
 
     None for ``loss``: the pass has failed.
     """
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 class OnePass:
-    """``kind``: the loss is a "mean" or a "sum" over samples. ``seed`` multiplies its gradient."""
+    """One pass. ``kind``: of the loss, "mean" or "sum". ``seed``: the gradient of the loss."""
 
     def __init__(self, one: Pass, order: Order, replay: Replay, kind: str, seed: Tensor) -> None:
         self._one, self._run, self._order, self._replay = one, one.run, order, replay
@@ -49,7 +49,7 @@ class OnePass:
         self._takes_no_part = False
 
     def run(self) -> Outcome:
-        """Forward and backward of all micro-batches. All ranks of the pipeline call it."""
+        """Run forward and backward of all micro-batches. All ranks of the pipeline call it."""
         with self._one.stream.drawn_from(), torch.enable_grad():
             for kind, stage, index in self._order:
                 if kind == "F":
@@ -76,7 +76,7 @@ class OnePass:
         self._losses[index] = loss * (self._weights[index] * self._seed)
 
     def _outcome(self) -> Outcome:
-        """What the last place has found, on all ranks."""
+        """Broadcast the last place's results to all ranks."""
         count, reported = self._run.count, None
         if len(self._loss_values) == count:
             parts = [part for _, part in sorted(self._run.outputs.items()) if part is not None]
@@ -96,8 +96,9 @@ class OnePass:
         return Outcome(spread[0].clone(), bool(spread[1]))
 
     def outside(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors outside the stages that the pass has reached, and their gradients, the same
-        on all ranks. They all call it.
+        """Return the tensors outside the stages that the pass has reached, with their gradients.
+
+        The same on all ranks, which all call it.
         """
         x, roots, gradients = self._run.inputs.x, [], []
         found = [self._spread(inner.grad) for inner in self._replay.inner]

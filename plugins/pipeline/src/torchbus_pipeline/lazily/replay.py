@@ -1,4 +1,4 @@
-"""What the loop did with an output, done again for other values of it."""
+"""Replays the loop's operations on an output for other values of it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ OF_A_PART = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 def bounds_of(rows: int, count: int) -> list[tuple[int, int]]:
-    """The first row of each micro-batch, and the first after it."""
+    """Return the start and end row of each micro-batch."""
     sizes = [len(part) for part in torch.empty(rows).tensor_split(count)]
     ends = [sum(sizes[:number]) for number in range(count + 1)]
     return list(pairwise(ends))
 
 
 def weights_of(kind: str, rows: int, count: int) -> list[float]:
-    """How much the loss of each micro-batch counts."""
+    """Return the weight of each micro-batch's loss."""
     return [
         (end - start) / rows if kind == "mean" else 1.0 for start, end in bounds_of(rows, count)
     ]
 
 
 def kind_of(replay: Replay, output: Tensor, count: int) -> str | None:
-    """ "mean" or "sum", or None if the loss is neither for this output. All ranks find the same."""
+    """Return "mean" or "sum"; None if the loss is neither for this output.
+
+    The same on all ranks.
+    """
     rows = len(output)
     if count < 2:
         return None
@@ -53,14 +56,14 @@ def kind_of(replay: Replay, output: Tensor, count: int) -> str | None:
 
 
 def agree(ours: Tensor | float, whole: Tensor) -> bool:
-    """Whether two numbers, or all of two tensors, differ only by the rounding of sums."""
+    """Whether two numbers or tensors differ only by the rounding of sums."""
     limit = torch.finfo(whole.dtype).eps ** 0.6
     difference = (torch.as_tensor(ours) - whole).abs().max()
     return bool(difference <= limit * whole.abs().max() + 1e-30)
 
 
 def _slope(replay: Replay, output: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """The loss of some rows, and its gradient by the output."""
+    """Return the loss of some rows, and its gradient with respect to the output."""
     with torch.enable_grad():
         leaf = output.clone().requires_grad_()
         loss = replay.loss_of(leaf, start, end)
@@ -71,7 +74,7 @@ def _slope(replay: Replay, output: Tensor, start: int, end: int) -> tuple[Tensor
 
 
 def total_of(losses: Sequence[Tensor], kind: str, rows: int) -> Tensor:
-    """The loss of a batch, from those of its micro-batches."""
+    """Return the loss of a batch from those of its micro-batches."""
     weights = weights_of(kind, rows, len(losses))
     return torch.stack([weight * one for weight, one in zip(weights, losses, strict=True)]).sum()
 
@@ -95,7 +98,7 @@ class Replay:
         }
 
     def loss_of(self, output: Tensor, start: int, end: int) -> Tensor:
-        """The loss of some rows: ``output`` has those from ``start`` to ``end``."""
+        """Return the loss of some rows: ``output`` has those from ``start`` to ``end``."""
         known: dict[int, Tensor] = {}
         self.values = known
 
@@ -115,8 +118,9 @@ class Replay:
     def _taker(
         self, node: Any, value_of: Callable[[Later], Tensor], start: int, end: int
     ) -> Callable[[Tensor], Tensor]:
-        """Replaces a tensor by that of the rows. One with a row for each sample, or several, is cut
-        as the output is.
+        """Return a function that replaces a tensor by its rows.
+
+        A tensor with a row, or several, for each sample is cut like the output.
         """
         lengths = {len(one) for one in laters_in((node.args, node.kwargs)) if one.dim()}
         whole = (start, end) == (0, self._rows)
@@ -134,12 +138,12 @@ class Replay:
 
 
 def path_of(loss: Later) -> list[Later]:
-    """What the loss is made of, of its kind, with itself."""
+    """Return the lazy operands of the loss, with itself."""
     return list(_path(loss, {}).values())
 
 
 def _path(later: Later, found: dict[int, Later]) -> dict[int, Later]:
-    """A tensor and all of its kind that it is made of, by id."""
+    """Return a lazy tensor and all its lazy operands, by id."""
     if id(later) not in found:
         found[id(later)] = later
         for one in laters_in((later.node.args, later.node.kwargs)) if later.node else ():

@@ -1,1 +1,1 @@
-"""Models: where their layers are, which rank has which of them, and what replaces the others."""
+"""Cuts models: finds their layers, assigns them to ranks, and replaces the others."""

@@ -1,4 +1,4 @@
-"""How many layers each stage gets."""
+"""Balances layers over stages."""
 
 from __future__ import annotations
 

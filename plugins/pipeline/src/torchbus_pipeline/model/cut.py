@@ -90,7 +90,7 @@ class Cut:
         )
 
     def divide(self, ranks: Sequence[int], marks: Marks) -> None:
-        """Note whose each layer is, and let go of the others' values."""
+        """Record the owner of each layer, and free the values of the others'."""
         for name, layer, stage in zip(self.found.names(), self.layers, self.stage_of, strict=True):
             place = self.place_of(stage)
             where = f"{name} of {self.name} is on rank {ranks[place]}"
@@ -102,7 +102,7 @@ class Cut:
                         elsewhere.empty(parameter, where)
 
     def forget(self) -> None:
-        """Leave no mark on the modules."""
+        """Remove the marks from the modules."""
         for layer in self.layers:
             for module in layer.modules():
                 unmark(module)
@@ -112,7 +112,7 @@ FACTS = ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_nested"
 
 
 class Between(torch.Tensor):
-    """May be given to the next layer, and to nothing else."""
+    """A placeholder for a layer's output, which only the next layer accepts."""
 
     torchbus_after: str
 
@@ -140,7 +140,7 @@ class Between(torch.Tensor):
 
 
 def after(layer: str, x: Tensor) -> Between:
-    """What to return for a layer that ``x`` went into."""
+    """Return the placeholder for a layer's output."""
     made = x.detach().as_subclass(Between)
     made.torchbus_after = layer
     return made
@@ -159,13 +159,13 @@ class Layers(NamedTuple):
     holder: nn.Sequential | nn.ModuleList
 
     def names(self) -> list[str]:
-        """Each layer's name in the model."""
+        """Return each layer's name in the model."""
         prefix = f"{self.path}." if self.path else ""
         return [f"{prefix}{name}" for name, _ in self.holder.named_children()]
 
 
 def find(model: Module, blocks: str) -> Layers | None:
-    """The layers of a model: itself, if it is an nn.Sequential, else its longest list of blocks.
+    """Return the layers of a model: an nn.Sequential itself, else its longest list of blocks.
 
     ``blocks`` is "auto", or the path of the list. None if there is none.
     Raises UsageError if ``blocks`` names something else.
@@ -183,7 +183,7 @@ def find(model: Module, blocks: str) -> Layers | None:
 
 
 def _has_local_forward(model: nn.Sequential) -> bool:
-    """Whether a class of the script's adds to what nn.Sequential does."""
+    """Whether a class of the script extends the forward of nn.Sequential."""
     kinds = type(model).__mro__
     return any("forward" in vars(kind) for kind in kinds[: kinds.index(nn.Sequential)])
 
@@ -221,10 +221,10 @@ MARK = "torchbus_pipeline_mark"
 
 
 class Mark:
-    """``number``: of this mark, in the order in which marks were made and copied.
+    """A mark on a module.
 
-    All ranks copy the same models in the same order. So they can tell by the numbers which copy is
-    which.
+    ``number``: in the order in which marks were made and copied. All ranks copy the same models in
+    the same order, so the numbers identify the copies.
     """
 
     def __init__(self, place: int, numbers: Iterator[int]) -> None:
@@ -236,7 +236,7 @@ class Mark:
 
 
 class Marks:
-    """Marks modules, with numbers of one row."""
+    """Marks modules with consecutive numbers."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -246,7 +246,7 @@ class Marks:
 
 
 def mark_of(module: Module) -> Mark | None:
-    """The mark of a module, None if every rank has its values."""
+    """Return the mark of a module; None if every rank has its values."""
     found: Mark | None = vars(module).get(MARK)
     return found
 
@@ -256,6 +256,6 @@ def unmark(module: Module) -> None:
 
 
 def first_mark(model: Module) -> int | None:
-    """The smallest number of a mark in a model, None if it has no mark."""
+    """Return the smallest number of a mark in a model; None without marks."""
     found = [mark.number for module in model.modules() if (mark := mark_of(module))]
     return min(found, default=None)

@@ -1,4 +1,4 @@
-"""Parameters whose values another rank has: their shape stays, and their memory is free."""
+"""Parameters of another rank's layers: they keep their shape without memory."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def refuse_pickling(where: str) -> NoReturn:
 
 
 def empty(parameter: nn.Parameter, where: str) -> None:
-    """Let the values of a parameter go. ``where`` says which rank has them, in words."""
+    """Free the values of a parameter. ``where``: a text about the rank that has them."""
     parameter.data = _filler(parameter)
     parameter.__class__ = Elsewhere
     parameter.torchbus_where = where  # type: ignore[attr-defined]
 
 
 def fill(parameter: Elsewhere) -> None:
-    """Give a parameter memory again, and its own class. The values are undefined."""
+    """Allocate a parameter again, and restore its class. The values are undefined."""
     with as_plain_tensors():
         parameter.data = torch.empty(
             parameter.shape, dtype=parameter.dtype, device=parameter.device
@@ -97,7 +97,7 @@ def fill(parameter: Elsewhere) -> None:
 
 
 def make(like: Tensor, where: str, requires_grad: bool = False) -> Elsewhere:
-    """Another such tensor."""
+    """Return another such tensor."""
     made = _filler(like).as_subclass(Elsewhere)
     with as_plain_tensors():
         made.requires_grad_(requires_grad)
@@ -106,7 +106,7 @@ def make(like: Tensor, where: str, requires_grad: bool = False) -> Elsewhere:
 
 
 def _filler(like: Tensor) -> Tensor:
-    """One number for all places. Whoever gets round the class reads NaN, where the dtype has it."""
+    """One element in memory. Code that bypasses the class reads NaN, if the dtype has it."""
     with as_plain_tensors():
         number = float("nan") if like.is_floating_point() or like.is_complex() else 0
         device = "cpu" if like.is_meta else like.device

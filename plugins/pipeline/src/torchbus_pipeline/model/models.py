@@ -1,4 +1,4 @@
-"""Models are cut into stages when an optimizer gets their parameters."""
+"""Cuts models into stages when an optimizer gets their parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_CALLED = (
 
 
 class Models:
-    """The cut models, and what all ranks compute alike.
+    """The cut models, and the parameters outside of them.
 
     ``on_cut`` are called with each cut model, on all ranks.
     """
@@ -80,7 +80,7 @@ class Models:
         what: str,
         made_with: hyperparameters.Settings,
     ) -> None:
-        """Give new tensors rank 0's values. All ranks call it."""
+        """Broadcast rank 0's values of new tensors. All ranks call it."""
         new = {id(one): one for one in tensors if id(one) not in self._shared}
         if new:
             self._barrier.sync(f"the parameters of {what}")
@@ -118,8 +118,9 @@ class Models:
     def _too_few(self, name: str, has: int, needed: int) -> str:
         if not has:
             return (
-                f"{name} is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated"
-                " blocks: name its list of layers with blocks='path.of.the.list'"
+                f"{name} has no list of layers: it is not an nn.Sequential, and has no"
+                " nn.ModuleList or nn.Sequential of repeated blocks. Name its list of layers with"
+                " blocks='path.of.the.list'"
             )
         interleaved = self._options.schedule == "interleaved"
         per = ", two for each rank of schedule='interleaved'" if interleaved else ""
@@ -133,7 +134,7 @@ class Models:
     # For the backward ----------------------------------------------------------------------------
 
     def inside(self) -> set[int]:
-        """The ids of the parameters of all layers, wherever they are."""
+        """Return the ids of the parameters of all layers, on whichever rank."""
         return {
             id(parameter)
             for cut in self
@@ -183,7 +184,7 @@ class Models:
 
 
 def _measured(seconds: list[float] | None, why: str) -> str:
-    """For ``explain()``: what the balance comes from, if time was asked for."""
+    """Return the text of ``explain()`` about the balance, for ``balance="time"``."""
     if seconds is not None:
         times = ", ".join(f"{1000 * one:.3g}" for one in seconds)
         return f" (by time: they took {times} ms on rank 0)"

@@ -1,4 +1,4 @@
-"""How long each layer computes, measured on a copy of the model."""
+"""Measures the time of each layer on a copy of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Divide = Callable[[list[float] | None, str], None]
 
 
 class FirstCalls:
-    """Waits for the first calls of models. Rank 0 measures, and all ranks get its times."""
+    """Waits for the first call of each model; rank 0 measures, and all ranks get its times."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
@@ -57,7 +57,7 @@ class FirstCalls:
             drawn = self._session.random.state()
             try:
                 reported = seconds_of(model, found, args, kwargs), ""
-            except Exception as error:  # whatever a copy of the model, or its layers, may raise
+            except Exception as error:  # a copy of the model, or its layers, may raise anything
                 reported = None, f"{type(error).__name__}: {error}"
             finally:
                 self._session.random.load(drawn)
@@ -71,7 +71,7 @@ def is_waiting(model: Module) -> bool:
 
 
 class _Undivided:
-    """Is in a model that waits for its first call, and refuses to be copied with it."""
+    """A mark in a model that waits for its first call; it raises if the model is copied."""
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise Unsupported(COPIED)
@@ -81,7 +81,7 @@ class _Undivided:
 
 
 def _marked(model: Module, handle: RemovableHandle) -> Callable[[], None]:
-    """Mark a model. Returns what removes the mark and the hook."""
+    """Mark a model. Returns a function that removes the mark and the hook."""
     vars(model)[MARK] = _Undivided()
 
     def forget() -> None:
@@ -98,7 +98,7 @@ REPEATS = 3
 def seconds_of(
     model: Module, found: Layers, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[float]:
-    """The seconds of each layer's forward and backward, in one call of the model.
+    """Return the seconds of each layer's forward and backward in one call of the model.
 
     Nothing of it reaches the model itself. Random numbers are drawn: put them back.
     """
@@ -114,7 +114,7 @@ def seconds_of(
 
 
 class _Clock:
-    """Hears the forward of a layer, and lets it compute again by itself."""
+    """Hooks the forward of a layer, and repeats it alone."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self._seconds, self._runs = seconds, False
@@ -154,7 +154,7 @@ def _trains(one: object) -> bool:
 
 
 def _now(args: tuple[Any, ...]) -> float:
-    """The time at which the device has done what it was asked."""
+    """Return the time after synchronising the device."""
     for one in leaves(args):
         if isinstance(one, Tensor) and one.device.type != "cpu":
             accelerators.recorded(one.device).synchronize()

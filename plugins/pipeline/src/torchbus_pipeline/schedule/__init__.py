@@ -1,1 +1,1 @@
-"""Passes: which rank computes which micro-batch when, and what it sends to whom."""
+"""Runs passes: the order of micro-batches on each rank, and the messages between ranks."""

@@ -1,4 +1,4 @@
-"""What goes into a chain of layers: its input, and what each layer gets besides."""
+"""The inputs of a chain of layers: its input, and each layer's extra arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_EXTRA: Extra = ((), {})
 
 
 class Inputs(NamedTuple):
-    """``x``: the input, with samples in dim 0. ``extras``: each layer's other arguments.
+    """Inputs of a chain. ``x``: with samples in dim 0. ``extras``: each layer's other arguments.
 
     ``by_rows``: the places, among all leaves of the extras, of tensors that have a row for each
     sample. ``originals``: the containers and objects that each layer gets from the loop; the
@@ -30,11 +30,11 @@ class Inputs(NamedTuple):
     originals: list[list[object]]
 
     def part(self, index: int, count: int) -> Tensor:
-        """The input of one micro-batch."""
+        """Return the input of one micro-batch."""
         return self.x.detach().tensor_split(count)[index]
 
     def extra(self, layer: int, index: int, count: int, known: dict[int, object]) -> Extra:
-        """The other arguments of a layer, for one micro-batch.
+        """Return the extra arguments of a layer for one micro-batch.
 
         ``known``: the micro-batch's own copies of what layers could write to.
         """
@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
 
 
 def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> Inputs:
-    """The inputs, with copies of what layers could write to."""
+    """Return the inputs, with copies of objects that layers could write to."""
     mine = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
     known: dict[int, object] = {}
     copies = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
@@ -71,7 +71,7 @@ def tensors_in(extra: Extra) -> list[Tensor]:
 
 
 def rows_in(x: Tensor, extras: list[Extra]) -> dict[int, bool]:
-    """Whether the tensors among all leaves of the extras have as many rows as there are samples.
+    """Return, for the leaves of the extras, which tensors have a row per sample.
 
     By their places: a mask may be None in one batch, and a tensor in another.
     """
@@ -84,7 +84,7 @@ def rows_in(x: Tensor, extras: list[Extra]) -> dict[int, bool]:
 
 
 def check(name: str, x: object, extras: list[Extra]) -> Tensor:
-    """The input. Raises Unsupported for what can't be cut into micro-batches or sent."""
+    """Return the input. Raises Unsupported if it can't be cut into micro-batches or sent."""
     if not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
         kind = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise Unsupported(

@@ -1,7 +1,7 @@
-"""What layers get besides tensors: an object that they write to belongs to its micro-batch.
+"""Non-tensor arguments of layers: an object that layers write to belongs to its micro-batch.
 
-Such as a decoder's cache of keys and values: each micro-batch has a copy of its own. What a layer
-has written is on its rank alone, so the loop must not read it afterwards.
+For example a decoder's key-value cache: each micro-batch has a copy. A layer's writes exist only on
+its rank, so the loop must not read them afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ READ = "__getattribute__"
 
 
 def mutable_in(value: object) -> list[object]:
-    """The containers and objects that a layer could write to, but for what is inside of them."""
+    """Return the containers and objects that a layer could write to, without their contents."""
     if isinstance(value, SHARED_TYPES):
         return []
     if isinstance(value, tuple):
@@ -60,7 +60,7 @@ def mutable_in(value: object) -> list[object]:
 
 
 def held_in(value: object) -> list[object]:
-    """Everything in it that is neither a container nor an object, once each."""
+    """Return the leaves that are neither containers nor objects, each once."""
     return list(_held(value, set()))
 
 
@@ -76,7 +76,7 @@ def _held(value: object, seen: set[int]) -> Iterator[object]:
 
 
 def copied(value: T, known: dict[int, object]) -> T:
-    """A copy that shares nothing but ``SHARED_TYPES``. ``known``: existing copies, by id."""
+    """Return a deep copy that shares only ``SHARED_TYPES``. ``known``: existing copies, by id."""
     for one in held_in(value):
         if isinstance(one, Tensor | Module | torch.Generator):
             known.setdefault(id(one), one)
@@ -88,15 +88,16 @@ def copied(value: T, known: dict[int, object]) -> T:
 
 
 class Given:
-    """A layer's copy of what it could write to, and the loop's own."""
+    """A layer's copy of an object that it could write to, and the loop's original."""
 
     def __init__(self, original: object, copy: object) -> None:
         self.original, self._copy = original, copy
         self._before, self._versions = held_in(copy), _versions(copy)
 
     def is_written(self, layer: str) -> bool:
-        """Whether the layer has. Raises Unsupported where the loop could not be stopped from
-        reading it.
+        """Whether the layer has written.
+
+        Raises Unsupported if reads of the loop can't be prevented.
         """
         name, versions = type(self.original).__name__, _versions(self._copy)
         if any(versions.get(key, now) != now for key, now in self._versions.items()):
@@ -119,7 +120,7 @@ def _versions(value: object) -> dict[int, int]:
 
 
 def refuse_reading(written: object, model: str) -> None:
-    """Let every use of an object raise Unsupported from now on."""
+    """Make every further use of an object raise Unsupported."""
     cls = type(written)
     if READ in vars(cls):
         return

@@ -1,4 +1,4 @@
-"""One pass of a batch through the stages, a micro-batch at a time."""
+"""One pass of a batch through the stages, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Key = tuple[int, int]
 
 
 class Run:
-    """Keeps what the backward needs. ``count`` micro-batches; ``trains``: there will be a backward.
+    """A pass of ``count`` micro-batches. ``trains``: it stores what the backward needs.
 
-    An error of a layer is kept in ``error``, and the pass goes on with nothing. So the other ranks
-    are not left waiting. ``is_broken``: something else ended it here, such as an exception out of a
-    signal handler: the others wait for messages that do not come.
+    An error of a layer is stored in ``error``, and the pass continues without values. So the other
+    ranks are not left waiting. ``is_broken``: something else ended it here, such as an exception
+    out of a signal handler: the others wait for messages that do not come.
     """
 
     def __init__(self, cut: Cut, link: Link, inputs: Inputs, count: int, trains: bool) -> None:
@@ -83,7 +83,7 @@ class Run:
         return made
 
     def _note_written(self, number: int, watched: list[Given]) -> None:
-        """What a layer has written to is here, and nowhere where the loop could read it."""
+        """Disable objects that a layer has written to: the loop would read stale values."""
         for one in watched:
             if one.is_written(f"{self.cut.found.names()[number]} of {self.cut.name}"):
                 self.cut.written.add(type(one.original))
@@ -113,8 +113,10 @@ class Run:
         seed: Tensor | None = None,
         root: Tensor | None = None,
     ) -> None:
-        """The backward of ``forward``. For the last stage, ``seed`` is the gradient of its output,
-        or ``root`` is a loss that was computed from that.
+        """Run the backward of ``forward``.
+
+        For the last stage, ``seed`` is the gradient of its output, or ``root`` a loss computed from
+        it.
         """
         made, given = self._made.get((stage, index)), self._given.get((stage, index))
         if given is None:
@@ -152,7 +154,7 @@ class Run:
             self.error = self.error or error
 
     def input_gradient(self) -> Tensor | None:
-        """The gradient of the chain's input, once every micro-batch of stage 0 is through."""
+        """Return the gradient of the chain's input, after all micro-batches of stage 0."""
         parts = [self._given[0, index] for index in range(self.count)]
         return torch.cat([torch.zeros_like(one) if one.grad is None else one.grad for one in parts])
 
@@ -172,7 +174,7 @@ FAILED = -1
 
 
 class Link:
-    """The messages of one pass. A message has a number, so that none is taken for another."""
+    """The messages of one pass. Each has a number, so that they can't be mixed up."""
 
     def __init__(self, team: Team, device: torch.device) -> None:
         self._team, self._device = team, device
@@ -185,7 +187,7 @@ class Link:
             self._send(place, tag, BODY, tensor.detach().contiguous())
 
     def receive(self, place: int, tag: int) -> Tensor | None:
-        """Receive what ``send`` has sent there."""
+        """Receive a message of ``send``."""
         head = torch.empty(MOST_DIMS + 2, dtype=torch.int64, device=self._device)
         self._receive(place, tag, HEAD, head)
         made = self._like(head)
@@ -203,7 +205,7 @@ class Link:
         return gradient
 
     def spread(self, tensor: Tensor | None, place: int) -> Tensor | None:
-        """The tensor of one place, on all ranks of the pipeline. None: it has failed."""
+        """Broadcast the tensor of one place to the pipeline. None: it has failed."""
         mine = self._team.place == place
         head = self._head(tensor)
         self._team.spread(head, place)

@@ -1,4 +1,4 @@
-"""GPipe: all micro-batches forward, and in the loop's backward all of them back.
+"""GPipe: all forwards in the loop's forward, all backwards in the loop's backward.
 
 The output is there at once, on all ranks, so that the loop may do anything with it.
 
@@ -21,7 +21,7 @@ from torchbus_strategy import random_streams
 
 
 def forward(one: Pass) -> Tensor | None:
-    """The whole output, on all ranks. None on all of them if a layer has failed on some rank."""
+    """Return the whole output on all ranks; None on all if a layer has failed on some rank."""
     run, ours = one.run, one.run.cut.local_stages
     with one.stream.drawn_from():
         for stage in ours:
@@ -55,7 +55,7 @@ class Chain(torch.autograd.Function):
 
 
 def backward(one: Pass, gradient: Tensor, needs_input: bool) -> Tensor | None:
-    """Drive the stages back. Returns the gradient of the input, on all ranks, if it is needed."""
+    """Run the stages' backwards. Returns the gradient of the input on all ranks, if needed."""
     run = one.run
     retain = one.begin_backward(run)
     seeds = gradient.tensor_split(run.count)
@@ -75,7 +75,7 @@ def _is_last(one: Pass, stage: int) -> bool:
 
 @dataclass
 class Pass:
-    """One forward of the loop, and the backward that belongs to it.
+    """One forward of the loop with its backward.
 
     ``begin_backward``: raises Unsupported unless the session runs a backward; returns whether the
     loop keeps the graph.
@@ -87,13 +87,13 @@ class Pass:
     begin_backward: Callable[[Run], bool]
 
     def input_gradient(self) -> Tensor | None:
-        """The gradient of the input, from the first place to all of the pipeline."""
+        """Broadcast the input's gradient from the first place to the pipeline."""
         mine = self.run.input_gradient() if 0 in self.run.cut.local_stages else None
         return self.link.spread(mine, self.run.cut.place_of(0))
 
 
 class LocalStream:
-    """Seeded for each pass from the common stream, which does not advance.
+    """Generators seeded for each pass from the common stream, which does not advance.
 
     A pass is known by the clock of the session and its number since that moved. So a run that
     resumes from a checkpoint draws the numbers that it would have drawn.

@@ -20,7 +20,7 @@ class Library(Protocol):
         """Why this weight can't be quantised, or ""."""
 
     def quantise(self, name: str, weight: Tensor) -> tuple[dict[str, Tensor], Any]:
-        """The tensors that replace the weight, and the settings that are no tensors."""
+        """The tensors that replace the weight, and the settings that are not tensors."""
 
     def dequantise(self, tensors: Mapping[str, Tensor], settings: Any) -> Tensor:
         """The weight again, rounded, in its own dtype."""

@@ -303,7 +303,7 @@ def names_unit(name: str) -> str:
 
 
 def in_order(names: list[str], system: bool) -> list[str]:
-    """Sort names: losses, the user's other metrics, and those that a session logs by itself.
+    """Sort names: losses, the user's other metrics, and those that a session logs automatically.
 
     System metrics have the order of ``TITLES``.
     """

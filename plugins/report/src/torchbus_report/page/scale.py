@@ -1,4 +1,4 @@
-"""Axes: from values to places, with round numbers as ticks."""
+"""Axes: map values to positions, with round ticks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The script of the page: hover, zoom, a logarithmic axis, runs to hide, and pictures to leaf through.
 
-The page is complete without it. It draws a chart anew only if the reader has changed something.
+The page is complete without it. It redraws a chart only if the reader has changed something.
 """
 
 from __future__ import annotations

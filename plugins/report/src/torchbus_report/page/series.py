@@ -14,7 +14,7 @@ SMOOTHED_OVER = 0.03
 
 @dataclass(frozen=True)
 class Series:
-    """A curve.
+    """A curve of one metric in one run.
 
     ``points`` are (x, y) in the order of x. y is NaN if a value was not finite; there are ``lost``
     such values. ``smoothed`` is empty if smoothing shows nothing new. ``color`` is an index of the

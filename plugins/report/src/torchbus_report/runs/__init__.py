@@ -1,1 +1,1 @@
-"""Runs, as the local logger has left them in their folders."""
+"""Reads the run folders of the local logger."""

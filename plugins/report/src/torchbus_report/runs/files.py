@@ -1,4 +1,4 @@
-"""Open the files in a run's folder, which anybody may have filled.
+"""Opens the files of a run's folder as untrusted input.
 
 Nothing outside the folder is opened. Nothing blocks, and no more is read than fits in memory."""
 

@@ -25,7 +25,7 @@ class Picture:
     path: Path
 
     def content(self, folder: Path) -> bytes | None:
-        """Return the file, or None if it can't be read, or is no PNG file."""
+        """Return the file, or None if it can't be read, or is not a PNG file."""
         try:
             found = files.whole(self.path, folder)
         except Unreadable:

@@ -34,7 +34,7 @@ OTHERWISE = (
     " between ranks. Seed them, or create the data set inside the block"
 )
 ON_PURPOSE = (
-    "If each rank should have data of its own, pass replace_sampler=False (torchbus assumes so if"
+    "If each rank should have different data, pass replace_sampler=False (torchbus assumes so if"
     " the script asks for its rank, by s.rank, torch.distributed or torchrun's variables)"
 )
 LOCAL_DATA = (
@@ -62,7 +62,7 @@ class Contents:
         return self._is_known(loader) and id(loader.dataset) in self._local
 
     def compare(self, loader: DataLoader[object]) -> None:
-        """Compare one data set. All ranks call it alike.
+        """Compare one data set. All ranks must call it.
 
         Raises RanksDiverged on all ranks if the data sets differ, unless the script asks for its
         rank.

@@ -45,8 +45,8 @@ class Begun(IterableDataset[object]):
 def begin(loader: DataLoader[object]) -> tuple[int, Beginning | None]:
     """Read the first item. Return a digest of it, and the reading, for the pass to go on with.
 
-    The generators are put back to where they were. With workers, which read for themselves, so is
-    the dataset, and there is no reading to go on with, unless the dataset can be read only once.
+    The generators are restored. With workers, which read separately, so is the dataset, and no
+    reading is continued, unless the dataset can be read only once.
     """
     before = random_streams.read()
     try:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.utils.data import WeightedRandomSampler
 
 CHUNK = 32  # with replacement, torch draws so many at a time
-WHOLE = 2**26  # so many indices and fewer are one piece, if nobody else draws from the generator
+WHOLE = 2**26  # so many indices and fewer are one piece, if no other code draws from the generator
 PIECES = (2**12, 2**22)  # the first and the largest piece of more
 SCRATCH = 2**16
 
@@ -116,7 +116,7 @@ class Weighted:
 class WithReplacement:
     """Independent indices.
 
-    ``ahead``: nobody else draws from the generator, so pieces may be larger than needed now.
+    ``ahead``: no other code draws from the generator, so pieces may be larger than needed now.
     """
 
     def __init__(self, high: int, total: int, generator: Generator, ahead: bool) -> None:
@@ -124,7 +124,7 @@ class WithReplacement:
         self.total = total
         self.generator = generator
         self._ahead = ahead
-        self.shared = ahead and total <= WHOLE  # smaller pieces are drawn by each rank for itself
+        self.shared = ahead and total <= WHOLE  # each rank draws smaller pieces separately
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""An order that is divided anew between two steps, for ranks that come and go."""
+"""An order that is divided again between two steps, for ranks that come and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchbus_sampler.orders.shared import digest
 from torchbus_strategy import random_streams
 
 STREAM = (
-    "a loader over {}, an IterableDataset: a stream can't be divided anew when a replica comes or"
+    "a loader over {}, an IterableDataset: a stream can't be divided again when a replica comes or"
     " goes. Use a map-style dataset, or let the dataset divide itself, with replace_sampler=False"
 )
 
@@ -35,7 +35,7 @@ def in_phrases(session: Context, local_batch: bool, batch_size: int | None) -> s
     parts = session.world.data.parts
     over = f"{parts} ranks" if parts == session.world_size else f"{parts} groups of ranks"
     if session.world.divides_anew:
-        over = f"{parts} ranks of all replicas, anew when one comes or goes,"
+        over = f"{parts} ranks of all replicas, again when one comes or goes,"
     if local_batch:
         idle = without_samples(parts, batch_size)
         words = f"; {idle} of them have none, as each gets two samples at least" if idle else ""
@@ -176,7 +176,7 @@ class ElasticIndices(DividedOrder):
         self.take_back()
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators of its own that the user's sampler draws from."""
+        """The generators that the user's sampler owns and draws from."""
         holders = (self._inner, getattr(self._inner, "sampler", None))
         found = [getattr(one, "generator", None) for one in holders]
         return [one for one in found if isinstance(one, torch.Generator)]

@@ -1,7 +1,7 @@
 """An array that the ranks of a node share.
 
 It is a file in memory without a name. The kernel frees it when the last rank releases it, or is
-killed. Each rank that wants the array offers a file of its own, and the store takes the first. Its
+killed. Each rank that needs the array offers a file, and the store accepts the first. Its
 rank draws while it holds a lock on the file. The others open the file through /proc, wait for the
 lock, and map the file for reading."""
 

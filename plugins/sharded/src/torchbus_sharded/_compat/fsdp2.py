@@ -36,7 +36,7 @@ LEFT_BY_ENGINE = (
 
 
 class Pair(Protocol):
-    """One parameter, as ``FSDPParam`` keeps it, with what this package notes about it.
+    """The attributes of ``FSDPParam`` that this package reads and adds.
 
     ``UsedParameters`` has notes on gradients, and ``Writes`` has the versions that it has seen.
     """
@@ -53,7 +53,7 @@ class Pair(Protocol):
 
 
 class Group(Protocol):
-    """The parameters that are gathered together, as ``FSDPParamGroup`` keeps them."""
+    """The attributes of ``FSDPParamGroup``: parameters that are gathered together."""
 
     fsdp_params: list[Pair]
     comm_ctx: Any
@@ -68,7 +68,7 @@ class Group(Protocol):
 
 
 def _once(find: Callable[[Any], T]) -> Callable[[Module], T]:
-    """Find it once, and keep it in the engine's state of the model.
+    """Look it up once, and cache it in the engine's state of the model.
 
     It stays the same until the end of the block.
     """
@@ -114,13 +114,13 @@ def pairs_in(model: Module) -> list[Pair]:
 
 @_once
 def names_in(model: Module) -> set[str]:
-    """The names of its parameters at the first call, when it was divided."""
+    """The names of its parameters when it was sharded."""
     return {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
 
 @_once
 def places_in(model: Module) -> list[tuple[dict[str, nn.Parameter | None], str, Pair]]:
-    """The dicts and names under which its modules had parameters when it was divided."""
+    """The dicts and names under which its modules held parameters when it was sharded."""
     pair_of = {id(pair.sharded_param): pair for pair in pairs_in(model)}
     return [
         (there, name, pair_of[id(one)])
@@ -132,12 +132,12 @@ def places_in(model: Module) -> list[tuple[dict[str, nn.Parameter | None], str, 
 
 @_once
 def buffers_in(model: Module) -> list[dict[str, Tensor | None]]:
-    """The dict of buffers of each of its modules, which may replace its buffers."""
+    """The buffer dict of each of its modules."""
     return [buffers(module) for module in model.modules()]
 
 
 def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
-    """The whole tensors that the engine has made, each with the part that this rank keeps."""
+    """The whole tensors that the engine has made, each with this rank's shard."""
     found = [(unsharded(pair), pair.sharded_param) for pair in pairs_in(model)]
     return [(whole, part) for whole, part in found if whole is not None]
 
@@ -166,21 +166,21 @@ def _unreduced(group: Group) -> Iterator[Pair]:
 
 
 def can_reset(model: Module) -> bool:
-    """Whether ``reset`` does anything but raise: since torch 2.13."""
+    """Whether ``reset`` works instead of raising: since torch 2.13."""
     return hasattr(model, "reset_iter_state")
 
 
 def reset(model: Module) -> None:
-    """Clean up after a forward or a backward that an exception has left.
+    """Clean up after an exception in a forward or a backward.
 
-    Gradients on their way are lost. Nothing is sent.
+    Gradients that are being reduced are lost. It runs no collective.
     """
     unit: Any = model
     if not can_reset(model):
         raise Unsupported(
             f"an exception left a forward or backward of {original_class(model).__name__} under"
-            " strategy='fsdp', and this torch can't go on after that: let it end the run, install"
-            " torch 2.13 or later, or use strategy='ddp'"
+            " strategy='fsdp', and this torch can't continue after that: let it end the run,"
+            " install torch 2.13 or later, or use strategy='ddp'"
         )
     if unit._get_fsdp_state()._is_root is None:
         return  # it has computed nothing yet, and torch can't reset what it makes at the first call
@@ -198,7 +198,7 @@ def original_class(module: Module) -> type[Module]:
 
 
 def name_as_before(unit: Module) -> Callable[[], None]:
-    """Give the class that torch has made the name of the script's own class.
+    """Rename the class that torch has made to the script's class.
 
     Returns a function that puts torch's name back.
     """
@@ -208,7 +208,7 @@ def name_as_before(unit: Module) -> Callable[[], None]:
 
 
 def gather_ahead(unit: FSDPModule) -> None:
-    """What a backward gathers ahead it need not wait for.
+    """Prefetch in backward without waiting.
 
     Without ``_set_unshard_async_op`` in 2.13 or later, which older releases don't have: UsageError.
     """
@@ -220,7 +220,7 @@ def gather_ahead(unit: FSDPModule) -> None:
 
 
 def forget_engine(module: Module) -> None:
-    """Take away what the engine has put into a module: hooks, attributes and its class."""
+    """Remove the engine's hooks, attributes and class from a module."""
     for kind in MODULE_HOOKS:
         hooks = getattr(module, kind)
         for key in [

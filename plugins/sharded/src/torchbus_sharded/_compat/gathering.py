@@ -1,4 +1,4 @@
-"""When torch's ``fully_shard`` gathers whole parameters, and when it lets them go.
+"""Hooks into when torch's ``fully_shard`` gathers whole parameters, and when it frees them.
 
 All were seen in 2.13. Without one of them: AttributeError by its name, when a model computes.
 """
@@ -15,7 +15,7 @@ from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, unsharded
 
 
 def gathered_now(group: Group) -> list[tuple[Pair, nn.Parameter]]:
-    """The parameters, each with its whole tensor. There are none while they are not gathered."""
+    """Yield the parameters with their whole tensors; nothing while they are not gathered."""
     gathered = [pair for pair in group.fsdp_params if pair.sharded_state.name == "UNSHARDED"]
     found = [(pair, unsharded(pair)) for pair in gathered]
     return [(pair, whole) for pair, whole in found if whole is not None]
@@ -27,7 +27,9 @@ def is_in_forward(group: Group) -> bool:
 
 
 def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable[[], None]:
-    """Call a function before a group's whole parameters are let go. Returns what undoes it.
+    """Call a function before a group's whole parameters are freed.
+
+    Returns a function that undoes it.
 
     The engine reshards at the end of a forward and of a backward, in compiled models as well.
     """
@@ -49,7 +51,7 @@ def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable
 
 
 def gather_after_writes(group: Group) -> None:
-    """Let what is gathered from now on wait for what the device has been told to write.
+    """Let later gathers wait for the writes that are queued on the device.
 
     Torch's engine waits at the beginning of a forward only.
     """
@@ -58,7 +60,7 @@ def gather_after_writes(group: Group) -> None:
 
 
 def let_go_of_early(module: Module) -> None:
-    """Drop what was prefetched and never used: its values are old.
+    """Drop prefetched parameters that were not used, because their values are stale.
 
     Its unit is gathered again.
     """

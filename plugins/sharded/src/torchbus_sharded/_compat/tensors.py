@@ -1,4 +1,4 @@
-"""What tensors and modules keep to themselves.
+"""Private attributes of tensors and modules.
 
 All were seen in 2.6 to 2.13.
 """
@@ -55,7 +55,7 @@ as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableT
 """Without it: AttributeError when the package is imported."""
 
 current_graph_task_id: Callable[[], int] = private(
-    torch._C, "_current_graph_task_id", "tells a forward inside a backward from the loop's own"
+    torch._C, "_current_graph_task_id", "distinguishes a forward inside a backward from the loop's"
 )
 """Without it: UsageError at the first forward."""
 
@@ -73,7 +73,7 @@ MODULE_HOOKS = (
 
 
 def share_backward_hooks(old: Any, new: Any) -> None:
-    """``handle.remove()`` goes on to work. Without ``_backward_hooks``: see ``backward_hooks``."""
+    """Keep ``handle.remove()`` working. Without ``_backward_hooks``: see ``backward_hooks``."""
     if backward_hooks(old):
         new._backward_hooks = backward_hooks(old)
 

@@ -1,4 +1,4 @@
-"""Checks for what would hang, or would be silently wrong, under sharding.
+"""Checks against hangs and silently wrong results under sharding.
 
 They compare, refuse and report. They change no value.
 """

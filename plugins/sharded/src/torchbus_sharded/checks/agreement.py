@@ -1,4 +1,4 @@
-"""Ranks that go different ways are detected before they gather or reduce different things."""
+"""Detects ranks whose collectives diverge, before they gather or reduce different tensors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ T = TypeVar("T")
 
 
 class Gathered(NamedTuple):
-    """What the ranks have exchanged: flags that any of them has set, and sums of numbers."""
+    """The result of an exchange: flags that any rank has set, and sums of numbers."""
 
     flags: bytes
     totals: list[float]
 
 
 class Agreement:
-    """Compares what the ranks are about to do, over connections of its own.
+    """Verifies over a separate process group that all ranks are about to run the same collective.
 
-    There, a collective of one rank never meets another collective of another rank. That would abort
-    gloo, hang NCCL or, if the sizes agree by chance, mix up the data. For the same reason all its
-    messages have one size.
+    There, mismatched collectives can't pair up. Such a pair would abort gloo, hang NCCL or, if the
+    sizes agree by chance, mix up the data. For the same reason all its messages have one size.
     """
 
     def __init__(self, session: Context) -> None:
@@ -71,11 +70,11 @@ class Agreement:
         return self.room - count
 
     def passing(self, what: str) -> None:
-        """Note what this rank does. The ranks compare it at the next ``sync``."""
+        """Record this rank's action, which the ranks compare at the next ``sync``."""
         self._passed = crc32(what.encode(), self._passed)
 
     def collectives(self) -> int:
-        """How many collectives the main process group has run since the ranks last met."""
+        """Number of collectives of the main process group since the last exchange."""
         return self._counted() - self._met_at
 
     def sync(
@@ -108,7 +107,7 @@ class Agreement:
         )
 
     def mean(self, what: str, numbers: Tensor) -> Tensor:
-        """The means over ranks of a few numbers, which they exchange in a ``sync``."""
+        """Means over ranks of a few numbers, which a ``sync`` exchanges."""
         totals = self.sync(what, numbers=numbers.tolist()).totals[: len(numbers)]
         return (
             torch.tensor(totals, dtype=numbers.dtype, device=numbers.device)
@@ -125,14 +124,13 @@ class Agreement:
         return [bytes(row) for row in reported.tolist()]
 
     def gather_objects(self, what: T) -> list[T]:
-        """What every rank passes. All ranks call it, after ``sync``."""
+        """Return the values of all ranks. All ranks call it, after ``sync``."""
         return all_gather_object(what, self._session.world_size, self._group)
 
     def _forget(self) -> None:
-        """Let go of the group.
+        """Release the group.
 
-        A process that is forked later, and collects this garbage, would wait for the group's
-        threads, which it does not have.
+        A later fork that garbage-collected it would wait for the group's threads, which it lacks.
         """
         self._group = None
 
@@ -148,7 +146,7 @@ class Agreement:
 
 
 def _counter() -> Callable[[], int]:
-    """A function that counts the collectives of the main process group, if its backend does."""
+    """Return a function that counts the main process group's collectives, if the backend can."""
     count = count_of_collectives()
     try:
         count()

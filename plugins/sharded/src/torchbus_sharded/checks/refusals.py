@@ -1,4 +1,4 @@
-"""What fsdp refuses before torch does, in words that name the offender and the remedy."""
+"""Errors of fsdp, raised before torch's with the offender and the remedy."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from torchbus_strategy import sharding
 OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
 """What torch says of parts outside of forward."""
 BY_ITSELF = (
-    "{}.forward is called by itself, and what gathers its parameters under strategy='fsdp' is a"
-    " call of the module: call it (module(x)), or take module.forward after the optimizer was made"
+    "{}.forward was called directly, but under strategy='fsdp' only a call of the module gathers"
+    " its parameters: call module(x), or read module.forward after the optimizer was made"
 )
 ASSIGNED = "(torch.nn.Parameter or None expected)"
 PART_FIRST = "FSDP state has already been lazily initialized"
 
 
 def translate(error: BaseException | None, models: Iterable[Module]) -> Unsupported | None:
-    """What to say instead of torch's own words, if these are about divided tensors."""
+    """Return the message that replaces torch's if that is about sharded tensors."""
     if isinstance(error, RuntimeError) and PART_FIRST in str(error):
         return Unsupported(
-            "a part of a model was called by itself before the model that its optimizer has (such"
-            " as model.module of a DataParallel, or a block): under strategy='fsdp' the whole is"
-            " called first. Call the whole in both places, or use strategy='ddp'"
+            "a part of a model was called before the model that its optimizer holds (such as"
+            " model.module of a DataParallel, or a block): under strategy='fsdp' the whole model"
+            " must be called first. Call the whole in both places, or use strategy='ddp'"
         )
     is_mixture = sharding.has_sign(error, *OUTSIDE)
     is_assigned = isinstance(error, TypeError) and ASSIGNED in str(error)
@@ -56,7 +56,7 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
 
 
 def _is_by_itself(forward: FrameType, caller: FrameType) -> bool:
-    """Whether the script calls a unit's forward, and not torch or a class that extends it."""
+    """Whether the script itself calls a unit's forward, not torch or a subclass."""
     module = forward.f_locals.get("self")
     return (
         isinstance(module, FSDPModule)
@@ -74,7 +74,7 @@ def _new_parameter(models: Iterable[Module]) -> str:
 
 
 def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
-    """For an operation on parts, which names the method, or else the line."""
+    """Explain an error of an operation on shards, by its method or else its line."""
     parts = {
         id(part): original_class(model).__name__ for model in models for part in model.modules()
     }
@@ -107,7 +107,7 @@ COPIES = ("__deepcopy__", "__reduce_ex__")
 
 
 def refuse_optimizer(optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer whose step needs more than this rank's parts."""
+    """Raise UsageError for an optimizer whose step needs more than this rank's shards."""
     for cls, (what, remedy) in TOGETHER.items():
         if isinstance(optimizer, cls):
             raise UsageError(
@@ -168,7 +168,7 @@ def refuse_borrowed(model: Module) -> None:
 
 
 def refuse_replaced(model: Module) -> None:
-    """Raise Unsupported if a parameter is another object now: the engine puts its own back."""
+    """Raise Unsupported if a parameter was replaced: the engine would restore its own."""
     for there, name, pair in places_in(model):
         one = there.get(name)
         if one is not None and one is not pair.sharded_param and one is not unsharded(pair):
@@ -177,7 +177,7 @@ def refuse_replaced(model: Module) -> None:
 
 
 def made_later(name: str, model: Module) -> str:
-    """What is said of a parameter that the engine does not have."""
+    """Return the message about a parameter that the engine does not manage."""
     return (
         f"{name} of {original_class(model).__name__} was made after strategy='fsdp' had divided the"
         " model (by an assignment, torch.nn.utils.prune, a parametrisation): make it before the"
@@ -192,7 +192,7 @@ Grad = Callable[..., tuple[Tensor, ...]]
 def refuse_derivatives(
     models: Iterable[Module], before_graph: Callable[[], None]
 ) -> Callable[[Grad], Grad]:
-    """Make a ``torch.autograd.grad`` that refuses parameters, out of torch's.
+    """Wrap ``torch.autograd.grad`` to refuse parameters.
 
     ``before_graph`` is called before one that makes a graph of the gradients.
     """
@@ -235,7 +235,7 @@ KNOWN = (Tensor.__hash__, Tensor.dim, Tensor.__repr__, Tensor.untyped_storage)
 
 
 class StaleParameter(nn.Parameter):
-    """May be given to an optimizer, which gets the part in its place. Other uses are refused.
+    """Placeholder of a freed parameter: an optimizer gets the shard instead; other uses raise.
 
     They would be wrong without a message.
     """
@@ -262,7 +262,7 @@ class StaleParameter(nn.Parameter):
 
 
 def empty(old: nn.Parameter) -> None:
-    """Let the values go."""
+    """Free the values."""
     if not isinstance(old, StaleParameter):  # a shared parameter has two names
         old.data = old.data.new_empty(0)
         old.__class__ = StaleParameter

@@ -1,4 +1,4 @@
-"""Models that are not divided: no optimizer had their parameters at their first call."""
+"""Models that are not sharded: no optimizer had their parameters at their first call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchbus.plugin import Context, RanksDiverged, Unsupported, UsageError
 
 
 class UndividedModels:
-    """They may compute, but must not be trained."""
+    """Tracks unsharded models, which may compute but must not be trained."""
 
     def __init__(self, session: Context, divided: Collection[Module]) -> None:
         self._session = session
@@ -24,7 +24,7 @@ class UndividedModels:
     def add(self, model: Module) -> None:
         """Note a model that was called.
 
-        A wrapper of divided models (``torch.compile(model)``) has no parameters of its own.
+        A wrapper of sharded models (``torch.compile(model)``) has no further parameters.
         """
         ours = self._undivided_parameters(model)
         if ours and model not in self._models and not any(parameter.is_meta for parameter in ours):
@@ -35,7 +35,7 @@ class UndividedModels:
         self._models.pop(model, None)
 
     def refuse_gradients(self) -> None:
-        """Raise Unsupported if a backward has reached one: its gradients are not averaged."""
+        """Raise Unsupported if a backward has reached one, whose gradients are not averaged."""
         for model in self._models:
             if any(parameter.grad is not None for parameter in self._undivided_parameters(model)):
                 raise Unsupported(
@@ -45,7 +45,7 @@ class UndividedModels:
                 )
 
     def _undivided_parameters(self, model: Module) -> list[Parameter]:
-        """The parameters that belong to no divided model."""
+        """Return the parameters that belong to no sharded model."""
         divided = {part for root in self._divided for part in root.modules()}
         return [
             parameter
@@ -55,7 +55,7 @@ class UndividedModels:
         ]
 
     def refuse_trained(self) -> None:
-        """Raise RanksDiverged, on all ranks, if such a model was trained by other means.
+        """Raise RanksDiverged, on all ranks, if such a model was trained nevertheless.
 
         All ranks call it, at the end.
         """
@@ -75,7 +75,7 @@ class UndividedModels:
                     and not math.isclose(mine[number][2], after, rel_tol=1e-6, abs_tol=1e-12)
                 ):
                     raise RanksDiverged(
-                        f"{name}, which no optimizer has, is not the same on all ranks any more:"
+                        f"{name}, which no optimizer has, is no longer the same on all ranks:"
                         " gradients that are made by torch.autograd.grad and applied by hand are"
                         " not averaged. Use an optimizer, or apply s.reduce(gradient)"
                     )
@@ -86,7 +86,7 @@ def _sum(parameters: list[Parameter]) -> float:
 
 
 def can_be_divided(model: Module) -> bool:
-    """Whether there is something to divide. Raises UsageError for what can't be."""
+    """Whether the model can be sharded and has parameters. Raises UsageError if it can't."""
     divided = [
         name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)
     ]

@@ -1,4 +1,4 @@
-"""Which parameters a backward has reached, on any rank.
+"""Finds the parameters that a backward has reached on any rank.
 
 The engine sends zeros for the others, so that all ranks send the same.
 """
@@ -18,14 +18,14 @@ from torchbus_sharded.checks.agreement import REMEDY, Agreement
 from torchbus_sharded.engine.meta import forward_to
 
 REACHED, COUNTED = 1, 2
-"""A backward has reached a parameter: of the flags that ranks give, the greatest is told."""
+"""A backward has reached a parameter; the ranks take the maximum of their flags."""
 
 
 class UsedParameters:
-    """Flags that the ranks tell each other.
+    """Flags that the ranks exchange about a backward.
 
-    One says that a rank's backward counts. For each model, one says that the backward reached it,
-    and one that it did not. One for each parameter says how it was reached.
+    One flag: this rank's backward counts. Two for each model: the backward reached it, or did not.
+    One for each parameter: how it was reached.
     """
 
     def __init__(self, agreement: Agreement) -> None:
@@ -34,11 +34,11 @@ class UsedParameters:
         self._places: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     def add(self, model: Module) -> None:
-        """Add a model that was divided. All ranks call it with the same models."""
+        """Add a sharded model. All ranks call it with the same models."""
         self._places[model] = self._agreement.make_room(2 + len(pairs_in(model)))
 
     def begin(self) -> None:
-        """Before a backward."""
+        """Reset before a backward."""
         for model in self._places:
             for pair in pairs_in(model):
                 _watch(pair)
@@ -46,7 +46,7 @@ class UsedParameters:
                 pair.torchbus_had_none = pair.sharded_param.grad is None
 
     def flags(self, counts: bool) -> bytearray:
-        """This rank's flags, after the backward.
+        """Set this rank's flags after the backward.
 
         ``counts`` is False if this rank has only computed samples again that it had before, or
         none of its targets count.
@@ -63,7 +63,7 @@ class UsedParameters:
         return flags
 
     def clear_unreached(self, reported: bytes) -> None:
-        """Set a gradient to None if no rank has made one that counts, but others have some.
+        """Set a gradient to None if no rank has one that counts.
 
         ``reported``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them
         have reached a model.
@@ -88,7 +88,7 @@ class UsedParameters:
 
 
 def _watch(pair: Pair) -> None:
-    """Note when the whole tensor gets a gradient. It exists once its unit was gathered."""
+    """Record when the whole tensor, which exists after the first gather, gets a gradient."""
     whole = unsharded(pair)
     if (
         whole is not None
@@ -109,7 +109,7 @@ def _watch(pair: Pair) -> None:
 
 
 def _mark(pair: Pair) -> Callable[[Tensor], None]:
-    """Weakly: a tensor keeps its hooks where the garbage collector can't see them."""
+    """Call by a weak reference: the garbage collector can't see a tensor's hooks."""
     reference = weakref.ref(pair)
 
     def mark(_: Tensor) -> None:

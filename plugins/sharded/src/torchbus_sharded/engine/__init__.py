@@ -1,4 +1,4 @@
-"""Torch's ``fully_shard``: wrapping, prefetching, unsharding, models on the meta device.
+"""The engine, torch's ``fully_shard``: wrapping, prefetching, unsharding, meta device.
 
 Only this folder touches private parts of FSDP2.
 """

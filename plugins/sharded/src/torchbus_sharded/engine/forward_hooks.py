@@ -1,4 +1,4 @@
-"""Hooks around each forward of a divided model.
+"""Hooks around each forward of a sharded model.
 
 They check that all ranks are here, and keep torch's engine from making wrong gradients."""
 
@@ -33,7 +33,7 @@ from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives
 from torchbus_sharded.engine.writes import Writes
 
 CLOSELY = 3
-"""Backwards in which the ranks meet before each unit gathers; later they compare afterwards."""
+"""Number of backwards that compare the ranks before each gather; later ones compare at the end."""
 T = TypeVar("T")
 
 
@@ -68,7 +68,7 @@ class ForwardHooks:
         stack.callback(model.register_forward_hook(self._after).remove)
 
     def surround(self, model: Module, method: str, number: int) -> None:
-        """Let a method gather the parameters, as a call of the model does.
+        """Let a method gather the parameters as a call of the model does.
 
         It does not if such a call, or another such method, calls it.
         """
@@ -121,7 +121,7 @@ class ForwardHooks:
         if torch.is_inference_mode_enabled():
             _gather_outside(model)
         if model in self._forwards:
-            _reshard(model)  # an optimizer may have changed the parts since the last forward
+            _reshard(model)  # an optimizer may have changed the shards since the last forward
         if torch.is_grad_enabled():
             self._prefetch.begin(model)
 
@@ -133,15 +133,15 @@ class ForwardHooks:
         if not torch.is_grad_enabled() or any(
             pair.sharded_param.grad is not None for pair in pairs_in(model)
         ):
-            # What the loop does to parameters between forwards, such as `model.zero_grad()`, has to
-            # meet the parts that are kept.
+            # What the loop does to parameters between forwards, such as `model.zero_grad()`, must
+            # apply to the shards.
             _reshard(model)
 
     def _count(self, model: Module) -> None:
         self._forwards[model] = self._forwards.get(model, 0) + 1
         if self._forwards[model] == 2:
-            # One backward may go through both forwards: the one that ends first would let the
-            # parameters go while the other still needs them.
+            # One backward may go through both forwards: the one that ends first would free the
+            # parameters while the other still needs them.
             units_in(model)[0].set_reshard_after_backward(False)
 
     def keep_gathered(self) -> None:
@@ -151,12 +151,15 @@ class ForwardHooks:
             units_in(model)[0].set_reshard_after_backward(False)
 
     def stop_watching(self) -> None:
-        """The ranks need not be watched closely any more."""
+        """Compare the ranks less often from now on."""
         self._watches = False
         self._prefetch.start(self.writes.trust_versions())
 
     def reset_all(self) -> None:
-        """A backward has failed, and the loop may go on: if it can't, its next forward says so."""
+        """Called when a backward has failed.
+
+        If the loop can't continue, its next forward raises.
+        """
         for model in self._roots:
             if can_reset(model):
                 reset(model)
@@ -164,7 +167,7 @@ class ForwardHooks:
                 self._failed.add(model)
 
     def end(self) -> None:
-        """After a backward."""
+        """Called after a backward."""
         for model, forwards in self._forwards.items():
             if forwards > 1:
                 _reshard(model)
@@ -177,7 +180,7 @@ def _in_backward() -> bool:
 
 
 def _put_back(reference: weakref.ref[Module], method: str, replaced: object) -> None:
-    """Leave the method of the class, or what the script has put in its place."""
+    """Restore the method of the class, or the script's replacement of it."""
     model = reference()
     if model is not None:
         vars(model).pop(method, None)
@@ -185,7 +188,7 @@ def _put_back(reference: weakref.ref[Module], method: str, replaced: object) -> 
 
 
 def _gather_outside(model: Module) -> None:
-    """Gather what was never gathered: under inference_mode, it could not be trained afterwards."""
+    """Gather once: parameters first gathered under inference_mode could not be trained later."""
     if any(unsharded(pair) is None for pair in pairs_in(model)):
         with torch.inference_mode(False), torch.no_grad():
             for unit in units_in(model):
@@ -212,12 +215,12 @@ class Prefetch:
         self._order: list[Module] = []
 
     def add(self, model: Module) -> None:
-        """Let a backward prefetch without waiting."""
+        """Prefetch in backward without waiting."""
         for unit in units_in(model) if self._learns else []:
             gather_ahead(unit)
 
     def begin(self, model: Module) -> None:
-        """A forward for training begins."""
+        """Called when a forward for training begins."""
         if self._learns:
             self._order = []
             self._orders.setdefault(model, []).append(self._order)
@@ -226,11 +229,11 @@ class Prefetch:
         self._order.append(unit)
 
     def end(self) -> None:
-        """The forward has ended. Units that are called by themselves belong to no order."""
+        """Called when the forward has ended. Units that are called separately have no order."""
         self._order = []
 
     def start(self, forwards: bool) -> None:
-        """Prefetch from now on. All ranks have passed the same units, so all decide alike.
+        """Prefetch from now on. All ranks have passed the same units, so they decide the same.
 
         ``forwards``: also in forwards, which is wrong if they write to parts without a trace.
         """

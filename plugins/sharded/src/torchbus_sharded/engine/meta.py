@@ -1,4 +1,4 @@
-"""Models on the meta device get memory and values, one module after the other.
+"""Materialises models on the meta device, one module at a time.
 
 So no rank ever has more than one whole module."""
 
@@ -44,7 +44,7 @@ class MetaModules:
             if (found := _on_meta(module))
         ]
         self._made: dict[int, nn.Parameter] = {}
-        self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
+        self._old: list[Tensor] = []  # keeps their ids in use
         for path, module, found in self._waiting:
             if param_init_fn is None and not any(hasattr(module, name) for name in RESET_METHODS):
                 raise UsageError(
@@ -58,7 +58,7 @@ class MetaModules:
     def fill(
         self, device: torch.device, parts_on: torch.device, share: Callable[[Tensor], object]
     ) -> None:
-        """Give all tensors memory and values. All ranks call it.
+        """Allocate and initialise all tensors. All ranks call it.
 
         ``share`` gives a tensor rank 0's values.
         """
@@ -102,7 +102,7 @@ class MetaModules:
             )
 
     def _to_be_set(self, module: Module, names: Iterable[str]) -> list[str]:
-        """The tensors that must get values now.
+        """Return the tensors to initialise now.
 
         ``param_init_fn`` may leave those of a state_dict to ``load_state_dict``.
         """
@@ -148,7 +148,7 @@ def _put(module: Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _without_memory(tensor: Tensor) -> nn.Parameter:
-    """A parameter for which nothing is drawn, if a module initialises its children too.
+    """A parameter that ignores initialisation, for modules that initialise their children too.
 
     For a divided tensor, random numbers would be drawn.
     """
@@ -159,7 +159,7 @@ def _without_memory(tensor: Tensor) -> nn.Parameter:
 
 
 def _blank(tensor: Tensor, device: torch.device) -> Tensor:
-    """Memory that shows what nothing has set: it holds NaN, or the smallest integer."""
+    """Allocate memory filled with NaN or the smallest integer, to find what is not initialised."""
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     made.fill_(_mark(made))
     return (
@@ -200,7 +200,7 @@ def move(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) 
 
 
 def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
-    """A hook for the tensor in the graph. It calls the hooks of the part that the loop has.
+    """Return a hook for the tensor in the graph, which calls the hooks of the loop's shard.
 
     These may come and go.
     """
@@ -216,7 +216,7 @@ def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def zeros_instead(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Replace the gradients that a backward inside gives to tensors in the graph by zeros.
+    """Inside, replace a backward's gradients of tensors in the graph by zeros.
 
     A weight of 0 would leave NaN as it is.
     """

@@ -1,4 +1,4 @@
-"""Makes a divided model whole again, with the class, parameters and hooks that it had."""
+"""Restores a sharded model to a whole one, with its class, parameters and hooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_whole(model: Module) -> dict[int, nn.Parameter]:
         if isinstance(module, FSDPModule):
             module.reshard()  # the outermost stays gathered after a forward
     whole: dict[int, nn.Parameter] = {}
-    divided: list[DTensor] = []  # kept alive, so that no two have the same id
+    divided: list[DTensor] = []  # keeps them alive, so that ids stay unique
     for module in model.modules():
         for name, parameter in parameters(module).items():
             if isinstance(parameter, DTensor):
@@ -49,7 +49,7 @@ Strides = dict[str, tuple[int, ...]]
 
 
 def make_contiguous(model: Module) -> Strides:
-    """Let all parameters be contiguous. Returns the strides of those that were not, by name."""
+    """Make all parameters contiguous. Returns the strides of those that were not, by name."""
     found: Strides = {}
     for name, parameter in model.named_parameters():
         if not parameter.is_contiguous():
@@ -59,7 +59,7 @@ def make_contiguous(model: Module) -> Strides:
 
 
 def put_strides(model: Module, strides: Strides) -> None:
-    """Give whole parameters the strides that they had."""
+    """Restore the strides of whole parameters."""
     for name, stride in strides.items():
         parameter = model.get_parameter(name)
         whole = parameter.detach()

@@ -1,4 +1,4 @@
-"""Wrapping: which parts of a model are gathered together, just before they compute."""
+"""The wrapping policy: which parts of a model are units, gathered together before they compute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Policy = str | int | Collection[type[Module]] | None
 
 
 def check(policy: Policy) -> None:
-    """Raise UsageError for what is no policy."""
+    """Raise UsageError for an invalid policy."""
     if (
         policy is None
         or policy == "auto"
@@ -34,7 +34,7 @@ def check(policy: Policy) -> None:
 
 
 def units(model: Module, policy: Policy) -> list[Module]:
-    """The parts, inner ones first. The model itself is not among them.
+    """Return the units, inner ones first, without the model itself.
 
     Nor is a part that shares a parameter or a module with what is outside of it: a parameter can be
     gathered in one place only.
@@ -57,7 +57,7 @@ def units(model: Module, policy: Policy) -> list[Module]:
 
 
 def _holders(model: Module) -> dict[int, set[int]]:
-    """Which modules have a parameter or a module as their own, all by their ids."""
+    """Return the modules that own each parameter or module, by ids."""
     found: dict[int, set[int]] = {}
     for module in model.modules():
         for thing in (*parameters(module).values(), *module.children()):
@@ -80,7 +80,7 @@ def _has_all_to_itself(part: Module, holders: dict[int, set[int]]) -> bool:
 
 
 def called_parts(model: Module, methods: Collection[str]) -> list[Module]:
-    """The model itself or, if it has no forward (a ModuleDict, say), the models in it."""
+    """Return the model or, if it has no forward (such as a ModuleDict), the models in it."""
     if (
         objects.is_called(model)
         or "forward" in vars(model)

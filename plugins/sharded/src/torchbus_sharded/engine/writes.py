@@ -1,4 +1,4 @@
-"""What a forward writes to parameters: a clamp, a norm, a moving average of another model.
+"""Keeps writes of a forward to parameters: a clamp, a norm, a moving average of another model.
 
 Torch's engine loses it: gathered values are let go after the forward, and those that were gathered
 ahead are older than a write to this rank's part.
@@ -32,7 +32,7 @@ from torchbus_strategy.checks.constants import Digest, byte_sum
 
 
 class Writes:
-    """Keeps it. A write shows in the tensor's version, or goes through its ``data``.
+    """Detects writes by the tensor's version counter or its ``data``, and copies them to shards.
 
     Those of compiled code, and of ``torch._foreach_*`` to parts, may do neither. So the numbers are
     compared too, in the first steps.
@@ -51,13 +51,13 @@ class Writes:
             session.on_close.callback(session.seams.note(f"{kind.__name__}.data", undo))
 
     def add(self, model: Module) -> None:
-        """Add a model that was divided."""
+        """Add a sharded model."""
         self._models.add(model)
         for group in groups_in(model):
             self._on_close.callback(call_before_reshard(group, self._keep))
 
     def begin(self, model: Module) -> None:
-        """A forward begins. What it gathers is as new as the parts are now."""
+        """Called when a forward begins: gathered values are as new as the shards are now."""
         self._keep_of(model)
         others = [one for one in self._models if one is not model]
         self._handed_out.intersection_update(
@@ -66,7 +66,7 @@ class Writes:
         self._note_parts(model)
 
     def refresh(self, unit: Module) -> None:
-        """Before a unit is gathered: drop what was gathered before its parts were written.
+        """Before a unit is gathered, drop values that are older than its shards.
 
         All ranks call it, and have written the same.
         """
@@ -89,7 +89,7 @@ class Writes:
                 gather_after_writes(group)
 
     def keep_all(self) -> None:
-        """Copy what was written to gathered parameters to this rank's parts of them."""
+        """Copy writes to gathered parameters to this rank's shards."""
         for model in self._models:
             self._keep_of(model)
 
@@ -104,7 +104,7 @@ class Writes:
             gather_after_writes(group)
 
     def _keep_one(self, pair: Pair, whole: Tensor, closely: bool) -> bool:
-        """Returns whether it was written to."""
+        """Copy the writes to one parameter. Returns whether there were any."""
         if version(whole) != getattr(pair, "torchbus_whole_version", 0):
             pair.torchbus_whole_version = version(whole)
             self._digest.add(sharding.whole(whole))
@@ -119,16 +119,19 @@ class Writes:
         return False
 
     def report(self, flags: bytearray) -> int:
-        """Set this rank's flag, and return a checksum of what was written since the last call."""
+        """Set this rank's flag, and return a checksum of the writes since the last call."""
         flags[self._place] = self._has_unseen
         return self._digest.take()
 
     def hear(self, flags: bytes) -> None:
-        """Any rank's flags: only one of them may have the elements that were written."""
+        """Whether any rank has written: only one of them may hold the written elements."""
         self._has_unseen = bool(flags[self._place])
 
     def trust_versions(self) -> bool:
-        """Trust versions and ``data`` from now on. Returns whether all writes to parts show so."""
+        """Detect writes by versions and ``data`` from now on.
+
+        Returns whether that finds all of them.
+        """
         self._looks_closely = False
         return not self._has_unseen
 
@@ -151,7 +154,7 @@ class Writes:
         return data
 
     def _set_data(self, tensor: Tensor, values: Tensor) -> None:
-        """Torch's engine goes on with the memory that a gathered parameter has."""
+        """Restore the memory of a gathered parameter for torch's engine."""
         if not self._is_gathered(tensor):
             DATA.__set__(tensor, values)
             return
@@ -169,7 +172,7 @@ class Writes:
 
 
 def _tensors_of(model: Module) -> Iterator[Tensor]:
-    """Its parts, and those that are gathered."""
+    """Yield its shards, and those that are gathered."""
     for group in groups_in(model):
         yield from (pair.sharded_param for pair in group.fsdp_params)
         yield from (whole for _, whole in gathered_now(group))
@@ -177,7 +180,7 @@ def _tensors_of(model: Module) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def _copy(whole: Tensor, part: nn.Parameter) -> bool:
-    """Whether there was something to copy.
+    """Copy a parameter's values to its shard. Returns whether they differed.
 
     A whole value may have fewer bits than the part (bf16), which stays as it is if it is equal.
     """
@@ -190,7 +193,7 @@ def _copy(whole: Tensor, part: nn.Parameter) -> bool:
 
 
 def _local_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
-    """This rank's part of gathered values. Nothing is sent, because only some ranks may ask."""
+    """Return this rank's shard of gathered values. No collective: only some ranks may ask."""
     if not isinstance(whole, DTensor):
         return compat.local_part(sharding.like(whole, part))
     # the ranks of a tensor group have different values, of which each keeps a part

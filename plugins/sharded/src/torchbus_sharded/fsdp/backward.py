@@ -1,4 +1,4 @@
-"""``backward`` under fsdp: torch reduces the gradients; here the loss is weighted and averaged."""
+"""``backward`` under fsdp: torch reduces gradients; this module weights and averages the loss."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 LOST = (
-    "backward() has raised and the loop goes on: under strategy='fsdp' what that backward had added"
-    " to the gradients is lost. That changes nothing where the loop clears them before its next"
-    " backward or step; else use strategy='ddp'"
+    "backward() has raised and the loop continues: under strategy='fsdp' what that backward had"
+    " added to the gradients is lost. That changes nothing where the loop clears them before its"
+    " next backward or step; else use strategy='ddp'"
 )
 WRITTEN = (
     "a forward writes to parameters, and writes other values on other ranks, because they come from"
@@ -45,7 +45,7 @@ ORDER = (
 
 
 class ShardedBackward:
-    """Owns ``backward``."""
+    """Implements ``backward`` under fsdp."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ShardedBackward:
         self._job = session.job
         self._constants = Constants(session, models.optimizer_settings)
         self._has_failed = self._has_said = False
-        self._made = 0  # in this process: a run that resumes counts on
+        self._made = 0  # in this process: a resumed run continues the count
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
@@ -94,21 +94,21 @@ class ShardedBackward:
     def _beyond(
         self, holders: Sequence[Tensor], means: Sequence[float] | Tensor
     ) -> Sequence[float]:
-        """Let replicas that are sessions of their own average too."""
+        """Let replicas, which are separate sessions, average too."""
         ours = means.tolist() if isinstance(means, Tensor) else list(means)
         reported = self._session.bus.hook.average_beyond(parameters=list(holders), numbers=ours)
         return ours if reported is None else list(reported)
 
     def _dropped(self) -> AbstractContextManager[None]:
-        """This rank has no samples of its own, and its gradients count nothing."""
+        """This rank has no samples, and its gradients have weight 0."""
         return zeros_instead([*self._models.gathered(), *self._unmanaged.shared()])
 
     def _begin(self, count: Count) -> Count:
-        """Compare now, or later in this backward, whether all ranks are at the same place.
+        """Check, now or later in this backward, that all ranks are at the same place.
 
-        Gloo never takes collectives of two kinds for one. So once the ranks are known to do the
-        same, it is enough to compare before they use the gradients. The number of collectives tells
-        a rank apart that has made another call before.
+        Gloo never pairs collectives of two kinds. So once the ranks are known to do the same, it is
+        enough to compare before they use the gradients. The number of collectives reveals a rank
+        that made another call before.
         """
         if self._has_failed and not self._has_said and self._session.is_main:
             self._has_said = True
@@ -123,7 +123,7 @@ class ShardedBackward:
         return self._counts.losses.weigh_terms(count)
 
     def _compare(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
-        """Compare what the ranks have done, and return the sums of their numbers.
+        """Compare the ranks' collectives, and return the sums of their numbers.
 
         ``constants`` is the checksum of what all ranks should have in common. So is the position in
         the order of the data.
@@ -220,11 +220,11 @@ NUMBERS = 1 + terms.SLOTS
 
 
 class MeanLoss:
-    """Sums the ranks' losses, and what these count.
+    """Sums the ranks' losses and their weights.
 
-    On CPU, ``numbers`` are this rank's part of the sums: the ranks add them when they meet at the
-    end of the backward. On a GPU the sums are made while the engine runs, and the host does not
-    wait. A rank without samples of its own adds nothing, whatever its loss is.
+    On CPU, ``numbers`` are this rank's terms, which the ranks add in their exchange at the end of
+    the backward. On a GPU the sums are computed while the engine runs, without waiting on the host.
+    A rank without samples adds zero, whatever its loss is.
     """
 
     def __init__(self, session: Context, call: BackwardCall, count: Count) -> None:
@@ -255,7 +255,7 @@ class MeanLoss:
             self._work = dist.all_reduce(self._totals, async_op=True)
 
     def means(self, reported: Sequence[float]) -> Sequence[float] | Tensor:
-        """The means over ranks of the loss, and of what it counts. ``reported`` are the sums."""
+        """Return the means over ranks of the loss and of its weight. ``reported`` are the sums."""
         if self._totals is None or self._work is None:
             return [total / self._world_size for total in reported]
         self._work.wait()

@@ -1,4 +1,4 @@
-"""What the ranks' losses count.
+"""Weights of the ranks' losses.
 
 Gradients are weighted by these counts, and divided by the mean of the weights once it is known.
 """
@@ -22,7 +22,7 @@ READ_AT_ONCE = 3
 
 
 class LossCounts:
-    """What each backward counts. fsdp reduces every one, also in the middle of a window."""
+    """The weight of each backward. fsdp reduces every one, also in the middle of a window."""
 
     def __init__(
         self, session: Context, loss_reduction: str, loss_weight: str, agreement: Agreement
@@ -41,7 +41,7 @@ class LossCounts:
         return self._agreement.mean(f"backward {self._session.job.backwards + 1}", numbers)
 
     def of(self, call: BackwardCall) -> Count:
-        """What this rank's gradient counts: as the loop says, else by its loss, else by samples."""
+        """Return this rank's weight: as the loop says, else by its loss, else by its samples."""
         if not self._kind_note:
             self._kind_note = first_steps.look_at_first(self._session, call.loss, self._reduction)
         if self._is_sum:
@@ -58,7 +58,7 @@ class LossCounts:
 
     @property
     def notes(self) -> list[str]:
-        """What was found out about the losses."""
+        """The facts about the losses, for ``explain()``."""
         return [note for note in (self._kind_note, self.losses.note) if note]
 
     def scale_gradients(
@@ -68,7 +68,7 @@ class LossCounts:
         means: Sequence[float] | Tensor,
         holders: Sequence[Tensor | nn.Parameter],
     ) -> Number:
-        """Divide the gradients of ``holders``, once the ranks have told each other their counts.
+        """Divide the gradients of ``holders``, once the ranks have exchanged their weights.
 
         Returns the factor of the averaged loss.
         """

@@ -1,4 +1,4 @@
-"""Models that are divided in place, and the optimizers that hold them."""
+"""Shards models in place, and tracks the optimizers that hold them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from torchbus_strategy.checks.hyperparameters import Settings
 
 
 class ShardedModels:
-    """Divides a model when an optimizer gets its parameters, or at its first call."""
+    """Shards a model when an optimizer gets its parameters, or at its first call."""
 
     def __init__(self, session: Context, options: ShardingOptions) -> None:
         assert session.job is not None
@@ -56,7 +56,7 @@ class ShardedModels:
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._strides: weakref.WeakKeyDictionary[Module, Strides] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
-        # no new tensor gets the id of an old one, and no rank frees a model before the others do
+        # keeps ids in use, and lets no rank free a model before the others do
         self._alive: list[Tensor | Module] = []
         self._optimizers = Optimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
@@ -64,7 +64,7 @@ class ShardedModels:
         as_whole(session)
 
     def __iter__(self) -> Iterator[Module]:
-        """The divided models."""
+        """The sharded models."""
         return iter(self._models)
 
     @hookimpl(tryfirst=True)
@@ -82,7 +82,7 @@ class ShardedModels:
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
-        """Divide a model. If its forward has begun, it stays whole, and must not be trained."""
+        """Shard a model. If its forward has begun, it stays whole, and must not be trained."""
         if not self._session.captures(model) or not any(True for _ in model.parameters()):
             return
         if calling:
@@ -91,7 +91,7 @@ class ShardedModels:
             self._divide_parts(model, {})
 
     def divide_made_before(self) -> None:
-        """Divide the models that were made, with their optimizers, before the block.
+        """Shard the models that were made, with their optimizers, before the block.
 
         Their first call would be too late.
         """
@@ -104,7 +104,7 @@ class ShardedModels:
     # For the backward ----------------------------------------------------------------------------
 
     def gradient_holders(self) -> list[nn.Parameter]:
-        """This rank's parts of all parameters. These have the gradients."""
+        """This rank's shards of all parameters, which have the gradients."""
         return [pair.sharded_param for model in self._models for pair in pairs_in(model)]
 
     def gathered(self) -> list[Tensor]:
@@ -112,7 +112,7 @@ class ShardedModels:
         return [whole for model in self._models for whole, _ in gathered_in(model)]
 
     def end_backward(self) -> None:
-        """Finish what the engine has left to do. All ranks call it."""
+        """Complete the engine's pending reductions. All ranks call it."""
         for model in self._models:
             reduce_late(model)
         self.forwards.end()
@@ -128,7 +128,7 @@ class ShardedModels:
             self._divide(part, made_with)
 
     def _divide(self, model: Module, made_with: Settings) -> None:
-        """Divide rank 0's values. All ranks call it with the same models."""
+        """Shard rank 0's values. All ranks call it with the same models."""
         if model in self._models or not can_be_divided(model):
             return
         first_steps.refuse_renormalised(self._session, [model])
@@ -151,7 +151,7 @@ class ShardedModels:
         self.undivided.discard(model)
 
     def _sync_for(self, model: Module, made_with: Settings) -> None:
-        """Raise RanksDiverged, on all ranks, if these would divide different models."""
+        """Raise RanksDiverged, on all ranks, if these would shard different models."""
         name, sizes = type(model).__name__, [parameter.numel() for parameter in model.parameters()]
         self.agreement.sync(f"dividing {name}, model {len(self._models) + 1}")
         tensors: Settings = {f"{name}: parameters": f"{sum(sizes)} numbers in {len(sizes)} tensors"}
@@ -176,7 +176,7 @@ class ShardedModels:
         return len(parts) + 1
 
     def _fill(self, on_meta: MetaModules) -> None:
-        """Initialise whole modules, with the random numbers that all ranks have in common.
+        """Initialise whole modules with random numbers that are the same on all ranks.
 
         So they get the values that one process would give them.
         """
@@ -199,7 +199,7 @@ class ShardedModels:
             stack.callback(module.register_load_state_dict_pre_hook(sharding.divided_states).remove)
 
     def _replace(self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
-        """Let hooks and optimizers go on with the divided parameters."""
+        """Move hooks and optimizers to the sharded parameters."""
         meta.move(before, after)
         self._replaced |= {id(before[name]): after[name] for name in before}
         self._alive += before.values()
@@ -222,7 +222,7 @@ class ShardedModels:
             raise refusal from error
         if error is None:
             self.agreement.sync("the end of the block")
-            # that ranks, and nodes, gather at unlike speed is no sign of anything
+            # ranks and nodes may gather at different speeds
             self._job.wait_in(END)
             self.undivided.refuse_trained()
             self._leave_whole()
@@ -256,11 +256,10 @@ Form = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 def common_optimizers(agreement: Agreement) -> list[Optimizer]:
-    """These optimizers, in the same order on all ranks. All ranks call it.
+    """Return the optimizers in the same order on all ranks. All ranks call it.
 
-    In a new process a function finds what it was sent, but the caller may have other models too:
-    these are left alone. Ranks with as many optimizers of the same forms have the same ones,
-    whatever the values of their parameters.
+    Optimizers that other ranks do not have, of the caller's other models, are left out. Ranks with
+    the same number of optimizers of the same shapes have the same ones, whatever their values.
     """
     alive = objects.optimizers()
     agreement.sync("the optimizers made before the block")
@@ -291,7 +290,7 @@ def _form(optimizer: Optimizer) -> Form:
 
 
 def _values(optimizer: Optimizer) -> tuple[str, ...]:
-    """A number for each parameter, rounded so that it doesn't depend on how a machine adds."""
+    """Return a checksum of each parameter, rounded to be independent of the order of sums."""
     return tuple(
         "" if one.is_meta else f"{float(one.detach().double().sum()):.9e}"
         for one in _parameters(optimizer)
@@ -303,7 +302,10 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def divide_layers(session: Context, model: Module) -> None:
-    """Let it do so. All ranks call it. Raises UsageError if there is no such plugin."""
+    """Let the tensor-parallel plugin divide the model.
+
+    All ranks call it. Raises UsageError without one.
+    """
     mesh = session.world.mesh["tp"]
     if session.bus.hook.divide_layers(model=model, mesh=mesh) is None:
         raise UsageError(

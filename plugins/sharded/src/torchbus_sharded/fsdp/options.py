@@ -1,4 +1,4 @@
-"""What the strategy ``fsdp`` tells the engine."""
+"""The options of the strategy ``fsdp``, and the engine's arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ShardingOptions:
-    """The options of ``FSDP`` that say how models are divided, checked."""
+    """The validated options of ``FSDP`` for sharding models."""
 
     policy: wrapping.Policy
     reshard_after_forward: bool | None
@@ -60,7 +60,7 @@ class ShardingOptions:
             raise UsageError(f"tp={self.tp}: say how many ranks share a layer, such as tp=2")
 
     def check_device(self, device: torch.device) -> None:
-        """Raise UsageError if this rank's device can't do what is asked for."""
+        """Raise UsageError if this rank's device does not support the options."""
         if self.cpu_offload and device.type == "cpu":
             raise UsageError(
                 "cpu_offload=True needs GPUs: on CPU the parts are in host memory anyway. Leave it"
@@ -68,7 +68,7 @@ class ShardingOptions:
             )
 
     def sizes(self, world: World) -> dict[str, int]:
-        """Of the mesh's dimensions: one, or nodes x ranks of a node, and perhaps "tp".
+        """Return the mesh's dimensions: one, or nodes x ranks of a node, and optionally "tp".
 
         Raises UsageError if ``tp`` does not divide the ranks.
         """
@@ -89,7 +89,7 @@ class ShardingOptions:
             )
 
     def check_mesh(self, world: World) -> None:
-        """Raise UsageError if another strategy has arranged the ranks, and not as asked here."""
+        """Raise UsageError if another strategy has made a different mesh."""
         if self.sizes(world) != world.mesh_sizes:
             raise UsageError(
                 "fsdp inside of replicas that come and go shards over all ranks of a replica: leave"
@@ -97,18 +97,18 @@ class ShardingOptions:
             )
 
     def shards(self, mesh: DeviceMesh) -> DeviceMesh:
-        """The dimensions over which parameters are sharded, and replicated."""
+        """Return the mesh dimensions for sharding and replicating parameters."""
         return mesh["dp_replicate", "dp_shard"] if self.hybrid else mesh["dp"]
 
     def share_of_layers(self, mesh: DeviceMesh) -> str:
-        """What ``explain()`` adds to a rank's share of a model."""
+        """Return the text that ``explain()`` adds to a rank's share of a model."""
         return f", and 1/{mesh.size(-1) * self.tp} of each layer of the plan" if self.tp else ""
 
     def of_engine(self, outputs: torch.dtype | None) -> EngineOptions:
-        """What ``fully_shard`` is told.
+        """Return the arguments of ``fully_shard``.
 
         Under mixed precision a model returns the dtype ``outputs``. Its inner units, with None,
-        return what they compute.
+        return the dtype of their computation.
         """
         options = EngineOptions(reshard_after_forward=self.reshard_after_forward)
         if self.mixed_precision is not None:

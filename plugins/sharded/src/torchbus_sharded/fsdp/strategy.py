@@ -25,7 +25,7 @@ from torchbus_strategy.strategy import Strategy
 
 
 class FSDP(Strategy):
-    """Each rank keeps its part of every parameter, with gradient and optimizer state.
+    """Fully sharded data parallel: shards parameters, gradients and optimizer states over ranks.
 
     A unit is gathered for its forward and its backward, while the one before it computes.
 
@@ -34,20 +34,19 @@ class FSDP(Strategy):
             parameters or more, or None (the whole model is one unit).
         reshard_after_forward: False keeps a unit gathered from forward to backward: more memory,
             less traffic; None: only the outermost.
-        mixed_precision: "bf16" or "16": the dtype of gathered parameters and of gradients on their
-            way; None: as they are.
-        cpu_offload: keep the parts in host memory.
-        hybrid: divide over the ranks of a node, replicate over nodes.
+        mixed_precision: "bf16" or "16": the dtype of gathered parameters and of gradients during
+            the reduction; None: unchanged.
+        cpu_offload: keep the shards in host memory.
+        hybrid: shard over the ranks of a node, replicate over nodes.
         tp: how many ranks share each layer of ``plan``, as for tp; they see the same batches, and
-            fsdp divides over the other ranks. None: layers are not divided.
+            fsdp shards over the other ranks. None: layers are not divided.
         forward_methods: names of methods other than ``forward`` that use parameters, such as
             ("loss", "generate").
-        param_init_fn: a function that gives the tensors of a module values, called with each module
-            of a model on the meta device that has some of its own; None: the module's
-            reset_parameters().
+        param_init_fn: a function that initialises the tensors of a module, called with each module
+            of a model on the meta device that owns some; None: the module's reset_parameters().
         loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
             "mean"; "sum".
-        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
+        loss_weight: the weight of a rank's gradient in the mean: "auto", "samples" or "tokens", as
             for ddp.
         backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
 
@@ -93,20 +92,20 @@ class FSDP(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        """Start the ranks. With ``hybrid``, those of a node share what is divided."""
+        """Start the ranks. With ``hybrid``, parameters are sharded over the ranks of a node."""
         if session.ranks_asked_for > 1:
             self.sharding.check_ranks(session.ranks_asked_for)
         world = session.start_ranks(self.form)
         return session.arrange_ranks(**self.sharding.sizes(world))
 
     def start_alone(self, session: Context) -> None:
-        """Give the tensors of models on the meta device values."""
+        """Initialise models on the meta device."""
         models = SingleRank(session, self.sharding.param_init_fn)
         session.bus.register(models, "fsdp.single_rank")
         models.fill_made_before()
 
     def start(self, session: Context) -> None:
-        """Divide the models, and begin to reduce their gradients."""
+        """Shard the models, and begin to reduce their gradients."""
         self.sharding.check_device(session.device)
         self.sharding.check_mesh(session.world)
         sharding.forget_other_meshes(session)
@@ -120,7 +119,7 @@ class FSDP(Strategy):
         models.divide_made_before()
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return the text of ``explain()`` after the strategy's name and backend."""
         when = (
             "after its backward"
             if self.sharding.reshard_after_forward is False
@@ -135,7 +134,7 @@ class FSDP(Strategy):
 
 
 class SingleRank:
-    """Fills models on the meta device, at the events at which ``ShardedModels`` divides them."""
+    """Initialises meta-device models, at the events at which ``ShardedModels`` shards them."""
 
     def __init__(self, session: Context, param_init_fn: ParamInit | None) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Tensors that an optimizer holds and that belong to no module which is called.
+"""Averages tensors that an optimizer holds but no called module owns.
 
 They are whole on every rank, and averaged after each backward.
 """
@@ -21,7 +21,7 @@ from torchbus_strategy.parameters import averaging, per_rank, rank0_values
 
 
 class UnmanagedTensors:
-    """Finds these tensors in an optimizer, when its models are already divided."""
+    """Finds these tensors in an optimizer, after its models were sharded."""
 
     def __init__(self, session: Context, forward_methods: Collection[str]) -> None:
         self._session = session
@@ -33,7 +33,7 @@ class UnmanagedTensors:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """All ranks call it with the same tensors."""
+        """Add tensors. All ranks call it with the same ones."""
         if optimizer is not None and not self._session.captures(optimizer):
             return
         new = self._unowned(parameters if optimizer is None else _whole_tensors(optimizer))
@@ -52,7 +52,10 @@ class UnmanagedTensors:
             self._assigned.watch(optimizer, self._shared_by(optimizer))
 
     def _unowned(self, tensors: list[Tensor]) -> list[Tensor]:
-        """New tensors that no called module owns. A ParameterList, for example, is not called."""
+        """Return new tensors that no called module owns.
+
+        A ParameterList, for example, is not called.
+        """
         new = [
             tensor
             for tensor in tensors

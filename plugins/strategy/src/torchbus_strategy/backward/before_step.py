@@ -1,4 +1,4 @@
-"""="""
+"""Averages gradients before an optimizer step that no synchronised backward has made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Sentinel:
 
 
 class Assigned:
-    """Notices them by the smallest parameter of each optimizer.
+    """Detects assigned gradients by the smallest parameter of each optimizer.
 
     Its gradient costs little to keep, and is one object until the loop sets another.
     """

@@ -1,4 +1,4 @@
-"""="""
+"""Runs torch's autograd engine for a session's backwards."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def engine_run(engine: Engine, header: Tensor, seed: Tensor, roots: Roots) -> No
 
 
 def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseException | None:
-    """Run the backward of a rank that has no samples of its own, and drop its gradients.
+    """Run the backward of a rank without samples, and drop its gradients.
 
     Returns the error that it has raised. The other ranks may have raised it too, and they wait for
     this one first.
@@ -88,7 +88,7 @@ def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseE
 
 
 def fail(error: BaseException | None) -> None:
-    """Raise it, and let go of it: its traceback leads here, and to all that the backward holds."""
+    """Raise it, and release it: its traceback references this frame and the backward's objects."""
     try:
         if error is not None:
             raise error

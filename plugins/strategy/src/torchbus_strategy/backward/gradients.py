@@ -1,4 +1,4 @@
-"""Gradients are synchronised for every parameter, whichever way the loop reached it."""
+"""Runs synchronised backward passes, and averages the gradients of all trained parameters."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ NOT_DIVIDED = (
 
 
 class GradientSync:
-    """Owns ``backward``.
+    """Implements ``backward``.
 
-    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do, which
-    ``before_step`` finds. ``steps``: of all optimizers, so far.
+    ``make_reductions`` makes the reduction of gradients; ``average`` averages unsynchronised ones,
+    which ``before_step`` finds. ``steps``: of all optimizers, so far.
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class GradientSync:
         self._finish(reduction, call, count, loss, parts)
 
     def _parts(self, call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
-        """The numbers that the loop holds on the way to the loss, and that can be written to.
+        """Return the loop's tensors between the terms and the loss that can be written to.
 
-        Where terms have weights of their own, only what is the loss but for a factor.
+        If terms have separate weights, only those that equal the loss up to a factor.
         """
         if loss is None or call.retain_graph or not self._options.sync_loss:
             return []
@@ -191,7 +191,7 @@ class GradientSync:
         return [part for part in parts if part is not loss and not is_view(part)]
 
     def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
-        """What this rank tells the others."""
+        """Return this rank's metadata for the others."""
         share = self._session.share
         progress = self._job.backwards * 7 + self.steps
         constants = self._constants.number(loss, share.weight, progress)
@@ -238,7 +238,7 @@ class GradientSync:
     def _have_like_buffers(self, reported: Header) -> bool:
         """Whether all ranks' buffers have the same shapes.
 
-        The host waits for a GPU in the first backwards, and for good if they differed in these.
+        The host waits for a GPU in the first backwards, and always if they differed in these.
         """
         if (
             isinstance(reported, DeviceHeader)

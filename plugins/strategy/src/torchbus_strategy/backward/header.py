@@ -1,4 +1,4 @@
-"""What ranks tell each other in each backward, in the first gradient bucket: no extra collective.
+"""Per-backward metadata of the ranks, in the first gradient bucket: no extra collective.
 
 The header is one more "parameter" of the reducer, whose "gradient" is a vector of numbers. The
 reducer averages it like any other, so each rank reads the mean over ranks.
@@ -95,10 +95,10 @@ def _weighted(loss: Number, weight: Number | None) -> Number:
 
 
 class Header:
-    """On the host, where Python reads and writes an array faster than a tensor.
+    """The header in host memory, as an array, which Python reads and writes faster than a tensor.
 
-    The header's gradient shares its memory with that array. ``slots`` are what this rank tells in
-    this backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
+    The header's gradient shares its memory with that array. ``slots``: this rank's metadata of this
+    backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
     """
 
     def __init__(self, parameters: int, dtype: torch.dtype) -> None:
@@ -111,12 +111,12 @@ class Header:
         self._everything = array(self._code, [1.0]) * parameters
 
     def begin(self, slots: Slots) -> None:
-        """Take what this rank tells, before the graph runs."""
+        """Set this rank's metadata, before the graph runs."""
         self.slots = slots
         self.parameter.grad = self._gradient
 
     def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
-        """Complete what this rank tells, and return the gradient of the header.
+        """Complete this rank's metadata, and return the gradient of the header.
 
         ``present`` says which parameters get a gradient here. ``sample`` is one element of one
         parameter, which must be the same on all ranks.
@@ -133,7 +133,7 @@ class Header:
         return self.seed
 
     def complete(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
-        """Complete what this rank tells after the graph has run, and return it.
+        """Complete this rank's metadata after the graph has run, and return it.
 
         The header reads the means over ranks from the same tensor.
         """
@@ -165,7 +165,7 @@ class Header:
 
 
 class DeviceHeader(Header):
-    """On a GPU, without waiting for it: the loss and the sample are copied on the device."""
+    """The header on a GPU, without a wait: the loss and the sample are copied on the device."""
 
     def __init__(self, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(parameters, dtype)

@@ -1,4 +1,4 @@
-"""What the ranks' losses count.
+"""The weights of the ranks' losses in a backward.
 
 Gradients are weighted by these counts, and divided by the mean of the weights once it is known.
 """
@@ -47,9 +47,9 @@ class LossCounts:
         return self._losses.note
 
     def of(self, call: BackwardCall, has_local: Callable[[], bool]) -> Count:
-        """What this rank's gradient counts in the mean.
+        """Return the weight of this rank's gradient in the mean.
 
-        ``has_local`` tells whether there are gradients which no rank has synchronised yet. They
+        ``has_local``: there are gradients which no rank has synchronised yet. They
         would be divided together with those of this backward.
         """
         count = self._count(call, has_local)
@@ -81,7 +81,7 @@ class LossCounts:
     def scale_gradients(
         self, reported: Header, count: Count, parameters: Sequence[Tensor]
     ) -> Number:
-        """Divide the gradients, once the ranks have told each other their counts.
+        """Divide the gradients, once the ranks have exchanged their counts.
 
         Returns the factor of the averaged loss.
         """
@@ -104,7 +104,7 @@ class LossCounts:
         return self._losses.resolve(reported.counts(), windows=count.left)
 
     def look(self, mean: Sequence[float]) -> None:
-        """Read what the ranks told each other in a backward that the host did not wait for."""
+        """Read the ranks' metadata of a backward that the host did not wait for."""
         if mean[COUNTED] > 0.0:
             self._losses.have_counted()
 

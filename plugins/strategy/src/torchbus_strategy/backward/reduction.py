@@ -1,4 +1,4 @@
-"""How the gradients of one backward meet."""
+"""The reduction of the gradients of one backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Average = Callable[[list[Tensor]], None]
 
 
 class Reduction(Protocol):
-    """How the gradients of some ``parameters`` meet, and with them the ``header``.
+    """Averages the gradients of some ``parameters``, and with them the ``header``.
 
     ``buffers`` are those of the models that own the parameters.
     """
@@ -41,7 +41,7 @@ class Reduction(Protocol):
     ) -> None:
         """Run ``engine`` from ``roots``, and leave each gradient's mean over ranks.
 
-        All ranks call it. ``slots`` are what this rank tells the others. ``local`` holds ids of
+        All ranks call it. ``slots``: this rank's metadata. ``local`` holds ids of
         parameters with gradients that no rank has synchronised yet. ``error`` was raised already,
         on a rank without samples and so without roots. The other ranks are not left waiting, even
         if the backward fails.
@@ -49,7 +49,7 @@ class Reduction(Protocol):
 
     @property
     def has_reported(self) -> bool:
-        """Whether the ranks told each other anything in the last backward, also in a failed one."""
+        """Whether the ranks exchanged metadata in the last backward, also in a failed one."""
 
     def synchronised(self) -> set[int]:
         """The ids of the parameters that the last backward has synchronised."""
@@ -62,7 +62,7 @@ class Reductions(Protocol):
         """The one for the parameters that require gradients now. All ranks call it."""
 
     def drop(self) -> None:
-        """Let go of them: the parameters have changed. All ranks call it."""
+        """Release them: the parameters have changed. All ranks call it."""
 
 
 class AfterBackward:
@@ -125,7 +125,7 @@ class AfterBackward:
         self._restore_none([old for old, _ in before])
 
     def complete_header(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
-        """What this rank tells the others: the first of the tensors that are averaged.
+        """This rank's metadata: the first of the tensors that are averaged.
 
         ``present`` says which parameters get a gradient here.
         """

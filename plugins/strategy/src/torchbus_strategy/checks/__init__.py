@@ -1,1 +1,1 @@
-"""What ranks compare while they train."""
+"""Consistency checks between ranks during training."""

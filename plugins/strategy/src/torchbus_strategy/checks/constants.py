@@ -1,4 +1,4 @@
-"""="""
+"""Checks that numbers which the ranks must have in common are equal, by means over ranks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _weighted_sum(side: Tensor) -> float:
 
 
 LOOKS = 10
-MODULUS = 251  # small enough for its square's mean to be told apart in float32
+MODULUS = 251  # small enough that float32 distinguishes the means of its squares
 EVERY = 100
 COUNTS_STAY = 4  # looks
 FIXED = (
@@ -313,7 +313,7 @@ class Digest:
         self._sum = crc32(byte_sum(tensor).to_bytes(8, "little"), self._sum)
 
     def take(self) -> int:
-        """Return the checksum, below ``MODULUS``, and begin anew."""
+        """Return the checksum, below ``MODULUS``, and reset it."""
         checksum, self._sum = self._sum, 0
         return checksum % MODULUS
 

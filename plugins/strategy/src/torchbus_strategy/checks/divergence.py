@@ -1,4 +1,4 @@
-"""Ranks that have gone different ways are detected at the next backward."""
+"""Detects diverged ranks at the next backward."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ DRIFTED = (
     "a parameter is not the same on all ranks any more: something changed it on only one rank (an"
     " optimizer that computes with this rank's own data or random numbers; a learning rate that is"
     " drawn; weights that are set from this rank's first batch; points that are added or removed by"
-    " this rank's own statistics; a rank that loaded other weights; or weights that were drawn anew"
-    " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a new"
-    " model)"
+    " this rank's own statistics; a rank that loaded other weights; or weights that were redrawn"
+    " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a"
+    " new model)"
 )
 NO_BACKWARD = (
-    "no backward was heard, and the ranks' parameters are not the same any more: gradients that are"
+    "the ranks' parameters differ, and loss.backward() was never called: gradients that are"
     " made by torch.autograd.grad and applied by hand are not averaged. Call loss.backward(), or"
     " apply s.reduce(gradient)"
 )
 
 
 class Facts(NamedTuple):
-    """Where a rank is."""
+    """The position and facts of a rank."""
 
     backward_calls: int
     optimizer_steps: int

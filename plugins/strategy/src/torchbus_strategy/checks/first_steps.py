@@ -46,7 +46,7 @@ def _kind(term: Term) -> str:
 BY_FREQUENCY = (
     "scale_grad_by_freq=True of {} in {}: each rank divides a row's gradient by how often its own"
     " share of the batch has the row, where one process divides by how often the whole batch has"
-    " it. Leave the option out to train alike"
+    " it. Remove the option to train like one process"
 )
 
 

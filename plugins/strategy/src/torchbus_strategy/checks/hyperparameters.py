@@ -54,7 +54,7 @@ def of_model(model: Module) -> Settings:
     """Return the model's repr, line by line."""
     try:
         lines = repr(model).splitlines()
-    except Exception:  # the script's own code, which nobody else would call
+    except Exception:  # the script's own code, which no other code would call
         lines = [type(model).__name__]
     return {
         f"{type(model).__name__}, line {number}": VOLATILE.sub("", line.strip())
@@ -89,9 +89,9 @@ def compare(reported: Sequence[Settings]) -> None:
                 f"{_shown(value)} on rank {rank}" for rank, value in enumerate(values)
             )
             raise RanksDiverged(
-                f"the ranks do not have the same hyperparameters: {name}: {shown}. Each rank would"
-                " train a model of its own. Draw them from the same seeded generator on all ranks,"
-                f" or only on rank 0: values = s.all_gather_object(values)[0].{searches()}"
+                f"the ranks do not have the same hyperparameters: {name}: {shown}. Each rank"
+                " would train a different model. Draw them from the same seeded generator on all"
+                f" ranks, or only on rank 0: values = s.all_gather_object(values)[0].{searches()}"
             )
 
 

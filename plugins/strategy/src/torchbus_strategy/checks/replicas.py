@@ -1,4 +1,4 @@
-"""="""
+"""Warns if ranks see the same data or repeat the same work."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def weighted_sum(values: Tensor) -> float:
 
 
 def _equal(mean: float, local: float) -> bool:
-    return bool(local) and abs(mean - local) <= 3e-7 * abs(local)  # told in float32
+    return bool(local) and abs(mean - local) <= 3e-7 * abs(local)  # distinct in float32
 
 
 AS_MUCH_AS_TRAINING = 3  # a forward and its backward cost three forwards

@@ -1,4 +1,4 @@
-"""How far two runs may be apart if nothing but the order of their sums differs.
+"""Tolerances for two runs that differ only in the order of their sums.
 
 A sum of n terms in arithmetic with unit roundoff u is off by at most ``LAMBDA * sqrt(n) * u``, as a
 part of its terms, with a probability of 1 - 2n exp(-LAMBDA**2 / 2) (Higham and Mary, 2019). Two

@@ -1,1 +1,1 @@
-"""What a loss is a mean of, read from its graph."""
+"""Finds what a loss is a mean of, from its autograd graph."""

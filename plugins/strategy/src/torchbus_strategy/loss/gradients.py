@@ -1,4 +1,4 @@
-"""Gradients from before: kept apart from what a backward makes, and multiplied in place."""
+"""Earlier gradients: separated from those of a backward, and scaled in place."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a session says about how a loss was averaged."""
+"""The texts of warnings and ``explain()`` about the averaging of losses."""
 
 UNLIKE = (
-    "the terms of the loss are means over unlike counts ({} on rank 0): a rank's gradient has one"
-    " weight, that of the first. If one process is to be matched, call backward for each term, or"
-    " say s.backward_weight(count)"
+    "the terms of the loss are means over different counts ({} on rank 0): a rank's gradient has"
+    " one weight, that of the first. If one process is to be matched, call backward for each"
+    " term, or say s.backward_weight(count)"
 )
 LATE = (
-    "the terms of the loss have begun to be means over unlike counts ({} on rank 0): in this"
+    "the terms of the loss have become means over different counts ({} on rank 0): in this"
     " backward a rank's gradient has one weight, that of the first; from the next one on each term"
     " has its own"
 )
@@ -15,7 +15,7 @@ ZIPPED = (
     " gradient is weighted by the last and so is slightly off. Make the loaders equal in length and"
     " batch size, or use drop_last=True"
 )
-IN_NO_GRAPH = "the graph does not tell which of them each term of the loss is a mean over"
+IN_NO_GRAPH = "the graph does not show which of them each term of the loss is a mean over"
 IN_WINDOW = "in a window of several backwards all terms have one weight"
 NEITHER = (
     "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
@@ -50,10 +50,10 @@ SUM = (
     "the loss is a sum over samples, as its graph says: losses and gradients are summed over ranks"
 )
 SUM_BESIDE = (
-    "a term of the loss is a sum over samples, and the others are no means over samples whose"
-    " number the graph shows: all are averaged over ranks and over the batches of a window, so the"
-    " gradient of the sum is too small. Divide the sum by its number of samples, or call backward"
-    " for each term"
+    "a term of the loss is a sum over samples, and the others are not means over samples whose"
+    " number the graph shows: all are averaged over ranks and over the batches of a window, so"
+    " the gradient of the sum is too small. Divide the sum by its number of samples, or call"
+    " backward for each term"
 )
 SHOWN_TOO_SMALL = (
     "the gradients are those of one process, but the loss that the loop shows is the mean of the"
@@ -84,7 +84,7 @@ HIDDEN = (
 )
 BY_KIND = {"hidden": HIDDEN, "nonlinear": NONLINEAR, "normalised": NORMALISED}
 NO_COUNT = (
-    "loss_weight='tokens': the graph of this loss does not tell what it is a mean over ({}): call"
+    "loss_weight='tokens': the graph of this loss does not show what it is a mean over ({}): call"
     " s.backward_weight(count) before backward, or use loss_weight='auto', which weighs such a loss"
     " by samples"
 )
@@ -95,8 +95,8 @@ NOTES = {
     ),
     "divided": "the loss is a sum over a number that its graph has: ranks and batches count by it",
     "terms": (
-        "the terms of the loss are means over unlike counts, as many as its graph says: each term"
-        " counts by its own"
+        "the terms of the loss are means over different counts, as its graph shows: each term is"
+        " weighted by its count"
     ),
     "sums": (
         "a term of the loss is a sum over samples, as its graph says, and is summed over ranks;"

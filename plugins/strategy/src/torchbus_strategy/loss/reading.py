@@ -1,4 +1,4 @@
-"""="""
+"""Reads from a loss's autograd graph what it is a mean or a sum over."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ READING_DEPTH = 64
 
 
 class Counted(NamedTuple):
-    """``rows``: the number of samples behind a loss on this rank, 0 if nobody has counted.
+    """``rows``: the number of samples behind a loss on this rank, 0 if unknown.
     ``looks``: the graph is asked which dimension holds them, whatever the sizes.
     """
 
@@ -250,9 +250,7 @@ def is_sum(terms: Sequence[Term]) -> bool:
 
 
 def is_in_full(term: Term) -> bool:
-    """Whether it is a sum that nothing divides, or only by less than one: that is no count of
-    anything, so it is a coefficient.
-    """
+    """Whether it is a sum without a divisor, or only one below 1: a coefficient, not a count."""
     if term.reduction == "sum":
         return True
     known = [number for number in term.divisors if isinstance(number, float) and 0.0 < number < 1.0]

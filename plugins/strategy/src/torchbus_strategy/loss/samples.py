@@ -1,4 +1,4 @@
-"""="""
+"""Finds the dimension of samples in a loss's graph."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ DATA, NONE = Samples((0,)), Samples()
 
 
 class Budget:
-    """So many nodes are looked at. A tensor beyond them is taken for data."""
+    """Limit of visited nodes. A tensor beyond it is treated as data."""
 
     def __init__(self) -> None:
         self.left = NODES_AT_MOST
@@ -269,7 +269,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     if first is None:
         dims = right.dims
     related = {rows, columns} <= set(dims) or (columns in left.dims and rows in right.dims)
-    related &= min(dims, default=rows) >= rows  # else each sample has a product of its own
+    related &= min(dims, default=rows) >= rows  # else each sample has a separate product
     return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 
 

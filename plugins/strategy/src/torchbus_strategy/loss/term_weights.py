@@ -1,10 +1,10 @@
 """Terms of one loss that weigh differently.
 
-Each is multiplied in the graph, where it is reduced, before the ranks' gradients meet. Terms weigh
-differently in two cases. Batches of several loaders feed one step, and their shares differ: every
-rank knows this by itself. Or terms are means over different counts, such as tokens and samples.
-Then ranks exchange the counts ahead of the gradients: in the first backwards, and for good once
-they have differed.
+Each is multiplied in the graph, where it is reduced, before the ranks' gradients are averaged.
+Terms weigh differently in two cases. Batches of several loaders feed one step, and their shares
+differ: every rank knows this locally. Or terms are means over different counts, such as tokens and
+samples. Then ranks exchange the counts ahead of the gradients: in the first backwards, and always
+once they have differed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUMBERS = HEAD + 2 * TERMS_AT_MOST
 class TermWeights:
     """Weighs the terms of a session's losses.
 
-    ``differs``: the ranks have found that terms count different things, alike on all ranks.
+    ``differs``: terms count different things; the same on all ranks.
     ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
 
@@ -81,7 +81,7 @@ class TermWeights:
         return is_one
 
     def _look_at_last(self) -> None:
-        """Look at what a GPU told in the backward before, which the host did not wait for."""
+        """Read the GPU's result of the previous backward, which the host did not wait for."""
         if self._pending is not None:
             numbers, copied = self._pending
             self._pending = None
@@ -166,7 +166,7 @@ def of_sums(
     loss: Tensor, terms: list[Term], rows: int, share: Share, parts: int
 ) -> WeightedTerms | None:
     """Return the terms, if some are sums over samples, in full on each rank, beside means over
-    samples. None if that can't be told for each of them.
+    samples. None if that is unknown for one of them.
     """
     sums = [sums_samples(term) for term in terms]
     if any(term.node is None for term in terms):

@@ -42,7 +42,7 @@ class Term:
         return self.node
 
 
-# nobody changes them
+# never changed
 UNKNOWN, NONLINEAR, NORMALISED = Term("unknown"), Term("nonlinear"), Term("normalised")
 
 
@@ -84,7 +84,7 @@ SLOTS = 9
 WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED, HAVE_RATIO, OVER_ONE = range(SLOTS)
 MODES = ("auto", "samples", "tokens")  # of loss_weight=
 UNTOLD = -1e9
-"""As a ratio: nobody can tell which terms are means of what."""
+"""As a ratio: which terms are means of what is unknown."""
 
 
 class Count:

@@ -1,4 +1,4 @@
-"""="""
+"""Units: whether all ranks' losses are divided by the same number, and what it counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALIKE_FOR = 3
 
 
 class ConstantDivisors:
-    """What such numbers turned out to be, alike on all ranks.
+    """The classification of such numbers, the same on all ranks.
 
     ``divisor``: the number. ``sizes``: the shape of what was summed.
     """
@@ -70,7 +70,7 @@ class ConstantDivisors:
             and divisor not in self._of_each
             and self._divides_by(share.count, divisors, sizes)
         ):
-            # all ranks have rows of their own, so it is not one rank's number
+            # all ranks have different rows, so it is not one rank's number
             self._of_all.add(divisor)
         return float(parts) if divisor in self._of_all else 1.0
 
@@ -83,7 +83,7 @@ class ConstantDivisors:
         if divisor is None or isinstance(divisor, Tensor) or not share.count:
             return ""
         if parts > 1 and same(divisor * parts, share.count):
-            self._of_each.add(divisor)  # at the ragged end all ranks together may have as many
+            self._of_each.add(divisor)  # at the ragged end all ranks together may have this number
         rows = round(share.weight * share.count / parts)
         counts = (rows, share.count, *self._of_all, *accumulate(sizes, operator.mul))
         # a loss may also be multiplied by constants
@@ -120,7 +120,7 @@ class ConstantDivisors:
 
 
 class CommonDivisor:
-    """Judges anew in each backward, alike on all ranks, by what all of them know.
+    """Decides in each backward, the same on all ranks, from common values.
 
     A number of samples does not count, though equal shares make it equal. Nor does a count of each
     rank's own (of a mask) that is equal by chance: earlier ones differed.
@@ -160,8 +160,8 @@ class CommonDivisor:
     def judge(self, alike: bool, number: Number | None, samples: int, parts: int) -> bool:
         """Whether all ranks divide by one number that counts.
 
-        ``alike``: all ranks divide by ``number`` now. ``samples``: those of all ranks, 0 if nobody
-        has counted.
+        ``alike``: all ranks divide by ``number`` now. ``samples``: those of all ranks, 0 if
+        unknown.
         """
         self.has_counted_repeated = False
         some_repeat = bool(samples) and samples < 2 * parts
@@ -185,7 +185,7 @@ def _sharers(samples: int, parts: int) -> int:
     return min(parts, max(1, samples // 2))
 
 
-SPREAD = 1e-5  # of squares that are told in float32
+SPREAD = 1e-5  # of squares that float32 distinguishes
 
 
 class Unit:
@@ -263,7 +263,7 @@ class Unit:
         """Whether factors follow a backward for which the host does not wait, on all ranks.
 
         So it is once a backward has counted by a graph, and for batches of another size than the
-        first one: they have counts of their own.
+        first one: they have other counts.
         """
         return self.agreed or self._session.share.count not in (0, self._usual_count)
 

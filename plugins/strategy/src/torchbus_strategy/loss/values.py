@@ -1,4 +1,4 @@
-"""="""
+"""Evaluates values in a loss's graph on the host."""
 
 from __future__ import annotations
 

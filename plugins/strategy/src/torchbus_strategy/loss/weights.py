@@ -1,4 +1,4 @@
-"""="""
+"""The weights of the ranks' losses in the mean: samples, tokens or what the graph divides by."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from torchbus_strategy.loss.units import SPREAD, Unit, unless_clamped
 from torchbus_strategy.multi_loader import LossSources
 
 ALIKE_FOR = 3
-"""Losses in a row with the number of rows as a factor, until it is no chance."""
+"""Losses in a row with the number of rows as a factor, until it is not a coincidence."""
 LOOKS = 5
 """First losses in which samples that are compared are looked for: the graph must be walked."""
 READ_AT_MOST = 3
@@ -138,8 +138,8 @@ class Deciding:
         return self._by_rows == ALIKE_FOR
 
     def _has_one_for_each_row(self, terms: list[Term], rows: int) -> bool:
-        """Whether the loss is a mean over samples, each with a term of its own."""
-        if not rows:  # nobody has counted, or the batch only fills in for missing samples
+        """Whether the loss is a mean over samples, each with a separate term."""
+        if not rows:  # not counted, or the batch only fills in for missing samples
             return False
         if len(terms) != rows:
             self._numbers_of_terms.add(len(terms))
@@ -162,7 +162,7 @@ def _is_divided_by(rows: int, term: Term) -> bool:
 
 
 def _counted(term: Term) -> float:
-    """Return the count of a term that counts something by itself, if the host has it."""
+    """Return the count of a term with a separate count, if the host has it."""
     known = not isinstance(term.number, Tensor | None) and (not term.sizes or term.divisors)
     return float(term.number or 0.0) if known else 0.0
 
@@ -219,7 +219,7 @@ def _is_a_constant(term: Term, number: float, rows: float) -> bool:
 
 
 class LossWeights:
-    """The weights of a session's losses. All ranks use it alike.
+    """The weights of a session's losses. All ranks call each method.
 
     ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
     way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
@@ -259,7 +259,7 @@ class LossWeights:
         number of samples of a rank, if the share does not say.
         """
         count = self._of(loss, settles, expected)
-        # alike on all ranks: all must keep earlier gradients apart, or none
+        # the same on all ranks: all must separate earlier gradients, or none
         count.isolated = self.mode != "samples"
         self._first = 0 if self._has_unit else id(count)
         return count
@@ -280,7 +280,7 @@ class LossWeights:
     def by_samples(self, loss: Tensor | None) -> Count:
         """Return the count of a backward that communicates nothing, or follows such a one.
 
-        Nobody knows what the other ranks count. Warns if the loss does not count samples.
+        The other ranks' counts are unknown. Warns if the loss does not count samples.
         """
         if self.is_sum(loss):
             return self.of_sum(loss)
@@ -306,15 +306,14 @@ class LossWeights:
 
     @property
     def meets(self) -> bool:
-        """Whether the ranks exchange numbers ahead of the next backward; alike on all of them."""
+        """Whether the ranks exchange numbers ahead of the next backward; equal on all ranks."""
         return self.mode != "samples" and self._each.meets
 
     def weigh_terms(self, count: Count) -> Count:
-        """Put weights into the graph for terms that weigh differently, before a synchronised
-        backward.
+        """Put weights into the graph for terms that weigh differently.
 
-        All ranks call it alike. It is one collective in the first backwards, and for good if terms
-        are means over different counts. Otherwise it is none.
+        All ranks call it before a synchronised backward. It is one collective in the first
+        backwards, and always if terms are means over different counts. Otherwise it is none.
         """
         if id(count) == self._first and self.meets and self._may_reduce:
             self._begin(count)
@@ -434,9 +433,9 @@ class LossWeights:
         return found
 
     def state_dict(self) -> dict[str, object]:
-        """Return what the losses have shown so far, alike on all ranks, for checkpoints.
+        """Return the facts about the losses so far, the same on all ranks, for checkpoints.
 
-        A resumed run must not learn it anew.
+        A resumed run must not learn them again.
         """
         mine = {"ratio": self._deciding.ratio, "apart": self._each.differs}
         return mine | self._unit.state_dict()
@@ -450,7 +449,7 @@ class LossWeights:
         """Note that some rank has counted by a graph, as the ranks have found elsewhere."""
         self._unit.agreed = True
 
-    # After the ranks have told each other --------------------------------------------------------
+    # After the exchange --------------------------------------------------------------------------
 
     def resolve(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
         """Return the factors for gradients and loss, or None to change nothing.
@@ -471,7 +470,7 @@ class LossWeights:
         return self._unit.scales(mean, alike, windows)
 
     def resolve_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
-        """Return the same factors, if nobody waits for the numbers."""
+        """Return the same factors, without a wait for the numbers."""
         self._each.let_go()
         return None if self._have_met else self._unit.scales_on_device(mean, windows)
 

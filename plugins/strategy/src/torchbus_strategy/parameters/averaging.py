@@ -1,4 +1,4 @@
-"""="""
+"""Averages tensors over ranks, in buckets per dtype and device."""
 
 from __future__ import annotations
 

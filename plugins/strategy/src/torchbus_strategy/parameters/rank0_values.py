@@ -46,9 +46,10 @@ def copy_from_rank0(
 
 
 def gather_summaries(what: str, mine: list[Any]) -> list[tuple[str, list[Any]]]:
-    """Return what each rank tells of it. All ranks call it, with as few words in any model.
+    """Return each rank's message about it.
 
-    Raises RanksDiverged if a rank is elsewhere, where it tells something else.
+    All ranks call it; the message size does not depend on the model. Raises RanksDiverged if a rank
+    is elsewhere and sends another message.
     """
     reported = all_gather_object((what, mine), dist.get_world_size())
     if any(type(theirs) is not list for _, theirs in reported):
@@ -68,7 +69,7 @@ def _refuse_unlike(reported: list[tuple[str, Any]]) -> None:
 
 
 def _number(reported: object) -> int:
-    """Return how many tensors a rank has; 0 if it is elsewhere and tells something else."""
+    """Return how many tensors a rank has; 0 if it is elsewhere and sends another message."""
     return reported[1] if isinstance(reported, list) and len(reported) > 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""What all ranks have in a buffer that the forward fills from its batch."""
+"""Synchronises buffers that a forward fills from its batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SyncBuffers:
     """``how`` is for all buffers, or by name, such as "center" or "Loss.center".
 
     In the first backwards it says once which buffers differ, and which seem to count samples.
-    ``known`` returns the models that have buffers. All ranks call everything alike.
+    ``known`` returns the models that have buffers. All ranks call each method.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class SyncBuffers:
 
 
 class Common:
-    """Buffers as they were when all ranks had them alike."""
+    """Copies of the buffers from when they were equal on all ranks."""
 
     def __init__(self) -> None:
         self._held: weakref.WeakKeyDictionary[Module, dict[str, Tensor]] = (

@@ -1,4 +1,4 @@
-"""="""
+"""The trained parameters: found in optimizers, with rank 0's values on all ranks."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def _by_itself(module: SyncBatchNorm, x: Tensor) -> Tensor:
 
 UNLIKE = (
     "the loop has put other tensors into the groups of {} on each rank: all get rank 0's values,"
-    " but an optimizer's state stays each rank's own. Choose alike what is added or removed:"
-    " make the statistics common by s.reduce(statistics), and draw from a generator that all ranks"
-    " seed alike"
+    " but an optimizer's state stays each rank's own. Add and remove the same ones on all ranks:"
+    " make the statistics common by s.reduce(statistics), and draw from a generator with the same"
+    " seed on all ranks"
 )
 
 
@@ -243,8 +243,9 @@ class Trained:
         return id(parameter) not in self._known and parameter not in self.per_rank
 
     def look_for_dead(self) -> None:
-        """After the first backward with these: ``model = make()`` lets go of the earlier model only
-        when the new one is there. All ranks call it.
+        """Forget freed parameters after the first backward with new ones. All ranks call it.
+
+        ``model = make()`` frees the earlier model only when the new one exists.
         """
         if self._additions > 1 and self._forget_dead("parameters that are gone"):
             self.parameters = list(self._known.values())
@@ -325,7 +326,7 @@ class Trained:
         if not known:
             return "not synchronised: not called yet, and in no optimizer"
         if not self._job.backwards:
-            return "to be synchronised in backward: none was heard yet"
+            return "to be synchronised in backward: none has run yet"
         return "synchronised in backward" + (
             f" ({known} of {total} tensors, by their optimizer)" if known < total else ""
         )

@@ -34,7 +34,7 @@ class Unsynchronised:
     def state_dict(self) -> State:
         """All ranks call it: it averages.
 
-        If the order is divided anew, a run that resumes gets the batches of an open window again.
+        If the order is divided again, a run that resumes gets the batches of an open window again.
         """
         parameters = self._trained.parameters
         world = self._session.world

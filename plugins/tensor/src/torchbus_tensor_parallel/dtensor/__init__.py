@@ -1,4 +1,4 @@
-"""DTensors that the script's own code meets between divided layers.
+"""DTensors between divided layers in the script's code.
 
 This folder replaces functions of tensors until the session ends. It knows no model.
 """

@@ -61,7 +61,7 @@ def _all_whole(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...
 class Mixing:
     """Between ``begin`` and ``end``, a plain tensor counts as one that all ranks have.
 
-    Calls may be nested. Outside, torch goes on to refuse such a mixture.
+    Calls may be nested. Outside, torch continues to refuse such a mixture.
     """
 
     def __init__(self) -> None:

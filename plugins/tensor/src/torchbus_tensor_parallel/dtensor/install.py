@@ -19,7 +19,10 @@ from torchbus_strategy import sharding
 from torchbus_tensor_parallel.dtensor import reductions
 
 SCALAR_WARNING = "Found a non-scalar tensor with numel=1"
-"""Torch says so where a plain tensor meets DTensors. Here every rank has the whole of it."""
+"""Torch's error about an operation on a plain tensor and DTensors.
+
+Here every rank has the whole of it.
+"""
 
 
 aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""The conformance kit: what every strategy and plugin owes to a loop, as rules that can be tried.
+"""The conformance kit: the requirements on strategies and plugins, as executable rules.
 
 For a strategy or a plugin of your own::
 

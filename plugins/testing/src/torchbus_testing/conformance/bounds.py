@@ -18,7 +18,7 @@ def of_values(unit: float) -> float:
 def of_movement(unit: float) -> float:
     """The same for how far parameters have moved, if only single values are rounded.
 
-    So it is under autocast: sums are float32, and each gradient is rounded by itself.
+    So it is under autocast: sums are float32, and each gradient is rounded separately.
     """
     return rounding.of_sums(unit, 1)
 

@@ -1,4 +1,4 @@
-"""Tries one rule on one subject, and says what came out."""
+"""Runs one rule on one subject, and returns the outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 90.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of one case.
+    """The outcome of one case.
 
     ``problems``: how the rule is broken; empty if it holds. ``refused``: the words of a refusal,
     which breaks no rule that may be refused. ``missing``: plugins without which it was not tried.
@@ -97,7 +97,7 @@ def _gather(
 
 @functools.cache
 def _reference(rule: str, subject: str) -> Record:
-    """What one process finds: without torchbus, or with a plugin that has numbers of its own."""
+    """Run one process: without torchbus, or with a plugin that changes the numbers."""
     with tempfile.TemporaryDirectory() as folder:
         request = Request(rule, subject, 1, 0, "float64", sys.path, folder)
         result = fork_script(Path(process.__file__), request.written(), timeout_s=LIMIT_S)

@@ -1,4 +1,4 @@
-"""What the processes of a case leave behind."""
+"""The records of a case's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AFTER = "after.json"
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank, or the plain process, has found.
+    """The record of one rank, or of the plain process.
 
     ``hides_gradients``: it could write no gradients down. ``error``: with what it left the loop, or
     "". ``refusal``: the message, if that was a refusal.
@@ -29,10 +29,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of one case.
+    """All records of one case.
 
     ``ranks``: the records by rank, those of the last session. ``reference``: the plain process.
-    ``error``, ``refusal``: of the process that goes on after the block. ``changed``: what the
+    ``error``, ``refusal``: of the process that continues after the block. ``changed``: what the
     session left changed in torch. ``ended``: False if it was killed after ``seconds``.
     """
 
@@ -84,7 +84,7 @@ def read_records(folder: Path) -> dict[int, Record]:
 
 
 def read_after(folder: Path) -> dict[str, str]:
-    """What the process that goes on after the block has found."""
+    """The record of the process that continues after the block."""
     path = folder / AFTER
     found: dict[str, str] = (
         json.loads(path.read_text())

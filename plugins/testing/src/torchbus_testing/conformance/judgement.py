@@ -1,4 +1,4 @@
-"""Finds what is wrong with a case: nothing, or sentences."""
+"""Judges the records of a case, and describes violations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ends_by_error(evidence: Evidence) -> list[str]:
     if not evidence.ended:
         return [how_it_ended(evidence)]
     if evidence.complete:
-        return ["the loop came to its end on all ranks, and nothing was said"]
+        return ["the loop ran to its end on all ranks, without an error or warning"]
     return [f"process left behind: {orphan}" for orphan in evidence.orphans]
 
 
@@ -97,7 +97,7 @@ def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
 
 
 def _draws(evidence: Evidence) -> Iterator[str]:
-    """Ranks with samples of their own draw their own numbers; ranks without draw alike."""
+    """Ranks with different samples draw different numbers; ranks without draw the same."""
     main = evidence.ranks[0]
     for rank, record in sorted(evidence.ranks.items()):
         for name, value in record.draws.items() if rank else ():
@@ -141,7 +141,7 @@ def _largest(value: object) -> float:
 
 
 def _difference(one: object, other: object) -> str:
-    """In words, how one value differs from another."""
+    """Describe how one value differs from another."""
     a, b = _numbers(one), _numbers(other)
     if a is None or b is None or a.shape != b.shape:
         return f"{_short(one)} instead of {_short(other)}"

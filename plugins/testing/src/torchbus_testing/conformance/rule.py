@@ -25,7 +25,7 @@ def no_objects() -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What every strategy and every plugin owes to a loop.
+    """A requirement on every strategy and plugin.
 
     ``loop``: its docstring says the rule. ``remedy``: what to do in a strategy that breaks it.
     ``options``: of the session. ``needs``: plugins, by name, without which the rule can't be tried.
@@ -49,7 +49,7 @@ class Rule:
         return " ".join((inspect.getdoc(self.loop) or "").split())
 
     def prepare(self, folder: Path) -> Callable[[Run], None]:
-        """The loop as code of a user's: a session takes installed code for nobody's loop."""
+        """Run the loop as user code: a session does not treat installed code as the user's loop."""
         script = folder / "loop.py"
         shutil.copyfile(self.loop.__code__.co_filename, script)
         found: Callable[[Run], None] = runpy.run_path(str(script), run_name="loop")[

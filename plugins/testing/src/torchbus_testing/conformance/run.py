@@ -1,4 +1,4 @@
-"""What a loop of the kit gets: a model, data, and a place to write down what it found."""
+"""The environment of a loop of the kit: model, data, and the record of its results."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Run:
         self.facts[name] = plain(value)
 
     def drew(self, name: str, value: Tensor) -> None:
-        """Write down what each rank that has samples of its own must draw for itself."""
+        """Record the numbers that each rank with samples must draw separately."""
         self.draws[name] = plain(value)
 
     def note_state(self, **things: nn.Module | Optimizer) -> None:

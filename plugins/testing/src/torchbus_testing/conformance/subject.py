@@ -1,4 +1,4 @@
-"""What the kit looks at: a strategy, or a plugin beside a strategy."""
+"""The subject of a check: a strategy, or a plugin with a strategy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a window is made of: samples, tokens, operations, time and power."""
+"""Measurements of a window: samples, tokens, operations, time and power."""

@@ -1,7 +1,7 @@
-"""The time that training takes, without what lies between two passes and in evaluation.
+"""Measures training time, without evaluation and the time between passes.
 
-On an accelerator the host is ahead of the device. Events in the device's stream tell its time, and
-nobody waits for them: they are read one window later."""
+On an accelerator the host is ahead of the device. Events in the device's stream measure its time,
+without a wait: they are read one window later."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Clock:
         return self._since is not None
 
     def start(self) -> None:
-        """Go on, unless it runs."""
+        """Resume, unless it runs."""
         if self._since is None:
             self._since = self.mark()
 
@@ -82,7 +82,7 @@ class Clock:
             self._since = None
 
     def lap(self) -> list[Span]:
-        """Return the time since the last lap, and go on."""
+        """Return the time since the last lap, and continue."""
         if self._since is not None:
             now = self.mark()
             self._add(Span(self._since, now))
@@ -96,7 +96,7 @@ class Clock:
 
 
 def has_timed_events(device: torch.device) -> bool:
-    """Whether events of the device tell time. Those of some devices only tell an order."""
+    """Whether events of the device measure time. Those of some devices only give an order."""
     if device.type == "cpu":
         return False
     try:

@@ -203,7 +203,7 @@ def _part(batch: Any, where: str | int) -> object:
 
 
 def described(batch: object) -> str:
-    """Return what a batch consists of, in words."""
+    """Describe the contents of a batch."""
     kind = type(batch).__name__
     if isinstance(batch, Mapping):
         return f"a {kind} with the keys {_listed(map(repr, batch))}"

@@ -44,7 +44,7 @@ class Flops:
         return math.nan if self._per_step is None else self._per_step * tally.steps
 
     def described(self) -> str:
-        """Return what is known, in words."""
+        """Describe the known operations."""
         if self._per_sample is not None:
             return f"{self._per_sample:_.0f} FLOPs per sample"
         return "FLOPs per sample: counted in an early step"
@@ -120,5 +120,5 @@ class Flops:
 
     @property
     def _is_here(self) -> bool:
-        """Whether this is the loop's thread: others have modes of their own."""
+        """Whether this is the loop's thread: others have their own modes."""
         return threading.get_ident() == self._thread

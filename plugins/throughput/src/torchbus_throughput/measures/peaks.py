@@ -94,7 +94,7 @@ def peak(sheet: Sheet, dtype: torch.dtype) -> float:
 
 
 class Peak:
-    """The peak of this rank's device. ``is_known``: each rank knows that of its own.
+    """The peak of this rank's device. ``is_known``: each rank knows the peak of its device.
 
     ``given``: FLOPs per second, from the user. ``is_counted``: the dtype will be known. All ranks
     make one.

@@ -1,1 +1,1 @@
-"""Why two runs differ: suspected causes are taken away from both, until the difference goes."""
+"""Why two runs differ: suspected causes are removed from both until the difference disappears."""

@@ -1,5 +1,6 @@
-"""Takes away chance from reading data: a sample is read with the same draws, whoever reads it, and
-the generators stand afterwards where they stood before."""
+"""Makes reading data deterministic: a sample is read with the same random draws on any rank.
+
+Afterwards the generators have the state that they had before."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ State = tuple[torch.Tensor, tuple[Any, ...], Any]
 
 
 def augmentation_take_away(run: Inside) -> None:
-    """From here on, in this run and in the loaders' workers that it forks."""
+    """Apply the change to this run, and to the loaders' workers that it forks."""
     original = MAP_FETCHER.fetch
     noted = False
 
@@ -43,7 +44,7 @@ def augmentation_take_away(run: Inside) -> None:
 
 
 class Seeded:
-    """A dataset of which each sample is read with draws of its own."""
+    """A dataset that reseeds the generators for each sample."""
 
     def __init__(self, dataset: Dataset[object]) -> None:
         self._dataset = dataset
@@ -86,7 +87,7 @@ def _same(one: State, other: State) -> bool:
 
 
 def statistics_take_away(run: Inside) -> None:
-    """From here on, in this run."""
+    """Apply the change to this run."""
     original = torch.nn.functional.batch_norm
     noted = False
 

@@ -1,4 +1,4 @@
-"""A reason for a difference, and what to do about it."""
+"""A cause of a difference, with its remedy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """``inherent``: data parallel training is so. Otherwise the numbers are wrong. ``found``: how
-    it was found out, with the facts.
+    """``inherent``: a property of data parallel training; otherwise the numbers are wrong.
+    ``found``: the evidence.
     """
 
     name: str
@@ -116,7 +116,7 @@ def divided(what: str) -> Cause:
 def local_number(what: str, adds_up: bool) -> Cause:
     found = f"{what}; the ranks' own numbers add up to the plain run's" if adds_up else what
     return Cause(
-        "a number that each rank counts for itself",
+        "a number that each rank counts separately",
         found,
         'Reduce it: s.reduce(number, "sum") for counts and sums, s.reduce(number) for means.',
         True,

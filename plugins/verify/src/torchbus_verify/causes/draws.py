@@ -1,8 +1,8 @@
-"""Takes away draws in training: each is the same for all rows, so it does not matter who has them.
+"""Removes random draws in training: each is the same for all rows, whichever rank has them.
 
-Dropout, noise, latents: whatever torch draws from its default generators after the loop has begun,
-is drawn for one row, from a generator of its own, and given to all. The common streams of torch,
-NumPy and Python stay common. The order of the data and what a dataset draws are left as they are.
+Dropout, noise, latents: everything that torch draws from its default generators after the loop has
+begun is drawn for one row, from a separate generator, and repeated for all. The common streams of
+torch, NumPy and Python stay common. The order of the data and a dataset's draws do not change.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ def take_away(run: Inside) -> None:
 
 
 def make_common(run: Inside) -> None:
-    """Every rank draws what one process draws, and rows differ: for scripts that fail if they do
-    not, by a variance of nothing, say.
+    """Every rank draws what one process draws, and rows differ.
+
+    For scripts that fail on equal rows, for example by a variance of zero.
     """
     _replace(run, SameForAllRanks(run.writer))
 
 
 def _replace(run: Inside, mode: Any) -> None:
     if run.session is not None:
-        # every rank goes on drawing what one process draws
+        # every rank continues to draw what one process draws
         run.session.random.split = lambda rank: None
         run.session.random.draw_apart = lambda generators, rank: None
     mode.__enter__()
@@ -63,7 +64,7 @@ def _replace(run: Inside, mode: Any) -> None:
 
 
 class SameForAllRows(DispatchMode):
-    """Replaces the results of random operations. Notes the first that it replaces."""
+    """Replaces the results of random operations, and records the first one."""
 
     NUMPY: tuple[str, ...] = numpy_draws.ROWS
 
@@ -74,7 +75,7 @@ class SameForAllRows(DispatchMode):
         self._pid = os.getpid()
 
     def begin(self, *arguments: Any) -> None:
-        """The loop computes: what was drawn before were data and parameters."""
+        """Called when the loop begins to compute; earlier draws were for data and parameters."""
         self._begun = True
 
     def pause(self, by: int) -> None:
@@ -84,7 +85,7 @@ class SameForAllRows(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is LOCAL_SCALAR and not isinstance(args[0], Tensor):
-            return args[0]  # a number in a graph, which comes unwrapped
+            return args[0]  # a scalar with a graph, which arrives unwrapped
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if not seeded or not self.counts or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
@@ -96,11 +97,11 @@ class SameForAllRows(DispatchMode):
 
     @property
     def counts(self) -> bool:
-        """Whether what is drawn now is the loop's own, and not of its data (in a worker)."""
+        """Whether the current draw belongs to the loop, not to its data (in a worker)."""
         return self._begun and not self._paused and os.getpid() == self._pid
 
     def note(self, operation: str) -> None:
-        """The first one is written down."""
+        """Record the first draw."""
         if not self._noted:
             self._noted = True
             self._writer.write("taken", cause="draws", words=operation)
@@ -126,7 +127,7 @@ class SameForAllRows(DispatchMode):
         return torch.arange(args[0]) if name == "randperm" else None
 
     def _drawn(self, like: Tensor, draw: Callable[[Tensor], Any]) -> Tensor:
-        """One row of a tensor, drawn by a generator that stands at the same place in every run."""
+        """Return one row of a tensor, drawn from a generator with the same state in every run."""
         row = torch.empty_like(like[:1] if like.dim() and len(like) else like)
         state = torch.get_rng_state()
         self._count += 1
@@ -167,7 +168,7 @@ class SameForAllRows(DispatchMode):
 
 
 class SameForAllRanks(SameForAllRows):
-    """Replaces nothing: the ranks' streams are common."""
+    """Replaces no result, but makes the ranks' random streams the same."""
 
     NUMPY = ()
 

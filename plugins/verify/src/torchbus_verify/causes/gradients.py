@@ -1,4 +1,4 @@
-"""What the gradients of the first step that differs are made of."""
+"""Decomposes the gradients of the first step that differs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NEAR = 1e-3
 
 
 class Gradients:
-    """Writes the plain run's gradient, and the session's, as mixtures of the ranks' own."""
+    """Expresses the gradients of both runs as linear combinations of the ranks' local gradients."""
 
     def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
 
     def explain(self, first: Difference, by_parts: bool) -> Cause | None:
-        """A cause, where weights are at fault; None where they are not, or nothing can be told."""
+        """Return a cause if the weights are wrong; None if not, or if that can't be decided."""
         noted = self._lab.suspects | {"weights"}
         ours, plain = self._lab.session(noted), self._lab.plain(noted)
         if ours.status or plain.status:
@@ -45,9 +45,7 @@ class Gradients:
         return kind(where, _ratio(needed.weights), _ratio(used))
 
     def _used(self, ranks: list[Record], plain: Record, number: int) -> tuple[float, ...] | None:
-        """The mixture that the session's step got, before whatever scaled it in the plain run too:
-        clipping.
-        """
+        """Return the combination that the session's step got, before clipping in both runs."""
         ours, scale = _final(ranks[0], ranks, number), _final(plain, [plain], number)
         if ours is None or scale is None or not ours.fits or not scale.fits or not scale.weights[0]:
             return None
@@ -55,7 +53,7 @@ class Gradients:
 
 
 def _backward_of(first: Difference, plain: Record) -> int:
-    """The backward that made the gradient of a step."""
+    """Return the backward that made the gradient of a step."""
     if first.kind == "loss":
         return first.step
     done = 0
@@ -71,7 +69,7 @@ def _backward_of(first: Difference, plain: Record) -> int:
 
 
 def _final(record: Record, ranks: list[Record], number: int) -> Fit | None:
-    """The gradient of the first step after a backward, as a mixture of the ranks' own."""
+    """Return the gradient of the first step after a backward, as a combination of the ranks'."""
     begun = False
     for event in record.events:
         begun = begun or (event["kind"] == "backward" and event["number"] == number)
@@ -82,7 +80,7 @@ def _final(record: Record, ranks: list[Record], number: int) -> Fit | None:
 
 
 def _shares(ranks: list[Record], plain: Record, number: int) -> tuple[float, ...] | None:
-    """The ranks' parts of the samples of a backward."""
+    """Return the ranks' shares of the samples of a backward."""
     counts = [len(_samples_before(record, number)) for record in ranks]
     whole = len(_samples_before(plain, number))
     if not whole or sum(counts) != whole:
@@ -91,8 +89,9 @@ def _shares(ranks: list[Record], plain: Record, number: int) -> tuple[float, ...
 
 
 def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> bool:
-    """Whether every rank had the plain run's whole batch (the first of a loader may be one that the
-    loop only looks at), and they did not make the same of it.
+    """Whether every rank had the plain run's whole batch, but computed different gradients.
+
+    The first batch of a loader may be one that the loop only looks at.
     """
     whole = _samples_before(plain, number)
     mine = [weights.noted(record, number) for record in ranks]
@@ -107,7 +106,7 @@ def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> boo
 
 
 def _samples_before(record: Record, number: int) -> list[Any]:
-    """The batch that was taken last before a backward."""
+    """Return the last batch that was read before a backward."""
     latest: list[Any] = []
     for event in record.events:
         if event["kind"] == "batch" and event["trains"]:

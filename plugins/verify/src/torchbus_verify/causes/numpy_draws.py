@@ -1,4 +1,4 @@
-"""Takes away what a loop draws from NumPy's global generator: latents, labels, mixing weights."""
+"""Removes a loop's draws from NumPy's global generator: latents, labels, mixing weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ORDERS = ("choice", "permutation", "shuffle")
 def take_away(
     counts: Callable[[], bool], note: Callable[[str], None], names: Sequence[str] = ROWS
 ) -> None:
-    """From here on each row of what is drawn is the same, and the same in every run.
+    """Make all rows of each draw equal, and the same in every run, from now on.
 
-    ``names``: of the functions to which this happens; the others are only noted. ``counts``:
-    whether a draw is one of the loop now. ``note``: is told the first function.
+    ``names``: the functions that are replaced; the others are only recorded. ``counts``: whether a
+    draw belongs to the loop at this time. ``note``: called with the first function.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
@@ -39,7 +39,7 @@ def take_away(
     def alike(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
             nonlocal drawn
-            values = original(*args, **kwargs)  # moves the generator as ever
+            values = original(*args, **kwargs)  # advances the generator as usual
             if not counts():
                 return values
             drawn += 1
@@ -76,7 +76,10 @@ NAMES = (
 
 
 def watch(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
-    """``counts``: whether a draw is one of the loop now. ``note``: is told the first function."""
+    """``counts``: whether a draw belongs to the loop now.
+
+    ``note``: called with the first function.
+    """
     for name in NAMES:
         setattr(random, name, noted(f"random.{name}", getattr(random, name), counts, note))
 
@@ -84,7 +87,7 @@ def watch(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
 def noted(
     name: str, original: Callable[..., Any], counts: Callable[[], bool], note: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """The same function, whose first draw in the loop is written down."""
+    """Wrap a function to record its first draw in the loop."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         if counts():

@@ -1,4 +1,4 @@
-"""The search: suspected causes are taken away one kind at a time, until the difference goes."""
+"""The search for causes: removes suspects one kind at a time until the difference disappears."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torchbus_verify.runs.run import Run
 
 
 class Search:
-    """One for each verification whose runs differ."""
+    """The search of one verification whose runs differ."""
 
     def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
         self._whole = lab.request.options.get("strategy") == "dp"
 
     def causes(self, first: Difference) -> list[Cause]:
-        """At least one."""
+        """Return the causes; at least one."""
         removed = self._removed()
         without = self._lab.compare(self._lab.suspects)
         found: list[Cause] = []
@@ -36,16 +36,16 @@ class Search:
         return [*found, *self._of_the_pause(remaining)]
 
     def _removed(self) -> dict[str, str]:
-        """The causes that were there to be taken away, with a word about each."""
+        """Return the suspects that can be removed, each with a description."""
         runs = [self._lab.plain(self._lab.suspects), self._lab.session(self._lab.suspects)]
         return {event["cause"]: event["words"] for run in runs for event in run.first.of("taken")}
 
     def _moved(self, first: Difference, without: Comparison, removed: dict[str, str]) -> bool:
-        """Whether taking all away has at least put the difference off."""
+        """Whether the difference appears later when all suspects are removed."""
         return bool(removed) and _order(without.beyond()[0]) > _order(first)
 
     def _needed(self, removed: dict[str, str], goal: Comparison | None = None) -> list[str]:
-        """Those without which the difference is there again, or all where no single one is."""
+        """Return the suspects that bring the difference back, or all if no single one does."""
         if len(removed) == 1:
             return list(removed)
         needed = [name for name in removed if self._matters(frozenset(removed) - {name}, goal)]
@@ -65,8 +65,9 @@ class Search:
         return cause.statistics() if name == "statistics" else cause.augmentation(detail)
 
     def _of_the_pause(self, first: Difference) -> list[Cause]:
-        """What none of the draws and statistics explains: the batches in parts, or
-        something wrong.
+        """Return the cause of a difference that draws and statistics do not explain.
+
+        It is the division of batches, or an error.
         """
         where = describe(first)
         by_parts = not self._whole and self._same(self._lab.suspects, **WHOLE_BATCHES)
@@ -99,7 +100,7 @@ class Search:
 
 
 def describe(one: Difference) -> str:
-    """A difference, its place and size, in words."""
+    """Describe a difference: its place and size."""
     place = f"step {one.step + 1}" if one.kind != "loss" else f"backward {one.step + 1}"
     what = (
         f"{one.kind} of {one.name}"
@@ -123,7 +124,7 @@ AS_FAR = 4.0
 
 
 def disturb(terms: int) -> Change:
-    """Adds to each gradient what the rounding of a sum of so many terms may."""
+    """Perturbs each gradient by the possible rounding error of a sum of so many terms."""
 
     def change(run: Inside) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -145,5 +146,5 @@ def disturb(terms: int) -> Change:
 
 
 def drift(disturbed: Comparison) -> Drift:
-    """How far rounding may move each place, by how far it did."""
+    """Return the tolerance of each place: how far rounding moved it."""
     return {one.place: AS_FAR * one.relative for one in disturbed.places}

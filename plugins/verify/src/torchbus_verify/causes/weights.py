@@ -1,8 +1,8 @@
-"""Whether the plain run's gradient is a weighted mean of the ranks' own, and of which weights.
+"""Finds the weights with which the plain run's gradient is a mean of the ranks' local gradients.
 
-Each rank notes the gradient of its own loss before anything is averaged. If some weights make the
-plain gradient of them, the weights are at fault; if none do, the loss of a batch is no mean over
-its parts.
+Each rank records the gradient of its local loss before anything is averaged. If some weights yield
+the plain gradient, the session's weights are wrong; if none do, the loss of a batch is not a mean
+over its parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLEAR = 1e3
 
 @dataclass(frozen=True)
 class Fit:
-    """``weights``: of the ranks, in their mean. ``fits``: they make the plain run's gradient."""
+    """``weights``: of the ranks in the mean. ``fits``: they yield the plain run's gradient."""
 
     weights: tuple[float, ...]
     fits: bool
@@ -31,7 +31,7 @@ class Fit:
 
 
 def note(run: Inside) -> None:
-    """Writes down the gradient of this rank's own loss, of every backward."""
+    """Records the gradient of this rank's local loss in every backward."""
 
     def before(number: int, loss: Tensor, parameters: dict[str, Tensor]) -> None:
         if loss.numel() != 1 or not loss.requires_grad or not parameters:
@@ -50,7 +50,7 @@ def note(run: Inside) -> None:
 
 
 def fit(ranks: list[Record], plain: Record, number: int) -> Fit | None:
-    """The plain run's gradient of one backward; None if it was not noted everywhere."""
+    """Return the plain run's gradient of one backward; None if a rank has no record of it."""
     target = noted(plain, number)
     return None if target is None else mixture(target, ranks, number, dtype_of_losses(plain))
 
@@ -58,7 +58,7 @@ def fit(ranks: list[Record], plain: Record, number: int) -> Fit | None:
 def mixture(
     target: Gradient, ranks: list[Record], number: int, dtype: torch.dtype = torch.float64
 ) -> Fit | None:
-    """A gradient as a mixture of the ranks' own of one backward."""
+    """Return a gradient as a linear combination of the ranks' local ones of one backward."""
     found = [noted(record, number) for record in ranks]
     ours = [one for one in found if one is not None]
     names = [
@@ -78,7 +78,7 @@ def mixture(
 
 
 def noted(record: Record, number: int) -> Gradient | None:
-    """A rank's own gradient of one backward."""
+    """Return a rank's local gradient of one backward."""
     for event in record.of("own gradient"):
         if event["number"] == number:
             return values(record, event["tensors"])
@@ -86,7 +86,7 @@ def noted(record: Record, number: int) -> Gradient | None:
 
 
 def values(record: Record, described: Event) -> Gradient:
-    """The tensors of an event that has some."""
+    """Return the tensors of an event."""
     return {
         name: one.values() for name, one in record.tensors(described).items() if one is not None
     }

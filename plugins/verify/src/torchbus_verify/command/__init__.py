@@ -1,4 +1,4 @@
-"""``torchbus verify``: whether a script computes under a session what it computes by itself."""
+"""``torchbus verify``: does a script compute the same with a session as without one?"""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from torchbus_verify.runs.inside import Request
 
 USAGE = """torchbus verify [OPTION]... SCRIPT [ARG]...
        torchbus verify [OPTION]... -m MODULE [ARG]..."""
-DESCRIPTION = """Run a training script by itself and under a session, and compare every step.
+DESCRIPTION = """Run a training script without and with a session, and compare every step.
 
-Both runs stop after --steps real steps of each optimizer. Each has a working folder of its own, in
-which the script finds its files; the script's own folder is not written to. A difference is
-reported with the first step and tensor, and with its cause, which is found by taking suspected
-causes away.
+Both runs stop after --steps real steps of each optimizer. Each has a separate working folder, in
+which the script finds its files; the script's folder is not written to. A difference is reported
+with the first step and tensor, and with its cause, which is found by removing suspected causes.
 
 Exit status: 0 the same, 1 different as the strategy is, 2 different and wrong, 3 not compared.
 """
@@ -40,7 +39,7 @@ NOT_HERE = ("launch", "num_nodes", "verbose", "print_all_ranks")
 
 
 def main(argv: list[str]) -> int:
-    """Prove on your own script that several ranks compute what one process computes."""
+    """Check with your script that several ranks compute what one process computes."""
     parser = _parser()
     try:
         given = vars(parser.parse(argv))
@@ -49,7 +48,7 @@ def main(argv: list[str]) -> int:
             del argv[0]
         if not argv:
             parser.error("which script? write torchbus verify [OPTION]... SCRIPT [ARG]...")
-    except SystemExit as error:  # argparse ends by 2, which means wrong numbers here
+    except SystemExit as error:  # argparse exits with 2, which means wrong numbers here
         return NOT_COMPARED if error.code else 0
     json_wanted, page = given.pop("json"), given.pop("html")
     try:
@@ -85,7 +84,7 @@ def _request(argv: list[str], given: dict[str, Any]) -> Request:
 
 def _refuse(argv: list[str], by_module: bool, given: dict[str, object]) -> None:
     if not by_module and not os.path.exists(argv[0]):
-        session_options.find(*argv, by_module=False)  # says which file was meant
+        session_options.find(*argv, by_module=False)  # reports which file was meant
     launcher = next((name for name in LAUNCHERS if name in os.environ), None)
     if launcher is not None:
         raise UsageError(

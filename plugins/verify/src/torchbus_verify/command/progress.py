@@ -1,6 +1,4 @@
-"""What runs, how far it is, and what remains: one line on a terminal, a line now and then
-elsewhere.
-"""
+"""Progress of the runs: one line on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ EVERY_S, ELSEWHERE_S = 0.5, 10.0
 
 
 class Progress:
-    """A context manager that leaves no half line."""
+    """Prints progress; a context manager, which completes the last line."""
 
     def __init__(self, steps: int | None, stream: IO[str]) -> None:
         self._steps, self._stream = steps, stream
@@ -20,7 +18,7 @@ class Progress:
         self._shown = False
 
     def show(self, name: str, steps: int) -> None:
-        """Called often; says something seldom."""
+        """Show the progress. Called often; prints rarely."""
         now = time.monotonic()
         if name != self._name:
             self._name, self._begun_s = name, now

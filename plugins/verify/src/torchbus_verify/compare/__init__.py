@@ -1,1 +1,1 @@
-"""Two records side by side: where they differ, from which step on, and by how much."""
+"""Compares two records: where they differ, from which step on, and by how much."""

@@ -1,4 +1,4 @@
-"""What two runs have in common at one place, and what not."""
+"""Differences between two runs, by place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Named = Mapping[str, Stored | None]
 
 
 class Gap(NamedTuple):
-    """``relative`` to the largest value; infinite, with ``text``, if nothing can be compared."""
+    """A difference ``relative`` to the largest value; infinite, with ``text``, if incomparable."""
 
     name: str
     relative: float
@@ -31,7 +31,7 @@ def gap(
     floor: float = 0.0,
     sides: tuple[str, str] = ("session", "plain"),
 ) -> Gap:
-    """Differences below ``floor`` are none."""
+    """Compare two tensors. Differences below ``floor`` count as zero."""
     if name not in ours or name not in theirs:
         return Gap(name, math.inf, f"only in the {sides[name not in ours]} run")
     a, b = ours[name], theirs[name]
@@ -49,9 +49,7 @@ Place = tuple[str, int, int, str]
 
 @dataclass(frozen=True)
 class Difference:
-    """At one place: ``relative`` to the largest value of the tensor, and what rounding
-    ``allowed``.
-    """
+    """The difference at one place, ``relative`` to the tensor's largest value."""
 
     kind: str
     name: str
@@ -67,13 +65,13 @@ class Difference:
 
     @property
     def is_more(self) -> bool:
-        """Whether rounding does not explain it."""
+        """Whether it exceeds what rounding explains."""
         return not self.relative <= self.allowed
 
 
 @dataclass
 class Comparison:
-    """All places in the order of the loop."""
+    """The comparison of all places, in the order of the loop."""
 
     places: list[Difference] = field(default_factory=list)
     steps: int = 0
@@ -86,8 +84,9 @@ class Comparison:
         return max((one.relative for one in self.places if one.kind != "loss"), default=0.0)
 
     def beyond(self) -> list[Difference]:
-        """Those that rounding does not explain, the first one first. Losses are looked at apart:
-        one whose graph is kept stays the rank's own.
+        """The differences that rounding does not explain, in order.
+
+        Losses are compared separately: one whose graph is retained stays the rank's local value.
         """
         return [one for one in self.places if one.is_more and one.kind != "loss"]
 
@@ -95,9 +94,7 @@ class Comparison:
         return [one for one in self.places if one.is_more and one.kind == "loss"]
 
     def without(self, names: set[str], missing: set[str]) -> Comparison:
-        """Itself, less the tensors of some names, and less those of others where rank 0
-        has none.
-        """
+        """Return a copy without the named tensors, and without others that rank 0 lacks."""
         self.places = [
             one
             for one in self.places
@@ -111,13 +108,14 @@ class Comparison:
 
     @property
     def tolerated(self) -> float:
-        """The largest difference that rounding explains, losses included."""
+        """The largest difference that rounding explains, including losses."""
         return max((one.relative for one in self.places if not one.is_more), default=0.0)
 
 
 def distance(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
-    """The largest difference, relative to the largest value; equal NaNs and infinities are the
-    same. Differences below ``floor`` are none.
+    """Return the largest difference, relative to the largest value.
+
+    Equal NaNs and infinities are the same; differences below ``floor`` count as zero.
     """
     if not ours.numel():
         return 0.0
@@ -144,7 +142,7 @@ def largest_of(stored: dict[str, Stored | None]) -> float:
 
 
 def different(ranks: list[Record]) -> str:
-    """Where a rank first has other parameters than rank 0, in words; "" if nowhere."""
+    """Describe where a rank's parameters first differ from rank 0's; "" if nowhere."""
     for rank, record in enumerate(ranks[1:], start=1):
         for ours, first in zip(record.of("step"), ranks[0].of("step"), strict=False):
             for key in ("parameters", "buffers"):
@@ -158,7 +156,7 @@ def different(ranks: list[Record]) -> str:
 
 
 def local_rows(ranks: list[Record], plain: Record) -> set[str]:
-    """Parameters that have a row for each sample, of which each rank holds its own."""
+    """Return the parameters with a row for each sample, of which each rank holds its rows."""
     theirs = {name: one for step in plain.of("step") for name, one in step["parameters"].items()}
     held = [
         {name: one for step in record.of("step") for name, one in step["parameters"].items()}
@@ -170,9 +168,7 @@ def local_rows(ranks: list[Record], plain: Record) -> set[str]:
 
 
 def elsewhere(ranks: list[Record]) -> set[str]:
-    """Parameters that other ranks' optimizers hold and rank 0's does not: their states
-    are sharded.
-    """
+    """Return the parameters that only other ranks' optimizers hold: their states are sharded."""
     held = [
         {name for step in record.of("step") for name, one in step["parameters"].items() if one}
         for record in ranks
@@ -181,20 +177,20 @@ def elsewhere(ranks: list[Record]) -> set[str]:
 
 
 def hide_gradients(ranks: list[Record]) -> bool:
-    """Whether no step has one where the loop could see it: an engine keeps them."""
+    """Whether no step has a gradient that the loop could see: an engine stores them."""
     steps = [step for record in ranks for step in record.of("step")]
     return bool(steps) and not any(one for step in steps for one in step["gradients"].values())
 
 
 def unseen(ranks: list[Record]) -> list[str]:
-    """Of these, the ones whose values rank 0 has not even at the end: layers of a pipeline."""
+    """Return those of the names whose values rank 0 lacks even at the end: layers of a pipeline."""
     ends = ranks[0].of("state")[-1:] if ranks else []
     known = {name for end in ends for name, one in end["tensors"].items() if one}
     return sorted(elsewhere(ranks) - known)
 
 
 def replicas(ranks: list[Record]) -> bool:
-    """Whether every rank computed the same losses before they were reduced, one after another."""
+    """Whether every rank computed the same sequence of losses before the reduction."""
     losses = [[event["own"] for event in record.of("backward")] for record in ranks]
     return (
         len(ranks) > 1
@@ -213,7 +209,7 @@ def _first(ours: Event, theirs: Event) -> str:
 
 
 def _are_rows(shapes: list[list[int]], whole: list[int], ranks: int) -> bool:
-    """Whether the ranks' shapes make up the whole one, row by row."""
+    """Whether the ranks' shapes add up to the whole one along dim 0."""
     if len(shapes) != ranks or not whole or not all(shapes) or whole in shapes:
         return False
     return sum(shape[0] for shape in shapes) == whole[0]

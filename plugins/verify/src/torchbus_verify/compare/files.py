@@ -1,6 +1,4 @@
-"""The files that two runs have written: their names, whether they are whole, the
-tensors in them.
-"""
+"""Compares the files that two runs have written: names, completeness, tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ ONLY_PLAIN = "written by the plain run, not by the session's"
 
 @dataclass(frozen=True)
 class File:
-    """What is wrong with a file. ``torn``: it can't be read whole."""
+    """A problem with a file. ``torn``: it is incomplete."""
 
     name: str
     text: str
@@ -36,8 +34,10 @@ class File:
 
 
 def compare(ours: Run, plain: Run, again: Run | None, allowed: Allowed) -> list[File]:
-    """``again``: a second plain run; a name that it does not repeat is named by the clock or by
-    chance. ``allowed``: what rounding does to a tensor.
+    """Compare the files of two runs.
+
+    ``again``: a second plain run; names that it does not repeat depend on time or chance.
+    ``allowed``: the tolerance for a tensor.
     """
     mine, theirs = set(map(str, ours.written)), set(map(str, plain.written))
     chance = set() if again is None else theirs ^ set(map(str, again.written))
@@ -62,7 +62,7 @@ def by_chance(plain: Run, again: Run) -> list[str]:
 def _is_torn(path: Path) -> bool:
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file:
-            return file.read(4) == b"PK\x03\x04"  # the beginning of an archive, and no end
+            return file.read(4) == b"PK\x03\x04"  # the beginning of an archive without its end
     with zipfile.ZipFile(path) as archive:
         return archive.testzip() is not None
 
@@ -80,7 +80,7 @@ def _tensors(ours: Path, plain: Path, allowed: Allowed) -> str:
         mine, theirs = (
             _flat(torch.load(path, map_location="cpu", weights_only=True)) for path in (ours, plain)
         )
-    except Exception:  # code of the script's own is in it, which is not run here
+    except Exception:  # it contains code of the script, which is not run here
         return ""
     for name in dict.fromkeys([*theirs, *mine]):
         if name not in mine or name not in theirs:
@@ -94,7 +94,7 @@ def _tensors(ours: Path, plain: Path, allowed: Allowed) -> str:
 def _gap(mine: object, theirs: object) -> float:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         if theirs.dtype == torch.uint8 and theirs.shape == torch.get_rng_state().shape:
-            return 0.0  # a generator's: the session has streams of its own
+            return 0.0  # a generator's: the session has separate streams
         return distance(mine, theirs) if mine.shape == theirs.shape else math.inf
     if isinstance(mine, float) and isinstance(theirs, float):
         return abs(mine - theirs) / max(abs(mine), abs(theirs), rounding.unit())

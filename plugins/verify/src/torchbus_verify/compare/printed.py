@@ -1,4 +1,4 @@
-"""What was printed: words alike, numbers within rounding, without what changes from run to run."""
+"""Compares printed output: words exactly, numbers within rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lines_of(record: Record) -> list[str]:
 def compare(
     ours: list[str], theirs: list[str], volatile: Set[int] = frozenset(), tolerance: float = 0.0
 ) -> list[Line]:
-    """Lines that differ, but for those that differ between two plain runs."""
+    """Return the lines that differ, except those that also differ between two plain runs."""
     found = [
         Line(number, a, b)
         for number, (a, b) in enumerate(zip(ours, theirs, strict=False))
@@ -43,7 +43,7 @@ def compare(
 
 
 def alike(a: str, b: str, tolerance: float = 0.0) -> bool:
-    """Whether the words are the same, and numbers but for rounding."""
+    """Whether the words are equal, and the numbers within rounding."""
     if a == b:
         return True
     if NUMBER.split(a) != NUMBER.split(b):
@@ -58,12 +58,12 @@ def numbers(text: str) -> list[float]:
 
 
 def volatile(first: list[str], again: list[str]) -> set[int]:
-    """Lines that two plain runs print differently: times, paths, addresses."""
+    """Return the lines that two plain runs print differently: times, paths, addresses."""
     return {number for number, (a, b) in enumerate(zip(first, again, strict=False)) if a != b}
 
 
 def sums(ours: Line, of_ranks: Iterable[list[str]]) -> bool:
-    """Whether each number that differs is the plain run's if one adds up the ranks' own."""
+    """Whether the ranks' values of each differing number add up to the plain run's."""
     lines = [lines[ours.number] for lines in of_ranks if ours.number < len(lines)]
     wanted, found = numbers(ours.theirs), [numbers(one) for one in lines]
     if not found or any(len(one) != len(wanted) for one in found):
@@ -86,7 +86,7 @@ def _near(x: str, y: str, tolerance: float) -> bool:
 
 
 def _digit(text: str) -> float:
-    """The size of the last digit of a number as printed; 0 for a whole number."""
+    """Return the unit of the last printed digit of a number; 0 for an integer."""
     if "." not in text and "e" not in text.lower():
         return 0.0
     mantissa, _, exponent = text.lower().partition("e")

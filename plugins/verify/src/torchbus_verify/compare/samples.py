@@ -1,4 +1,4 @@
-"""Which samples the ranks used, against those of the plain run."""
+"""Compares the samples that the ranks used with those of the plain run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Batch = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Samples:
-    """``problems``: what was lost, repeated or mixed up. ``twice``: data sets that every rank
-    trained on whole. ``parts``: data sets of which, in evaluation, each rank saw a part.
-    ``divided``: those whose training batches were divided.
+    """The result of comparing samples.
+
+    ``problems``: lost, repeated or reordered samples. ``twice``: datasets that every rank trained
+    on whole. ``parts``: datasets of which each rank evaluated a part. ``divided``: datasets whose
+    training batches were divided.
     """
 
     problems: tuple[str, ...]
@@ -62,7 +64,7 @@ def _batches(record: Record) -> dict[Batch, dict[str, Any]]:
 def _drop_seen_whole(
     theirs: dict[Batch, Any], ours: list[dict[Batch, Any]], trained: set[tuple[int, int]]
 ) -> None:
-    """Leave out passes that evaluate, and of which every rank saw all, in batches of any size."""
+    """Remove evaluation passes of which every rank saw all samples, in batches of any size."""
     for one in {key[:2] for key in theirs} - trained:
         wanted, *seen = [
             [
@@ -80,8 +82,9 @@ def _drop_seen_whole(
 
 
 def _trained(record: Record) -> set[tuple[int, int]]:
-    """Loaders and passes whose batches feed a backward each, or all but one (the rest evaluates).
-    A single batch that is taken beside another loader's is one to look at.."""
+    """Return the loaders and passes that train: each batch, or all but one, feeds a backward.
+
+    A single batch that is read beside another loader's is only looked at."""
     used: Counter[tuple[int, int]] = Counter()
     consumed: Counter[tuple[int, int]] = Counter()
     waiting: set[tuple[int, int]] = set()
@@ -103,8 +106,9 @@ def _trained(record: Record) -> set[tuple[int, int]]:
 
 
 def _after(record: Record, key: tuple[int, int]) -> int:
-    """How many backwards follow the first batch of a pass, before another pass begins after its
-    last one: batches may be taken ahead.
+    """Return the number of backwards from the first batch of a pass to the next pass.
+
+    Batches may be prefetched.
     """
     places: dict[tuple[int, int], list[int]] = {}
     for place, event in enumerate(record.events):
@@ -117,8 +121,9 @@ def _after(record: Record, key: tuple[int, int]) -> int:
 
 
 def _how(shares: list[list[Any]], batch: list[Any], had: list[set[Any]]) -> str:
-    """ "whole" on all ranks, "divided" in order (a rank left without repeats what it had), or
-    "wrong".
+    """Return how a batch was shared: "whole" on all ranks, "divided" in order, or "wrong".
+
+    A rank without samples repeats earlier ones.
     """
     if all(share == batch for share in shares):
         return "whole"
@@ -135,7 +140,7 @@ def _problem(key: Batch, event: dict[str, Any], shares: list[list[Any]]) -> str:
     wanted, got = event["samples"], [one for share in shares for one in share]
     lost = [one for one in wanted if one not in got]
     twice = sorted({one for one in got if got.count(one) > wanted.count(one)}, key=str)
-    facts = [f"nobody used {_some(lost)}"] * bool(lost) + [
+    facts = [f"unused: {_some(lost)}"] * bool(lost) + [
         f"used more than once, or from elsewhere: {_some(twice)}"
     ] * bool(twice)
     place = f"{event['dataset']}, pass {key[1] + 1}, batch {key[2] + 1}"

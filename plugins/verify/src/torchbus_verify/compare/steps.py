@@ -1,4 +1,4 @@
-"""Two records of rank 0, event by event: losses, gradients, parameters, buffers, learning rates."""
+"""Compares two records of rank 0, event by event: losses, gradients, parameters, buffers, rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Drift = dict[Place, float]
 def compare(
     ours: Record, plain: Record, drift: Drift | None = None, *, backwards: bool = True
 ) -> Comparison:
-    """``backwards``: whether both make the same ones (not where one accumulates)."""
+    """Compare two records. ``backwards``: both make the same ones (not where one accumulates)."""
     walk = Walk(ours, plain, drift or {})
     kinds = ("backward", "step") if backwards else ("step",)
     mine, theirs = (
@@ -42,7 +42,7 @@ def compare(
 
 
 class Walk:
-    """Goes through both records at once."""
+    """Walks both records in parallel."""
 
     def __init__(self, ours: Record, plain: Record, drift: Drift) -> None:
         self._ours, self._plain, self._drift = ours, plain, drift
@@ -78,12 +78,12 @@ class Walk:
             self._tensors(key, left, right)
 
     def order(self, event: dict[str, Any], text: str) -> None:
-        """The runs do not do the same things from here on."""
+        """Called where the sequences of events begin to differ."""
         self._step = event.get("step", self._step)
         self.add("order", "", event, math.inf, 0.0, text)
 
     def state(self) -> None:
-        """The models as they are at the end."""
+        """Compare the models at the end."""
         left, right = (one.of("state")[-1:] for one in (self._ours, self._plain))
         if left and right:
             last = {"optimizer": -1, "step": self._step, **right[0]}
@@ -131,7 +131,7 @@ class Walk:
                 self.add(kind, name, right, found.relative, allowed)
 
     def _precision(self, dtype: str) -> float:
-        """The coarser one of a tensor's own and what the model computed in: autocast, say."""
+        """Return the coarser of a tensor's dtype and the compute dtype, as under autocast."""
         return max(_unit(dtype), self._unit)
 
     def _note(self, name: str, stored: Stored) -> None:
@@ -162,6 +162,6 @@ def _unit(name: str) -> float:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """By the name that a record has."""
+    """Return the dtype of a name in a record."""
     found: torch.dtype = getattr(torch, name)
     return found

@@ -1,1 +1,1 @@
-"""What a run leaves behind: each step's tensors, the samples it used, what it printed."""
+"""The record of a run: each step's tensors, the samples it used, its output."""

@@ -1,4 +1,4 @@
-"""Which samples each batch had, by torch's own iterators, below whatever divides the data."""
+"""Records the samples of each batch at torch's iterators, below anything that divides the data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Batches:
 
         def __next__(iterator: Any) -> Any:
             batch = take(iterator)
-            if iterator in self._open:  # else it was made before
+            if iterator in self._open:  # otherwise it was made before
                 self._take(self._open[iterator], batch)
             return batch
 
@@ -102,7 +102,7 @@ def _name(index: Any) -> int | str:
 
 
 def _rows(batch: Any) -> list[int | str]:
-    """Samples of a stream have no index: each is known by the content of its first tensor."""
+    """Identifies samples of a stream, which have no index, by the content of their first tensor."""
     batch = getattr(batch, "batch", batch)  # in the sampler's wrapping
     first = next((one for one in leaves(batch) if isinstance(one, Tensor)), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""Listens to backwards and real optimizer steps, through torch's own names, and writes them down.
+"""Records backwards and optimizer steps by patching torch.
 
 It is installed after the session has begun, so it sees what the loop sees: gradients that are final
 and losses that are the global ones."""
@@ -29,7 +29,10 @@ BeforeBackward = Callable[[int, Tensor, dict[str, Tensor]], None]
 
 
 class Steps:
-    """One for each rank. ``before_backward`` and ``after_backward`` are called in each backward."""
+    """The recorder of a rank.
+
+    ``before_backward`` and ``after_backward`` are called in each backward.
+    """
 
     def __init__(self, writer: Writer, stopping: Stopping) -> None:
         self._writer, self._stopping = writer, stopping
@@ -43,8 +46,9 @@ class Steps:
         self.after_backward: list[AfterBackward] = []
 
     def install(self, session: Context | None) -> None:
-        """Under a session backwards are its events; in a plain run torch's own function is
-        replaced.
+        """Start.
+
+        A session reports backwards by its events; in a plain run torch's function is replaced.
         """
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._called)
@@ -54,14 +58,14 @@ class Steps:
             session.add_plugin(Backwards(self), "verify.backwards")
 
     def held(self) -> dict[str, Tensor]:
-        """The parameters that are trained, by name."""
+        """Return the trained parameters by name."""
         held: dict[str, Tensor] = {}
         for number, optimizer in self._stopping.optimizers.items():
             held |= self._names.parameters(optimizer, number)
         return held or self._names.trained()
 
     def finish(self) -> None:
-        """The loop is over: its models as they are."""
+        """Record the models at the end of the loop."""
         self._writer.write("state", tensors=self._writer.tensors(self._names.models()))
 
     def _around(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -75,7 +79,7 @@ class Steps:
         return backward
 
     def begin_backward(self, tensors: object) -> None:
-        """``backward`` was called on these."""
+        """Record the tensors that ``backward`` was called on."""
         self._stopping.backward_begins(self._backwards)
         loss = _only(tensors)
         self._local_loss = _number(loss)
@@ -84,7 +88,7 @@ class Steps:
                 listener(self._backwards, loss, self.held())
 
     def end_backward(self, tensors: object) -> None:
-        """Gradients are final, and a single loss has the value that the loop will read."""
+        """Called when gradients are final, and a single loss has its final value."""
         for listener in self.after_backward:
             listener(self._backwards, self.held())
         loss = _only(tensors)
@@ -102,7 +106,7 @@ class Steps:
         self._backwards += 1
 
     def _by_hand(self) -> None:
-        """A loop that changes its parameters itself: they are those after the step before."""
+        """Record the parameters of a loop without an optimizer: those after the previous step."""
         trained = self._names.trained()
         gradients = {name: one.grad for name, one in trained.items()}
         self._writer.write(
@@ -138,7 +142,7 @@ class Steps:
         self._stopping.stepped(optimizer, self._steps[number])
 
     def _fewest(self) -> int:
-        """The steps that every optimizer has made: a GAN's two make one together."""
+        """Number of steps that every optimizer has made: the two of a GAN count as one."""
         return min((self._steps[one] for one in self._stopping.optimizers), default=0)
 
     def _called(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
@@ -155,7 +159,7 @@ class Steps:
 
 
 class Backwards:
-    """Tells ``Steps`` of the backwards that a session hears, after every other plugin."""
+    """Forwards a session's backward events to ``Steps``, after every other plugin."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -182,14 +186,14 @@ def _number(loss: Tensor | None) -> float | None:
 
 
 class Names:
-    """Names of parameters and buffers. The same script gives the same ones in every run."""
+    """Names parameters and buffers by the same names in every run of a script."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[str, Tensor]] = {}  # the tensor too: an id may come again
+        self._of: dict[int, tuple[str, Tensor]] = {}  # the tensor too: an id may be reused
         self._roots: dict[int, tuple[str, Module]] = {}
 
     def parameters(self, optimizer: Optimizer, number: int) -> dict[str, Tensor]:
-        """Those that an optimizer holds."""
+        """Name the parameters of an optimizer."""
         places = [
             (f"optimizer{number}.group{g}.{i}", parameter)
             for g, group in enumerate(optimizer.param_groups)
@@ -203,7 +207,7 @@ class Names:
         return {self._of[id(parameter)][0]: parameter for _, parameter in places}
 
     def buffers(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the models that these parameters belong to."""
+        """Name those of the models that own these parameters."""
         mine = {id(parameter) for parameter in parameters.values()}
         found: dict[str, Tensor] = {}
         for name, root in self._roots.values():
@@ -212,7 +216,7 @@ class Names:
         return found
 
     def trained(self) -> dict[str, Tensor]:
-        """Parameters of all models that may get gradients: of a loop without an optimizer."""
+        """Return the trainable parameters of all models, for a loop without an optimizer."""
         roots = objects.outermost(objects.alive(Module))
         owned = [
             one for root in roots if not objects.is_internal(root) for one in root.parameters()
@@ -223,7 +227,7 @@ class Names:
         return {self._of[id(one)][0]: one for one in owned if self._knows(one)}
 
     def models(self) -> dict[str, Tensor]:
-        """Parameters and buffers of every model that the loop's variables name."""
+        """Return parameters and buffers of every model that the loop's variables name."""
         frame, _ = users_frame()
         found: dict[str, Tensor] = {}
         for root in objects.outermost(objects.alive(Module)):
@@ -257,11 +261,11 @@ AT_MOST = 10
 
 
 class Enough(BaseException):
-    """Ends the script where it is; ``except Exception`` does not catch it, ``finally`` runs."""
+    """Ends the script at once; ``except Exception`` does not catch it, ``finally`` blocks run."""
 
 
 class Stopping:
-    """Decides alike in every run: by the steps of the optimizers that the script has made."""
+    """Decides by the steps of the script's optimizers when a run ends, the same in every run."""
 
     def __init__(self, steps: int | None) -> None:
         self._wanted = steps
@@ -280,19 +284,19 @@ class Stopping:
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
-        """Those that are alive, by number: in the order in which they were made."""
+        """Return the live optimizers by number, in the order of their creation."""
         alive = {number: known() for number, known in enumerate(self._known)}
         return {number: one for number, one in alive.items() if one is not None}
 
     def number(self, optimizer: Optimizer) -> int:
-        """That of an optimizer; a new one gets the next."""
+        """Return the number of an optimizer; a new one gets the next."""
         found = next((number for number, one in self.optimizers.items() if one is optimizer), None)
         if found is None:
             self._known.append(weakref.ref(optimizer))
         return len(self._known) - 1 if found is None else found
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
-        """Raises Enough after the last step that is wanted."""
+        """Raise Enough after the last step."""
         self._made[optimizer] = steps
         if self._wanted is None:
             return
@@ -301,6 +305,6 @@ class Stopping:
             raise Enough
 
     def backward_begins(self, number: int) -> None:
-        """Of a loop without an optimizer, a backward is a step."""
+        """Count a backward as a step, in a loop without an optimizer."""
         if self._wanted is not None and not self._known and number >= self._wanted:
             raise Enough

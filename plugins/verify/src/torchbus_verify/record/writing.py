@@ -1,4 +1,4 @@
-"""The record of one rank on disk: a line for each event, and the tensors' bytes beside them.
+"""The record of one rank on disk: one line per event, and a file with the tensors' bytes.
 
 ``events.jsonl`` has one JSON object per event. A tensor in it is ``[dtype, shape, offset,
 checksum]``; its bytes begin at ``offset`` of ``tensors.bin``. Ranks after the first write checksums
@@ -25,7 +25,7 @@ from torchbus.plugin import Unsupported
 
 
 class Printed(io.TextIOBase):
-    """Stands in for ``sys.stdout``: passes everything on, and writes down whole lines."""
+    """Replaces ``sys.stdout``: forwards everything, and records whole lines."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -37,7 +37,7 @@ class Printed(io.TextIOBase):
         sys.stdout = self
 
     def remove(self) -> None:
-        """What was begun counts as a line."""
+        """Record an unfinished line."""
         if self._begun:
             self._writer.write("line", text=self._begun)
         if sys.stdout is self:
@@ -66,7 +66,7 @@ INTEGERS = ("int", "uint", "bool")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a record: what it was, and where its numbers are."""
+    """A tensor of a record: dtype, shape, and the position of its values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -83,7 +83,7 @@ class Stored:
         return self.numel > WHOLE_UP_TO
 
     def values(self) -> Tensor:
-        """Its numbers in one dimension, as float64 or int64."""
+        """Return its values, flat, as float64 or int64."""
         every = -(-self.numel // WHOLE_UP_TO)
         count = self.numel if not self.is_thinned else -(-self.numel // every) + 1
         kind = torch.int64 if self.dtype.startswith(INTEGERS) else torch.float64
@@ -95,7 +95,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank has left."""
+    """The record of one rank, for reading."""
 
     folder: Path
 
@@ -106,7 +106,7 @@ class Record:
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def of(self, kind: str) -> list[Event]:
-        """The events of one kind, in order."""
+        """Return the events of one kind, in order."""
         return [event for event in self.events if event["kind"] == kind]
 
     @cached_property
@@ -115,10 +115,10 @@ class Record:
         if not path.exists() or not path.stat().st_size:
             return b""
         with open(path, "r+b") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable for torch
 
     def tensors(self, described: Event) -> dict[str, Stored | None]:
-        """The tensors of an event, by name."""
+        """Return the tensors of an event by name."""
         return {name: None if one is None else self._stored(one) for name, one in described.items()}
 
     def _stored(self, one: list[Any]) -> Stored:
@@ -132,7 +132,7 @@ WHOLE_UP_TO = 2**20
 
 
 class Writer:
-    """Appends events; each is on disk when ``write`` returns, for a rank may end at any time."""
+    """Appends events; each is on disk when ``write`` returns, as a rank may end at any time."""
 
     def __init__(self, folder: Path, *, keep_tensors: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,26 +148,26 @@ class Writer:
                 file.close()
 
     def write(self, kind: str, **facts: object) -> None:
-        """In a process that the script forks nothing is written."""
+        """Disable the record in a process that the script forks."""
         if os.getpid() == self._pid:
             self.write_anywhere(kind, **facts)
 
     def write_anywhere(self, kind: str, **facts: object) -> None:
-        """In a loader's worker too: lines of several processes do not mix."""
+        """Append a line, also from a loader's worker: lines of several processes do not mix."""
         self._events.write(json.dumps({"kind": kind, **facts}) + "\n")
 
     def count_step(self) -> None:
-        """The file's size is the number of steps, for whoever watches."""
+        """Count a step by the size of a file, which the progress display reads."""
         self._progress.write(b".")
 
     def with_tensors(self) -> Writer:
-        """Itself, which from now on keeps tensors on every rank."""
+        """Return itself, after enabling tensors on every rank."""
         if self._tensors is None:
             self._tensors = open(self._folder / TENSORS, "ab", buffering=0)
         return self
 
     def tensors(self, named: Mapping[str, Tensor | None]) -> dict[str, list[object] | None]:
-        """Their descriptions, by name; the bytes are written."""
+        """Write tensors; return their descriptions by name."""
         return {name: None if one is None else self._tensor(one) for name, one in named.items()}
 
     def _tensor(self, tensor: Tensor) -> list[object] | None:
@@ -185,11 +185,9 @@ class Writer:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A contiguous one on the CPU, unsharded, dense, in float64 or int64; large ones
-    thinned out.
-    """
+    """Return a whole, dense CPU tensor in float64 or int64; large ones are subsampled."""
     tensor = tensor.detach()
-    if hasattr(tensor, "full_tensor"):  # of a sharded strategy; all ranks come here alike
+    if hasattr(tensor, "full_tensor"):  # of a sharded strategy; all ranks get here
         tensor = tensor.full_tensor()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()

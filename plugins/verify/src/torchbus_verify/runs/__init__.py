@@ -1,1 +1,1 @@
-"""Running the script: each run in a process and a folder of its own."""
+"""Runs the script, each time in a new process and a new folder."""

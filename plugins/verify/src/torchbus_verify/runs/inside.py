@@ -1,4 +1,4 @@
-"""What happens in the process of a run: it listens, and lets the script do the rest."""
+"""The process of a run: records the script while it runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILED, OUTSIDE = "failed.txt", "outside.txt"
 
 
 class Contexts:
-    """A plugin that keeps hold of the session's context for whatever changes the run."""
+    """A plugin that provides the session's context to changes of the run."""
 
     found: Context | None = None
 
@@ -44,8 +44,8 @@ class Contexts:
 def execute(
     request: Request, folder: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
 ) -> int:
-    """Runs the script to its end or to the last step that is wanted; returns the exit status."""
-    torch.set_num_threads(1)  # sums are the same in every run, and ranks may be forked
+    """Run the script to its end or to the last step; return the exit status."""
+    torch.set_num_threads(1)  # so that sums are the same in every run, and ranks can be forked
     _seed()
     argv = _relative(request, mirror)
     Writes(mirror, folder, lambda path: _note(folder / OUTSIDE, path)).install()
@@ -122,7 +122,7 @@ def _close(session: Any, error: BaseException | None, folder: Path) -> int:
 
 
 def _relative(request: Request, mirror: Mirror) -> list[str]:
-    """The script by its place in the mirror, wherever it is in the script's own folder."""
+    """Return the script's path in the mirror."""
     first, *remaining = request.argv
     path = os.path.realpath(os.path.join(mirror.original, first))
     if request.by_module or not mirror.is_original(path):
@@ -134,7 +134,7 @@ def _relative(request: Request, mirror: Mirror) -> list[str]:
 
 
 def _seed() -> None:
-    """A script that seeds nothing begins alike in every run; one that seeds does not notice."""
+    """Seed all generators, so that a script without seeds starts the same in every run."""
     torch.manual_seed(SEED)
     random.seed(SEED)
     if "numpy" in sys.modules:
@@ -147,7 +147,7 @@ def _note(path: Path, text: str) -> None:
 
 
 def read_note(path: Path) -> str:
-    """What a run has noted; "" if nothing."""
+    """Return a note of a run; "" if there is none."""
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
@@ -162,21 +162,21 @@ WINDOW = "accumulate_grad_batches"
 
 
 def of(request: Request) -> tuple[Request, tuple[Change, ...]]:
-    """The request of the reference, and what is changed in it."""
+    """Change the request of the reference run."""
     given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
     if request.options.get("scale_lr") is not None:
-        given.pop("warmup_steps", None)  # it leads to the scaled rate, which one rank does not have
+        given.pop("warmup_steps", None)  # ends at the scaled rate, which one rank lacks
     changes: tuple[Change, ...] = (larger_batch(window(request)),) if window(request) > 1 else ()
     return replace(request, plugins=(), options={"strategy": None, "devices": 1, **given}), changes
 
 
 def is_plain(request: Request) -> bool:
-    """Whether it is the script by itself, with no session around it."""
+    """Whether it runs the script without a session."""
     return not any(name in request.options for name in ARITHMETIC)
 
 
 def window(request: Request) -> int:
-    """How many batches the session accumulates."""
+    """Number of batches that the session accumulates."""
     given = request.options.get(WINDOW, 1)
     return given if isinstance(given, int) else 1
 
@@ -187,7 +187,7 @@ def same_backwards(request: Request) -> bool:
 
 
 def describe_plain(request: Request) -> str:
-    """What it is called in a report."""
+    """Its name in a report."""
     plain = "the plain run" if is_plain(request) else "one rank under the same options"
     return (
         f"{plain} with a batch {window(request)} times as large" if window(request) > 1 else plain
@@ -195,7 +195,7 @@ def describe_plain(request: Request) -> str:
 
 
 def larger_batch(factor: int) -> Change:
-    """Each loader has so many times its batch size."""
+    """Multiply the batch size of each loader."""
 
     def change(run: Inside) -> None:
         loaders: Any = DataLoader
@@ -227,9 +227,7 @@ FLOAT = "float"
 
 
 def install() -> None:
-    """New tensors, batches of loaders and inputs of modules are float64 where they would be
-    float32.
-    """
+    """Make new tensors, batches of loaders and inputs of modules float64 instead of float32."""
     torch.set_default_dtype(torch.float64)
     for name in ("float32", "float"):
         setattr(torch, name, torch.float64)
@@ -256,12 +254,12 @@ def _wide(value: Any) -> Any:
 
 
 Change = Callable[["Inside"], None]
-"""Something done to a run before the script begins: a cause taken away, a larger batch."""
+"""A change of a run before the script begins: a removed cause, a larger batch."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The script, the session around it, and how much of it is compared."""
+    """The script, its session, and the number of steps to compare."""
 
     argv: tuple[str, ...]
     """The script and its arguments."""
@@ -289,7 +287,7 @@ class Request:
         return replace(self, options={**self.options, **options})
 
     def with_whole_batches(self) -> Request:
-        """Every rank trains on the script's own batches: nothing is divided."""
+        """Let every rank train on the script's whole batches."""
         retained = {
             name: value
             for name, value in self.options.items()
@@ -300,12 +298,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Inside:
-    """What a change may act on: the run before its script begins."""
+    """The run before its script begins, for changes to act on."""
 
     rank: int
     session: Any
     """Of the run under the session; None in the plain one."""
     steps: Steps
-    """Tells of backwards (``record.steps.Steps``)."""
+    """Receives backwards (``record.steps.Steps``)."""
     writer: Writer
     """Writes events into the record."""

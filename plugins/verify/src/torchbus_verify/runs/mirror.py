@@ -1,4 +1,4 @@
-"""A working folder for one run that reads like the script's own, and keeps what is written.
+"""A copy-on-write working folder for one run: reads come from the script's folder.
 
 It begins as links to everything in the folder. What is about to be written is first made real: a
 folder becomes a folder of links, a file a copy. So a run costs what it writes, not what it reads.
@@ -13,13 +13,13 @@ from pathlib import Path
 
 
 class Mirror:
-    """``place`` mirrors ``original``, which is never written to."""
+    """Mirrors ``original``, which is never written to, in ``place``."""
 
     def __init__(self, original: Path, place: Path) -> None:
         self.original, self.place = original.resolve(), place.resolve()
 
     def make(self) -> None:
-        """Links to what is in the folder now."""
+        """Create links to the present contents of the folder."""
         self.place.mkdir(parents=True)
         _link_all(self.original, self.place)
 
@@ -32,8 +32,9 @@ class Mirror:
         return _is_below(path, str(self.original))
 
     def make_real(self, path: str, *, keep: bool = True) -> None:
-        """Before ``path`` in the place is written: nothing on the way to it, nor itself, is a link
-        of ours. ``keep=False``: what the file holds is about to be lost anyway.
+        """Replace the mirror's links along ``path`` and at it by real files, before a write.
+
+        ``keep=False``: the file's contents are about to be overwritten.
 
         The ranks of a run have one place, and come here at once.
         """
@@ -56,7 +57,7 @@ class Mirror:
                 _copy(last, keep)
 
     def written(self) -> list[Path]:
-        """The files that are there in reality, relative to the place."""
+        """Return the real files, which are not links, relative to the place."""
         found = []
         for folder, folders, files in os.walk(self.place):
             folders[:] = [one for one in folders if one != "__pycache__"]

@@ -1,4 +1,4 @@
-"""One run of the script, from the fork of its process to what it has left."""
+"""One run of the script, from the fork of its process to its record."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchbus_verify.runs.inside import Change, Request
 from torchbus_verify.runs.mirror import Mirror
 
 Watch = Callable[[int], None]
-"""Told the number of steps so far, a few times a second."""
+"""Called with the number of steps so far, a few times a second."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is left of a run that has ended."""
+    """The results of a run that has ended."""
 
     folder: Path
     work: Path
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def outside(self) -> str:
-        """The path outside of its folder that it was about to write; "" if none."""
+        """The path outside of its folder that it tried to write; "" if none."""
         return inside.read_note(self.folder / inside.OUTSIDE)
 
     @property
@@ -75,7 +75,7 @@ def run(
     changes: Sequence[Change] = (),
     watch: Watch = lambda steps: None,
 ) -> Run:
-    """Run the script by itself (``alone``) or under the session, in a new ``folder``."""
+    """Run the script without a session (``alone``) or with it, in a new ``folder``."""
     folder.mkdir(parents=True)
     mirror = Mirror(request.folder, folder / "work")
     mirror.make()
@@ -108,11 +108,11 @@ def _wait(pid: int, folder: Path, watch: Watch) -> int:
 def _become(
     request: Request, folder: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
 ) -> NoReturn:
-    """This process, just forked, becomes the run."""
-    gc.freeze()  # what was there before is not the script's: no session looks through it
+    """Run the script in this forked process."""
+    gc.freeze()  # not the script's objects: no session searches them
     status = 1
     try:
-        clear_exit_functions()  # what the parent does at its end is not this process's
+        clear_exit_functions()  # the parent's exit handlers are not for this process
         os.setsid()
         _redirect(folder)
         os.chdir(mirror.place)
@@ -127,7 +127,7 @@ def _become(
 
 
 def _redirect(folder: Path) -> None:
-    """No terminal, no input; stdout and stderr into files, through streams of its own."""
+    """Detach from the terminal and stdin; write stdout and stderr to files, through new streams."""
     files = [
         os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         for name in ("stdout", "stderr")

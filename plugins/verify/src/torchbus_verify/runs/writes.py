@@ -1,7 +1,8 @@
-"""Hears of everything that a run writes, before it does: by Python's audit events.
+"""Intercepts the writes of a run by Python's audit events.
 
-Inside the run's folder the mirror makes it real. Outside of it the run ends, for two runs would
-meet there. What C code writes by itself raises no event; ``torch.save`` is asked separately.
+Inside the run's folder, the mirror replaces its link by a real file. A write outside of the folder
+ends the run, because two runs would share that file. Writes of C code raise no event;
+``torch.save`` is patched separately.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ ANYWHERE = ("/dev", "/proc", "/sys")
 
 
 class WritesOutside(BaseException):
-    """The script was about to write outside of its folder. No ``except Exception`` catches it."""
+    """Raised for a write outside of the run's folder. ``except Exception`` does not catch it."""
 
 
 class Writes:
-    """Watches one run. ``say`` is told the path that ended it."""
+    """Watches the writes of one run. ``say`` is called with the path that ended it."""
 
     def __init__(self, mirror: Mirror, folder: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._say = mirror, say
@@ -54,7 +55,7 @@ class Writes:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """For good: audit hooks stay for the life of a process, and of those that it forks."""
+        """Install the audit hook, which stays for the life of the process and of its forks."""
         sys.dont_write_bytecode = True
         sys.addaudithook(self._audit)
         original = getattr(torch.serialization, OPEN_WRITER)
@@ -97,7 +98,7 @@ class Writes:
             raise WritesOutside(place)
 
     def _unfold_before_parents(self, path: str) -> None:
-        """A `..` behind one of the mirror's links would lead to the script's own folder."""
+        """Resolve `..`, which behind a link of the mirror would lead to the script's folder."""
         parts = path.split(os.sep)
         for number, part in enumerate(parts):
             before = os.path.normpath(os.sep.join(parts[:number]) or os.sep)
@@ -105,8 +106,6 @@ class Writes:
                 self._mirror.make_real(os.path.join(before, "inside"))
 
     def _real_folder(self, path: str) -> str:
-        """Where a path leads, without following the mirror's own links, which are to be
-        replaced.
-        """
+        """Return a path's target without following the mirror's links, which are to be replaced."""
         folder = os.path.normpath(os.path.dirname(path))
         return folder if self._mirror.contains(folder) else os.path.realpath(folder)

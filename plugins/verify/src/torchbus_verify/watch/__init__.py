@@ -1,1 +1,1 @@
-"""The watch in production: every so many steps, rank 0 computes the step of all ranks by itself."""
+"""``verify_every``: at intervals, rank 0 recomputes the gradients of all ranks, and compares."""

@@ -1,4 +1,4 @@
-"""Makes the calls of another rank again, and leaves everything as it was."""
+"""Repeats the calls of another rank, and restores all state afterwards."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ Gradients = dict[str, Tensor]
 
 
 def gradients(calls: Sequence[Call], modules: Sequence[Module], names: dict[int, str]) -> Gradients:
-    """The gradients that these calls give the parameters, by name. ``names``: by id of the
-    parameter.
-    """
+    """Return the parameters' gradients from these calls by name. ``names``: by parameter id."""
     total: Gradients = {}
     mode: Any = Silent()  # type: ignore[no-untyped-call]
     with _as_before(modules), mode:
@@ -56,7 +54,7 @@ def _of(call: Call, module: Module, names: dict[int, str]) -> Gradients:
 def _derived(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], wanted: Gradients
 ) -> Gradients:
-    """The gradients of the wanted parameters, from those of the outputs that have some."""
+    """Return the parameters' gradients, from the gradients of the outputs."""
     pairs = zip(outputs, gradients, strict=True)
     reached = [(one, gradient) for one, gradient in pairs if gradient is not None]
     found = torch.autograd.grad(
@@ -73,7 +71,7 @@ def _autocast(call: Call, device: torch.device) -> Any:
 
 
 class Silent(DispatchMode):
-    """Refuses to communicate: the other ranks do not take part."""
+    """Blocks collectives inside: the other ranks do not take part."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in COLLECTIVES:
@@ -83,7 +81,7 @@ class Silent(DispatchMode):
 
 @contextmanager
 def _as_before(modules: Sequence[Module]) -> Iterator[None]:
-    """Puts back generators, and what a forward may set on its modules: attributes, caches."""
+    """Restores generators and module attributes, such as caches, that a forward may set."""
     states, held = random_streams.read(), [_held(one) for one in modules]
     try:
         yield
@@ -95,7 +93,7 @@ def _as_before(modules: Sequence[Module]) -> Iterator[None]:
 
 
 def _held(module: Module) -> dict[str, tuple[object, object]]:
-    """Each attribute, and what a container holds."""
+    """Return the attributes, with the contents of containers."""
     return {
         name: (value, copy.copy(value) if isinstance(value, list | dict | set) else None)
         for name, value in vars(module).items()
@@ -103,7 +101,7 @@ def _held(module: Module) -> dict[str, tuple[object, object]]:
 
 
 def _filled(value: Any, content: Any) -> Any:
-    """The same container with what it held."""
+    """Restore the contents of a container."""
     if content is not None:
         value.clear()
         value.extend(content) if isinstance(value, list) else value.update(content)

@@ -1,7 +1,7 @@
-"""Rank 0 computes the gradients of all ranks by itself, and compares.
+"""Rank 0 recomputes the gradients of all ranks, and compares.
 
-It compares twice, tensor by tensor. First with the mean of the ranks' own gradients, which does not
-come from the session's reduction. Then with gradients that rank 0 makes of the ranks' inputs.
+It compares twice, tensor by tensor. First with the mean of the ranks' local gradients, which does
+not come from the session's reduction. Then with gradients that rank 0 makes of the ranks' inputs.
 Parameters that a loss reaches outside of any model's forward are left out there."""
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ MADE_OTHERWISE = (
 
 @dataclass
 class Noted:
-    """Of one backward, on one rank. ``found``: what the session has made of the gradients."""
+    """The data of one backward on one rank.
+
+    ``found``: the gradients after the session's reduction.
+    """
 
     held: Gradients
     found: Gradients
@@ -43,7 +46,7 @@ class Noted:
 
 
 def compare(session: Context, findings: Findings, step: int, noted: Noted) -> None:
-    """All ranks call it in the same backward."""
+    """Run the check. All ranks call it in the same backward."""
     reported: list[RankReport] = all_gather_object(_report_of(noted), session.world_size)
     total = sum(one.weight for one in reported)
     if not total > 0:  # NaN, too
@@ -89,7 +92,7 @@ def _report_of(noted: Noted) -> RankReport:
 
 
 def _judgement(noted: Noted, reported: list[RankReport]) -> Judgement:
-    """Sums have so many terms as all ranks' inputs have numbers."""
+    """Return the number of terms in sums: that of all elements of the ranks' inputs."""
     kinds = [*noted.calls.autocast, *(one.dtype for one in noted.found.values())]
     coarsest = max((rounding.unit(one) for one in kinds), default=0.0)
     sizes = [float(one.abs().max()) for one in noted.found.values() if one.numel()]
@@ -98,7 +101,7 @@ def _judgement(noted: Noted, reported: list[RankReport]) -> Judgement:
 
 
 def _wide(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """In double precision; nothing is zeros."""
+    """Convert to float64; None becomes zeros."""
     if gradient is None:
         return torch.zeros_like(parameter, dtype=torch.float64)
     return gradient.double()
@@ -106,8 +109,9 @@ def _wide(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 
 @dataclass
 class RankReport:
-    """What a rank tells. ``calls``: pickled, or why they can't be made again. ``norms``: of its own
-    gradients.
+    """A rank's message.
+
+    ``calls``: pickled, or why they can't be repeated. ``norms``: of its gradients.
     """
 
     weight: float
@@ -117,7 +121,7 @@ class RankReport:
 
 
 class MadeAgain:
-    """``whole``: the sum over ranks. ``cannot``: why it was not made; "" if it was."""
+    """``whole``: the sum over ranks. ``cannot``: why it was not computed; "" if it was."""
 
     def __init__(
         self, reported: list[RankReport], local: Gradients, held: Gradients, calls: Calls
@@ -131,7 +135,7 @@ class MadeAgain:
             return
         try:
             self._make(calls, {id(one): name for name, one in held.items()})
-        except Exception as error:  # a forward may do anything; the loop must go on
+        except Exception as error:  # a forward may do anything; the loop must continue
             self.cannot = f"{type(error).__name__}: {error}"
 
     def _make(self, calls: Calls, names: dict[int, str]) -> None:
@@ -145,8 +149,9 @@ class MadeAgain:
                 self.whole[name] = self.whole[name] + one if name in self.whole else one
 
     def reproduces(self, name: str, judgement: Judgement) -> bool:
-        """Whether rank 0 can make its own gradient again: that of a parameter that the loss
-        reaches outside of forward, it can't.
+        """Whether rank 0 can reproduce its own gradient.
+
+        It can't for a parameter that the loss reaches outside of a forward.
         """
         if name not in self._first or name not in self._local:
             return False
@@ -154,7 +159,7 @@ class MadeAgain:
         return gap <= judgement.allowed
 
     def odd_rank(self, name: str, allowed: float) -> int | None:
-        """The rank whose own gradient is not the one that rank 0 makes of its inputs."""
+        """Return the rank whose gradient differs from the one that rank 0 recomputes."""
         for rank, (reported, made) in enumerate(zip(self._reports, self._norms, strict=True)):
             theirs, ours = reported.norms.get(name, 0.0), made.get(name, 0.0)
             if not abs(theirs - ours) <= allowed * max(theirs, ours):

@@ -1,4 +1,4 @@
-"""The calls of models in a step: what goes in, how the generators stand, and what comes back.
+"""Records the calls of models in a step: inputs, random states, gradients of the outputs.
 
 With these, another rank can make the same call, and the same gradients.
 """
@@ -25,8 +25,10 @@ from torchbus_verify._compat import current_graph_task_id, is_compiled
 
 @dataclass
 class Call:
-    """``module``: its place among the modules that the ranks have alike. ``gradients``: those of
-    the tensors that it returned, in order; None for those that the loss does not need.
+    """One call.
+
+    ``module``: its index in the list of modules, equal on all ranks. ``gradients``: those of the
+    returned tensors, in order; None for those that the loss does not need.
     """
 
     module: int
@@ -38,7 +40,7 @@ class Call:
     gradients: list[Tensor | None] = field(default_factory=list)
 
     def on(self, device: torch.device | str) -> Call:
-        """Itself with its tensors elsewhere. Generators' states stay on the host."""
+        """Return a copy on another device. Random states stay on the host."""
         move: Callable[[Any], Any] = lambda value: map_tensors(value, lambda one: one.to(device))  # noqa: E731
         return Call(
             self.module,
@@ -52,10 +54,10 @@ class Call:
 
 
 class Calls:
-    """Listens to the outermost calls of trained models, on one rank, while a step is checked.
+    """Records the outermost calls of trained models, on one rank, during a checked step.
 
-    ``modules``: returns them and their parts. If there are none yet, the first call asks again. A
-    compiled model is left alone: hooks would compile it anew.
+    ``modules``: returns the models and their parts. If there are none yet, the first call asks
+    again. A compiled model gets no hooks, which would cause a recompilation.
     """
 
     def __init__(self, modules: Callable[[], list[Module]]) -> None:
@@ -83,11 +85,11 @@ class Calls:
         self._made, self._inside, self.modules, self._places = [], [], [], {}
 
     def of_backward(self) -> list[Call]:
-        """The calls that the backward went through, on the host."""
+        """Return the calls that the backward went through, on the host."""
         return [one.on("cpu") for one in self._made if any(g is not None for g in one.gradients)]
 
     def drop_gradients(self) -> None:
-        """The next backward brings its own."""
+        """Clear the record before the next backward."""
         for one in self._made:
             one.gradients = [None] * len(one.gradients)
 
@@ -141,7 +143,7 @@ def _noting(made: Call, place: int) -> Callable[[Tensor], None]:
 
 
 def differentiable(outputs: object) -> list[Tensor]:
-    """The tensors of a call's outputs that a backward may come to, each once."""
+    """Return the tensors with a graph in a call's outputs, each once."""
     found = [one for one in leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
     return list({id(one): one for one in found}.values())
 

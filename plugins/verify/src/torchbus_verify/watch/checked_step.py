@@ -1,4 +1,4 @@
-"""One step that is checked: what is noted in it, and when it is compared."""
+"""A checked step: records it, and compares at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = float("nan")
 
 
 class CheckedStep:
-    """A plugin for the time of one step. All ranks have it in the same step.
+    """A plugin that is registered during one step, the same on all ranks.
 
     A hook at each parameter notes the gradient of the rank's own loss, before any rank's is added.
     A hook at the loss notes by how much the session weighs it.
@@ -40,7 +40,7 @@ class CheckedStep:
         self._mixed = False
 
     def close(self) -> None:
-        """Remove every hook, and let go of the loop's tensors."""
+        """Remove every hook, and release the loop's tensors."""
         self._hooks.close()
         self._local, self._before, self._held = {}, {}, {}
         self._calls.close()
@@ -67,7 +67,7 @@ class CheckedStep:
 
     def _noting(self, name: str) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
-            """Called more than once if a part of the graph has a backward of its own."""
+            """Called more than once if a part of the graph has a nested backward."""
             before = self._local.get(name)
             mine = dense(gradient.detach())
             self._local[name] = mine.clone() if before is None else before + mine
@@ -107,7 +107,7 @@ class CheckedStep:
         self._calls.drop_gradients()
 
     def _leave_out_local(self) -> None:
-        """The session drops gradients without weight, unless terms of the loss have made zeros."""
+        """Return the weighted gradients; the session drops those without weight."""
         if any(bool(one.any()) for one in self._local.values()):
             self._local, self._weight = {}, 0.0
         self._calls.drop_gradients()
@@ -118,7 +118,7 @@ def _made(gradient: Tensor, before: Tensor | None) -> Tensor:
 
 
 class Trained:
-    """Hears of optimizers. It looks for models only when it is asked, once in a checked step."""
+    """Tracks optimizers, and finds their models on request, once in a checked step."""
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -133,7 +133,7 @@ class Trained:
             self._optimizers.append(weakref.ref(optimizer))
 
     def named(self) -> dict[str, Tensor]:
-        """Those of all optimizers, by name. All ranks get the same names."""
+        """Return the parameters of all optimizers by name. All ranks get the same names."""
         found: dict[str, Tensor] = {}
         for number, known in enumerate(self._optimizers):
             optimizer = known()
@@ -145,6 +145,6 @@ class Trained:
         return {name: one for name, one in found.items() if one.requires_grad}
 
     def modules(self) -> list[Module]:
-        """The models that own them and all their parts, in the same order on all ranks."""
+        """Return the models that own them and all submodules, in the same order on all ranks."""
         roots = objects.models_of(self.named().values())
         return [module for root in roots for module in root.modules()]

@@ -1,4 +1,4 @@
-"""What the checks have found, and what is said of it."""
+"""Findings of the checks, and their messages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NEAR = 1e-3
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """With all its elements: that of an embedding may be sparse."""
+    """Return a dense gradient: an embedding's may be sparse."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 @dataclass
 class Findings:
-    """Of all checks of a session.
+    """Findings of all checks of a session. ``is_sum``: the loss is a sum over samples.
 
-    ``is_sum``: the loss is a sum over samples. ``losses`` tells whether it is, if nobody has said.
+    ``losses`` decides whether it is, if the user has not said so.
     """
 
     is_sum: bool = False
@@ -43,7 +43,7 @@ class Findings:
             self.left_out.append(why)
 
     def lines(self, every: int) -> list[str]:
-        """For ``explain``."""
+        """Return the summary for ``explain``."""
         seen = (
             f"{self.checks} backwards so far, the last in step {self.last}; {self.drifts} drifted;"
             f" largest difference {self.largest:.0e}"
@@ -58,14 +58,14 @@ class Findings:
         self.largest = max([self.largest, *(one.largest for one in judgements)])
 
     def warn(self, text: str) -> None:
-        """A drift, on rank 0."""
+        """Report a drift, on rank 0."""
         self.drifts += 1
         warn(text)
 
 
 @dataclass(frozen=True)
 class Off:
-    """A gradient that is off: ``factor`` is by how much all of it is too large, or NaN."""
+    """A wrong gradient. ``factor``: by which all of it is too large, or NaN."""
 
     name: str
     relative: float
@@ -74,8 +74,9 @@ class Off:
 
 @dataclass
 class Judgement:
-    """Of the gradients of one backward, tensor by tensor. ``unit``: the coarsest unit roundoff.
-    ``value``: the largest one in any gradient.
+    """Tolerances for the gradients of one backward.
+
+    ``unit``: the coarsest unit roundoff. ``value``: the largest element of any gradient.
     """
 
     unit: float
@@ -86,12 +87,12 @@ class Judgement:
 
     @property
     def allowed(self) -> float:
-        """What rounding explains."""
+        """Return the difference that rounding explains."""
         return rounding.of_sums(self.unit, self.terms)
 
     @property
     def floor(self) -> float:
-        """What rounding leaves of a gradient of nothing."""
+        """Return the possible rounding residue of a gradient that is zero."""
         return rounding.of_empty(self.unit, self.terms, self.value)
 
     def take(self, name: str, found: Tensor, wanted: Tensor) -> None:
@@ -101,7 +102,7 @@ class Judgement:
             self.beyond.append(Off(name, gap, _factor(found, wanted)))
 
     def describe(self) -> str:
-        """The first tensor, how far it is off, and how many more there are."""
+        """Describe the first wrong tensor, its error, and the number of others."""
         first, others = self.beyond[0], len(self.beyond) - 1
         times = "" if math.isnan(first.factor) else f", being {first.factor:.3g} times as large"
         more = f", and {others} other tensors too" * bool(others)
@@ -112,7 +113,7 @@ class Judgement:
 
 
 def _factor(found: Tensor, wanted: Tensor) -> float:
-    """By which all of a gradient is multiplied; NaN if it is another gradient altogether."""
+    """Return the factor by which all of a gradient is multiplied; NaN for a different gradient."""
     a, b = found.flatten(), wanted.flatten()
     size = float(b.dot(b))
     factor = float(a.dot(b)) / size if size else math.nan

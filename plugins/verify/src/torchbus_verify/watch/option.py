@@ -1,4 +1,4 @@
-"""The option ``verify_every``: when a step is checked, and with what it can't be."""
+"""The option ``verify_every``: when a step is checked, and incompatible options."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NAME = "verify.step"
 
 
 class VerifyEvery:
-    """Checks the gradients of every so many steps.
+    """Checks the gradients every ``verify_every`` steps.
 
-    In such a step, rank 0 gets the inputs of all ranks, and computes their gradients by itself. It
-    compares the mean with what the session has averaged, and warns of a difference. Nothing is
-    changed, and nothing is done in the other steps.
+    In such a step, rank 0 gets the inputs of all ranks, and computes their gradients. It compares
+    their mean with the session's average, and warns of a difference. Gradients do not change, and
+    other steps cost nothing.
 
     Args:
         verify_every: the number of steps from one check to the next.
@@ -61,7 +61,7 @@ class VerifyEvery:
             self._turn()
 
     def _turn(self) -> None:
-        """Begin to listen before a step that is checked, and end it afterwards."""
+        """Register the check before a checked step, and remove it afterwards."""
         session, trained = self._session, self._trained
         assert session is not None and trained is not None
         step = session.steps.count + 1
@@ -89,7 +89,7 @@ class VerifyEvery:
 
 
 def _checked(session: Context, every: int) -> str:
-    """Raises for what can't be checked. Returns what the loss is over the samples: mean, or sum."""
+    """Return the loss's reduction over samples, mean or sum. Raises for incompatible options."""
     owners = [one for _, one in session.bus.plugins() if "strategy" in getattr(one, "owns", ())]
     strategy = owners[0] if owners else None
     asked = session.options["strategy"]

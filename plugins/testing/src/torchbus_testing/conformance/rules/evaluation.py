@@ -44,15 +44,18 @@ def random_numbers(run: Run) -> None:
     model.eval()
     if not run.is_alone:
         alike = run.here.all_gather(torch.rand(4))
-        run.note("evaluation draws alike", all(torch.equal(one, alike[0]) for one in alike))
+        run.note(
+            "evaluation draws the same on all ranks",
+            all(torch.equal(one, alike[0]) for one in alike),
+        )
     else:
-        run.note("evaluation draws alike", True)
+        run.note("evaluation draws the same on all ranks", True)
     model.train()
     run.drew("noise after evaluation", torch.rand(4))
 
 
 def order(run: Run) -> None:
-    """Noise in training does not change the order of the data, which all ranks draw alike."""
+    """Noise in training does not change the order of the data, which is the same on all ranks."""
     model = run.model()
     optimizer = run.optimizer(model)
     torch.manual_seed(3)
@@ -83,6 +86,6 @@ RULES = (
         "order",
         order,
         "Call session.random.split(session.rank): the order of the data is drawn from the common"
-        " stream only if training has one of its own.",
+        " stream only if training has a separate one.",
     ),
 )

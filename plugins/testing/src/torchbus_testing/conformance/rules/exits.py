@@ -10,7 +10,7 @@ from torchbus_testing.conformance.run import BATCH, Run
 
 
 class Planned(Exception):
-    """What a loop of the kit raises."""
+    """The exception that a loop of the kit raises on purpose."""
 
 
 def _fail(gradient: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def _fail(gradient: Tensor) -> Tensor:
 
 
 def error_in_forward(run: Run) -> None:
-    """A loop may catch an error of forward, leave the batch out, and go on."""
+    """A loop may catch an error of forward, skip the batch, and continue."""
     model = run.model()
     optimizer = run.optimizer(model)
     for number, xy in enumerate(run.loader(3 * BATCH + 5)):
@@ -35,7 +35,7 @@ def error_in_forward(run: Run) -> None:
 
 
 def error_in_backward(run: Run) -> None:
-    """A loop may catch an error of backward, clear the gradients, and go on."""
+    """A loop may catch an error of backward, clear the gradients, and continue."""
     model = run.model()
     optimizer = run.optimizer(model)
     for number, (x, y) in enumerate(run.loader(3 * BATCH + 5)):

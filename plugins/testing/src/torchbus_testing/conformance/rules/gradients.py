@@ -41,7 +41,7 @@ def clip_by_plugin(run: Run) -> None:
 
 
 class Branches(nn.Module):
-    """Samples whose first number is positive take a branch of their own; one part is not used."""
+    """Samples whose first number is positive take a separate branch; one part is not used."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def late_parameters(run: Run) -> None:
 
 
 def schedule(run: Run) -> None:
-    """Schedulers advance once per call, and all ranks decide alike about a metric."""
+    """Schedulers advance once per call, and all ranks decide the same about a metric."""
     model = run.model()
     optimizer = SGD(model.parameters(), lr=0.1)
     halve = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)

@@ -34,7 +34,7 @@ def _train(run: Run, by_loop: bool) -> None:
 
 
 def bf16_in_loop(run: Run) -> None:
-    """A loop that uses torch.autocast by itself learns as much as in float64."""
+    """A loop that uses torch.autocast itself learns as much as in float64."""
     _train(run, by_loop=True)
 
 

@@ -37,7 +37,7 @@ def train(script: Path, run: Run) -> None:
 
 @dataclass(frozen=True)
 class ScriptRule(Rule):
-    """A rule whose loop is a script of its own."""
+    """A rule whose loop is a separate script."""
 
     script: Path = Path()
 

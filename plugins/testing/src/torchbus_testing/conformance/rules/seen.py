@@ -1,4 +1,4 @@
-"""What a loop's author and other plugins see of a session."""
+"""Rules about a session's behaviour towards the user and other plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def logger() -> tuple[object, ...]:
 
 
 def events(run: Run) -> None:
-    """Other plugins hear of each backward and of each real step once, on every rank."""
+    """Other plugins get the events of each backward and each real step once, on every rank."""
     model = run.model()
     optimizer = run.optimizer(model)
     count = 0
@@ -96,7 +96,7 @@ RULES = (
         "events",
         events,
         "Run the loop's own optimizer.step once per call, and no other optimizer's where plugins"
-        " hear it.",
+        " get its events.",
         objects=recorder,
     ),
     Rule(

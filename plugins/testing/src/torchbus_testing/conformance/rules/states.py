@@ -1,4 +1,4 @@
-"""What a loop saves, and how a run goes on from it."""
+"""Rules about saved states and resumed runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _sizes(module: nn.Module) -> tuple[int, ...]:
 
 
 def rewind(run: Run) -> None:
-    """A loop goes back to states that it has kept, and goes on from there."""
+    """A loop restores states that it has saved, and continues from there."""
     model = run.model()
     optimizer = run.optimizer(model)
     retained: list[dict[str, object]] = []
@@ -70,7 +70,7 @@ def _copied(state: dict[str, object]) -> dict[str, object]:
 
 
 def checkpoint(run: Run) -> None:
-    """A run that goes on from s.save(), on another number of ranks, ends as one process ends."""
+    """A run resumed from s.save(), on another number of ranks, ends as one process ends."""
     path = run.folder / "checkpoint"
     model = run.model(seed=run.stage)
     optimizer = AdamW(model.parameters(), lr=0.01)
@@ -90,7 +90,7 @@ def checkpoint(run: Run) -> None:
 
 
 def _is_cut(run: Run) -> bool:
-    """Whether another session goes on: not in one process, and not with one rank in its place."""
+    """Whether another session continues: not in one process, and not with one rank in its place."""
     return not run.is_alone and run.here.world_size > 1 and not run.stage
 
 
@@ -102,7 +102,7 @@ def _epochs(run: Run) -> Iterable[int]:
 
 
 def then_others(ranks: int) -> tuple[int, ...]:
-    """Saved by so many ranks; two go on on three, and more on two."""
+    """Saved by so many ranks; two resume on three, more on two."""
     return (ranks, 3 if ranks == 2 else 2)
 
 

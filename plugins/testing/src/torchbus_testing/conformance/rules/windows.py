@@ -12,7 +12,7 @@ ADDED = "Keep averaged gradients apart from what a backward adds, and reduce onl
 
 
 def local_windows(run: Run) -> None:
-    """A loop accumulates by itself: several backwards, then a step and zero_grad."""
+    """A loop that accumulates gradients itself: several backwards, then a step and zero_grad."""
     model = run.model()
     optimizer = run.optimizer(model)
     for number, xy in enumerate(run.loader(3 * BATCH + 5)):

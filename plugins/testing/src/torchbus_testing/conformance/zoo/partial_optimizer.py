@@ -1,4 +1,4 @@
-"""The optimizer holds only the head; the body gets gradients as well and nobody uses them."""
+"""The optimizer holds only the head; the body also gets gradients, which remain unused."""
 
 import argparse
 

@@ -1,6 +1,4 @@
-"""A frozen backbone, unfrozen in mid-run: its parameters join the optimizer in a group of their
-own.
-"""
+"""A frozen backbone, unfrozen in mid-run: its parameters join the optimizer in a new group."""
 
 import argparse
 

@@ -1,0 +1,75 @@
+"""Write docs/first-lines.md from the docstrings of modules and public classes::
+
+    python docs/generate_first_lines.py            # write it
+    python docs/generate_first_lines.py --check    # exit status 1 if it is not up to date
+
+Read as text, not imported: nothing needs to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "first-lines.md"
+INTRODUCTION = """\
+# First lines
+
+What each module and each public class of the packages is or does: the first line of its docstring.
+For people who change torchbus. Read [the architecture](architecture.md) before, and a package here
+from top to bottom. Written by `docs/generate_first_lines.py`; do not edit it by hand.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    sources = [ROOT / "core", *sorted(ROOT.glob("plugins/*")), *sorted(ROOT.glob("contrib/*"))]
+    return INTRODUCTION + "".join(_package(one) for one in sources if (one / "src").is_dir())
+
+
+def _package(folder: Path) -> str:
+    """Return a section with the modules of a package."""
+    lines: list[str] = []
+    for path in sorted((folder / "src").rglob("*.py"), key=_order):
+        lines += _module(path, folder / "src")
+    return f"\n## {folder.relative_to(ROOT)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _order(path: Path) -> tuple[Path, bool, str]:
+    """The ``__init__`` of a folder precedes its modules."""
+    return path.parent, path.stem != "__init__", path.stem
+
+
+def _module(path: Path, root: Path) -> list[str]:
+    """Return a list item for the module, and one inside of it for each public class."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name[0] != "_"]
+    items = [f"- `{name}`: {_first_line(tree)}" if _first_line(tree) else f"- `{name}`"]
+    items += [f"    - `{one.name}`: {_first_line(one)}" for one in classes if _first_line(one)]
+    return items if len(items) > 1 or _first_line(tree) else []
+
+
+def _first_line(node: ast.Module | ast.ClassDef) -> str:
+    """Return the first paragraph of the docstring in one line, with backticks of Markdown."""
+    first = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    return " ".join(first.split()).replace("``", "`").replace("<", "&lt;").replace("|", "&#124;")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("::")[0])
+    parser.add_argument("--check", action="store_true")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        print("run docs/generate_first_lines.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
