@@ -1,7 +1,8 @@
 """What is imported before the tests is not looked through again and again.
 
 A session looks through all objects that the garbage collector knows, several times; those of torch
-are 300,000. In a forked process each look also copies their memory.
+are 300,000, and those of the other libraries of the tests as many. In a forked process each look
+also copies their memory. So no session finds a model that a test module makes when it is imported.
 """
 
 from __future__ import annotations
@@ -16,4 +17,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import hypothesis  # noqa: F401 - it looks for what refers to random generators
         import torch._dynamo  # noqa: F401
 
-        gc.freeze()
+        gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()

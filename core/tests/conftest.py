@@ -49,13 +49,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             lines += [f"{entry} = {module}:{attribute}" for entry, attribute in entries.items()]
         (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
         monkeypatch.syspath_prepend(folder)
-        discovery.installed.cache_clear()
+        discovery.offers.cache_clear()
         return folder
 
     yield install
     for module in modules:
         sys.modules.pop(module, None)
-    discovery.installed.cache_clear()
+    discovery.offers.cache_clear()
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_a_package_that_is_there_twice_is_one(install):
     install("some-package", PLUGIN, option={"by": "Plugin"})
     sys.path.append(sys.path[0] + "/")
     try:
-        discovery.installed.cache_clear()
+        discovery.offers.cache_clear()
         with session(strategy=None, by=3):
             pass
     finally:

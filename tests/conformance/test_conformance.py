@@ -17,6 +17,7 @@ from torchbus_testing.conformance import check
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import RULES, find
 from torchbus_testing.conformance.subject import Subject, other_plugins
+from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import run, run_script
 
 ROOT = Path(__file__).parents[2]
@@ -212,12 +213,14 @@ def test_the_options_of_pytest(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_name_is_no_refusal(tmp_path: Path, name: str, words: str) -> None:
-    result = run(
-        [sys.executable, "-m", "pytest", "--torchbus-strategy", name, "-k", "explain"],
-        env={"PYTHONPATH": str(ROOT / "tests" / "conformance")},
-        cwd=tmp_path,
-        timeout_s=100,
-    )
+    options = ["--torchbus-strategy", name, "-k", "explain"]
+    script = f"""
+        import sys
+        import pytest
+        sys.path.append({str(ROOT / "tests" / "conformance")!r})
+        sys.exit(pytest.main({options}))
+    """
+    result = fork_script(script, cwd=tmp_path, timeout_s=100)
     assert result.status == 2 and "no tests ran" not in result.stdout
     assert f"strategy {name!r}: " in result.stdout and words in result.stdout, result.stdout
     assert "Traceback" not in result.stdout

@@ -120,20 +120,11 @@ def test_the_catalog_says_what_the_packages_contribute():
 def wheels(tmp_path_factory) -> dict[str, Path]:
     """A wheel of each package, and of the root as "root", by name of the distribution."""
     folder = tmp_path_factory.mktemp("wheels")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    assert run(
-        [*build, "--wheel-dir", str(folder), *map(str, PACKAGES)], cwd=ROOT, timeout_s=200
-    ).ok()
-    assert run([*build, "--wheel-dir", str(folder / "root"), str(ROOT)], cwd=ROOT).ok()
+    build = (SCRIPTS / "packaging_build.py", folder, *PACKAGES)
+    assert run([sys.executable, *map(str, build)], timeout_s=200).ok()
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip += ["--no-index", "--wheel-dir", str(folder / "root"), str(ROOT)]
+    assert run(pip, cwd=ROOT).ok()
     found = {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
     return found | {"root": next((folder / "root").glob("*.whl"))}
 

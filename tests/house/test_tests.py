@@ -1,16 +1,23 @@
-"""The house of the tests: no long file, no long script in a string, no heap of files in one folder."""
+"""The house of the tests: no long file, no long script in a string, no heap of files in one folder,
+and what makes tests slow without anybody's notice.
+"""
 
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_AT_MOST = 600
 LINES_OF_A_STRING = 80
 MODULES_AT_MOST = 15
+COLD_AT_MOST = 9
 FILES = [
     path
     for pattern in ("core/tests", "plugins/*/tests", "contrib/*/tests", "tests")
@@ -50,3 +57,27 @@ def test_the_tests_of_several_packages_stand_by_subject() -> None:
     assert sorted(path.relative_to(ROOT).as_posix() for path in folders) == listed
     sizes = {path.name: len(list(path.glob("*.py"))) for path in [ROOT / "tests", *folders]}
     assert {name: size for name, size in sizes.items() if size > MODULES_AT_MOST} == {}
+
+
+def cold_starts(path: Path) -> int:
+    """In how many places a test file starts a Python that imports torch for itself."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    names = [func.id if isinstance(func, ast.Name) else getattr(func, "attr", "") for func in calls]
+    places = [node for node in nodes if isinstance(node, ast.Attribute)]
+    return names.count("run_script") + sum(
+        isinstance(one.value, ast.Name) and (one.value.id, one.attr) == ("sys", "executable")
+        for one in places
+    )
+
+
+def test_few_tests_of_a_file_start_a_cold_python() -> None:
+    found = {str(path.relative_to(ROOT)): cold_starts(path) for path in FILES}
+    assert max(found.values()) > 5
+    assert {path: number for path, number in found.items() if number > COLD_AT_MOST} == {}
+
+
+def test_sessions_look_through_few_objects(request: pytest.FixtureRequest) -> None:
+    """Neither through torch's nor through those of the test modules: see ``tests/heap.py``."""
+    seen = {id(thing) for thing in (torch.nn.Linear, vars(torch), globals(), request.session.items)}
+    assert not any(id(one) in seen for one in gc.get_objects())

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result, run, start
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 
@@ -91,7 +92,7 @@ def test_two_and_three_ranks_by_fork(reference):
     """Each session of one process that forks is a new one; what the block computed
     stays in rank 0.
     """
-    result = run([sys.executable, *words("each_form")])
+    result = fork_script(SCRIPT, *words("each_form")[1:])
     *lines, last = result.stdout.splitlines()
     assert result.ok() and last == "after" and len(lines) == 2 * len(FORMS)
     for number, line in enumerate(lines):

@@ -21,6 +21,8 @@ DESCRIPTORS = """
     from torchbus import session
     from torchbus_testing.processes import listening_ports
 
+    gc.freeze()  # a session looks through all objects; those of torch need not be among them
+
     def train(compiles=False, **options):
         with session(devices=2, accelerator="cpu", launch="fork", **options) as s:
             model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))

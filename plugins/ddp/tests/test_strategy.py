@@ -11,7 +11,7 @@ from torchbus.errors import PluginConflict, UsageError
 from torchbus.session import Session
 
 from torchbus_ddp.strategy import DDP
-from torchbus_testing.scripts import run_script
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -88,6 +88,8 @@ def test_the_backend_of_the_variable(monkeypatch):
 
 
 SCRIPT = """
+    import os
+    os.environ["TORCHBUS_BACKEND"] = "NAME"
     from torchbus import session
     with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
         print(s.explain())
@@ -95,13 +97,13 @@ SCRIPT = """
 
 
 def test_the_backend_is_used():
-    result = run_script(SCRIPT, env={"TORCHBUS_BACKEND": "gloo"})
+    result = fork_script(SCRIPT.replace("NAME", "gloo"))
     assert result.ok() and "ddp over gloo" in result.stdout
 
 
 @pytest.mark.parametrize("backend", ["nccl", "goo"])
 def test_a_backend_that_can_not_be(backend):
-    result = run_script(SCRIPT, env={"TORCHBUS_BACKEND": backend})
+    result = fork_script(SCRIPT.replace("NAME", backend))
     assert result.ok(1)
     error = [line for line in result.stderr.splitlines() if "UsageError: " in line]
     assert len(error) == 1 and f"backend='{backend}'" in error[0]
@@ -117,7 +119,7 @@ META = (SCRIPTS / "strategy_meta.py").read_text()
 
 @pytest.mark.slow
 def test_a_model_on_the_meta_device_is_refused():
-    result = run_script(META)
+    result = fork_script(META)
     assert result.ok(1) and result.stdout == "made\n"
     assert (
         "UsageError: Sequential is on the meta device, so its parameters have no values: call model.to_empty(device=...)"

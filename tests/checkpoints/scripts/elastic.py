@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import signal
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 folder, victim = sys.argv[1], sys.argv[2]
 torch.set_default_dtype(torch.float64)

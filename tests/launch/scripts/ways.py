@@ -6,6 +6,7 @@ goes on.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -118,6 +119,7 @@ def each_form(batch_size: int, **options: Any) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # a session looks through all objects; those of torch need not be among them
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
     globals()[sys.argv[1]](int(sys.argv[2]), **options)
     print("after", flush=True)

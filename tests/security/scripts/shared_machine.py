@@ -1,5 +1,6 @@
 """A job that trains until a file is there: python shared_machine.py FOLDER LAUNCH."""
 
+import gc
 import json
 import os
 import sys
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 folder, launch = Path(sys.argv[1]), sys.argv[2]
 options = {} if launch == "environment" else {"launch": launch, "devices": 2}

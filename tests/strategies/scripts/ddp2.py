@@ -1,3 +1,4 @@
+import gc
 import json
 
 import torch
@@ -5,6 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 torch.set_default_dtype(torch.float64)
 

@@ -1,7 +1,10 @@
+import gc
 import sys
 
 import torch
 from torchbus import session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 for number in range(int(sys.argv[1])):
     try:

@@ -7,6 +7,7 @@ ran.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -19,6 +20,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchbus import session
 from torchbus.session import Session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 
 class Data(Dataset[torch.Tensor]):

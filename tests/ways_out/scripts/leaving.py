@@ -9,6 +9,7 @@ rank 0's exception in ``error``.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from torchbus import session
 from torchbus.session import Session, current
 
 from torchbus_testing.state import assert_torch_unchanged, torch_state
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 ALL_DO = ("normal", "break", "return", "exit 0")
 STEPS, AT = 6, 3

@@ -27,6 +27,7 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,40 @@ class Offers(dict[str, EntryPoint]):
 
     def __init__(self, entries: Iterable[EntryPoint]) -> None:
         self.contested: dict[str, list[EntryPoint]] = {}
-        for entry in sorted(entries, key=lambda entry: (entry.name, version(entry), entry.value)):
-            first = self.setdefault(entry.name, entry)
-            if first.value != entry.value or version(first) != version(entry):
-                self.contested.setdefault(entry.name, [first]).append(entry)
+        for name, group in groupby(sorted(entries, key=_name_of), key=_name_of):
+            self[name], *others = _by_package(list(group))
+            if others:
+                self.contested[name] = [self[name], *others]
+
+
+def _name_of(entry: EntryPoint) -> str:
+    return entry.name
+
+
+def _by_package(entries: list[EntryPoint]) -> list[EntryPoint]:
+    """Sort the entry points of one name by package; those that say the same are one.
+
+    A single one needs no version: the files with versions are slow to parse.
+    """
+    if not entries[1:]:
+        return entries
+    found = {(version(entry), entry.value): entry for entry in reversed(entries)}
+    return [found[key] for key in sorted(found)]
 
 
 @cache
+def offers() -> dict[str, Offers]:
+    """Return all installed entry points of torchbus, by kind. It looks at the disk once."""
+    found = entry_points()
+    groups = [group for group in found.groups if group.partition(".")[0] == "torchbus"]
+    return {
+        group.partition(".")[2] or "plugin": Offers(found.select(group=group)) for group in groups
+    }
+
+
 def installed(kind: str) -> Offers:
     """Return the installed entry points of a kind, by name."""
-    return Offers(entry_points(group="torchbus" if kind == "plugin" else f"torchbus.{kind}"))
+    return offers().get(kind) or Offers(())
 
 
 def every(kind: str) -> list[EntryPoint]:

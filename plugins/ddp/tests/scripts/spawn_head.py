@@ -1,9 +1,12 @@
 import functools
+import gc
 import threading
 
 import torch
 from torch import nn
 from torchbus import session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 torch.set_default_dtype(torch.float64)
 

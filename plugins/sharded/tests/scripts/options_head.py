@@ -1,8 +1,11 @@
+import gc
 import json
 
 import torch
 from torch import nn
 from torchbus import session
+
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 torch.set_default_dtype(torch.float64)
 found = {}

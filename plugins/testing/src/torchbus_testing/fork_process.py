@@ -20,14 +20,27 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torchbus.bus import discovery
+from torchbus.bus.selection import default_strategy
 from torchbus.compat.python import run_exit_functions
 from torchbus.compat.torch_names import compiler
 
 from torchbus_testing.processes import kill
 
 ORPHANS_S = 8.0
-compiler()  # loaded once, and not in each script
-gc.freeze()  # a session looks through all objects; those of torch need not be among them
+
+
+def preload(names: list[str]) -> None:
+    """Import once what most scripts import, and the modules with these names."""
+    compiler()
+    usual = discovery.installed("strategy").get(default_strategy())
+    for entry in [*discovery.every("always"), *discovery.every("service"), usual]:
+        if entry is not None:
+            discovery.load(entry)
+    for name in names:
+        importlib.import_module(name)
+    discovery.offers.cache_clear()  # there may be more beside a script
+    gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 
 def run(
@@ -147,7 +160,6 @@ def stop(number: int, frame: object) -> NoReturn:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
+    preload(sys.argv[1:])
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)
