@@ -55,6 +55,8 @@ is counted when the first of them has stepped.
 
 Packages declare some of these events: those of ``s.log`` and of checkpoints, ``system_metrics``. If
 a plugin must also work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
+
+An event exists since torchbus 0.1, unless it names a later version.
 """
 
 from __future__ import annotations
@@ -109,8 +111,6 @@ def launch(session: Context) -> World | None:
 
     Sent once, before everything else. Only the strategy answers. Without an answer there is one
     rank, and it is an error if the call of ``session`` or a launcher asks for several.
-
-    Since 0.1.
     """
 
 
@@ -120,8 +120,6 @@ def session_start(session: Context) -> None:
 
     No patch is installed yet. Sent once. Open files, process groups and threads here. Register
     their closing on ``session.on_close``, which runs whatever happens.
-
-    Since 0.1.
     """
 
 
@@ -133,8 +131,6 @@ def init_process_group(
 
     The strategy sends it once per session. Return True if you have made the group. Otherwise the
     strategy answers itself: ``torch.distributed.init_process_group`` makes it.
-
-    Since 0.1.
     """
 
 
@@ -144,8 +140,6 @@ def parameters_may_differ(session: Context) -> bool | None:
 
     The strategy asks a few times when the session starts. Parameters may then differ between ranks.
     Without an answer, a parameter that differs is an error.
-
-    Since 0.1.
     """
 
 
@@ -155,8 +149,6 @@ def own_tensors(optimizer: Optimizer, tensors: list[Tensor]) -> None:
 
     They differ between ranks, and nothing is sent for them. The strategy sends it before other
     plugins get ``parameters_added``.
-
-    Since 0.1.
     """
 
 
@@ -168,8 +160,6 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
     each optimizer that a variable of the caller names. ``optimizer`` is None for tensors given to
     ``s.adopt``. A strategy that exchanges parameters (for parts of them) does so first, and
     replaces them in ``parameters`` too.
-
-    Since 0.1.
     """
 
 
@@ -178,8 +168,6 @@ def mode_changed(model: Module, training: bool) -> None:
     """``model.train()`` or ``model.eval()`` was called, and has done its work.
 
     Sent once per outermost call.
-
-    Since 0.1.
     """
 
 
@@ -189,8 +177,6 @@ def skip_pass(loader: DataLoader[object]) -> bool | None:
 
     Then nothing is drawn, no worker starts, and no other event of the pass is sent. Sent once per
     pass, before ``loader_start``.
-
-    Since 0.1.
     """
 
 
@@ -201,8 +187,6 @@ def optimizer_ready(optimizer: Optimizer) -> None:
     Sent once per optimizer, when the loop next iterates a loader, runs a new model, or calls
     ``zero_grad``, ``backward`` or ``step``. A group that is added later fires only
     ``parameters_added``.
-
-    Since 0.1.
     """
 
 
@@ -212,8 +196,6 @@ def loader_start(loader: DataLoader[object]) -> Pass | None:
 
     A returned ``Pass`` names attributes of the loader. They are replaced while the iterator of this
     pass is made. Sent once per pass.
-
-    Since 0.1.
     """
 
 
@@ -222,8 +204,6 @@ def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """The iterator of this pass is made and its workers are started. No batch was taken yet.
 
     A listener may set ``iterator.limit``: the pass ends after so many batches. Sent once per pass.
-
-    Since 0.1.
     """
 
 
@@ -232,8 +212,6 @@ def batches_skipped(loader: DataLoader[object], order: Pass | None, count: int) 
     """``iterator.skip(count)`` has skipped ``count`` batches, which the loop does not get.
 
     Sent once per call.
-
-    Since 0.1.
     """
 
 
@@ -243,8 +221,6 @@ def loader_bypassed(loader: DataLoader[object]) -> None:
 
     Its ``__iter__`` does not call DataLoader's, so no other event of the pass is sent. Sent once
     per pass.
-
-    Since 0.1.
     """
 
 
@@ -254,8 +230,6 @@ def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
 
     The loop is done with the batch before. This process has drawn and read nothing for the next one
     yet. Sent once per batch, and a last time at the end.
-
-    Since 0.1.
     """
 
 
@@ -268,8 +242,6 @@ def batch_ready(
     A value that is not None replaces the batch for the next listener and for the loop. ``order`` is
     what ``loader_start`` returned. ``iterator`` is what the loop iterates; it counts the batches.
     Sent once per batch.
-
-    Since 0.1.
     """
 
 
@@ -279,8 +251,6 @@ def loader_length(loader: DataLoader[object], whole: Callable[[], int]) -> int |
     answer.
 
     ``whole()`` is torch's own answer. It raises TypeError if the loader has no length.
-
-    Since 0.1.
     """
 
 
@@ -291,8 +261,6 @@ def model_found(model: Module, calling: bool) -> None:
     At entry, the event is sent for each module that a variable names. ``calling``: its forward has
     begun. Sent once per outermost module. Discovery ends when ``session.end_discovery()`` is
     called.
-
-    Since 0.1.
     """
 
 
@@ -302,8 +270,6 @@ def module_called(module: Module, inputs: tuple[object, ...]) -> None:
 
     Sent at every call of every module, parts of models included. Listen for a few steps only:
     ``session.seams.retire("module_called")`` ends it.
-
-    Since 0.1.
     """
 
 
@@ -313,8 +279,6 @@ def before_zero_grad(optimizer: Optimizer) -> bool | None:
 
     True: the listener has cleared every gradient of the optimizer, so torch has nothing left to
     clear. It may keep them elsewhere, for the rest of a window. Sent once per call.
-
-    Since 0.1.
     """
 
 
@@ -325,8 +289,6 @@ def gradients_cleared(optimizer: Optimizer, kept: bool) -> None:
     ``kept``: a listener has answered ``before_zero_grad``, because a window is open. An engine that
     has gradients outside of ``parameter.grad`` clears them here, unless they are ``kept``. Sent
     once per call.
-
-    Since 0.1.
     """
 
 
@@ -336,8 +298,6 @@ def before_backward(call: BackwardCall) -> None:
 
     A listener may set the call's ``weight``, ``factor`` and ``sync``. Sent once per call that is
     not nested in another one.
-
-    Since 0.1.
     """
 
 
@@ -347,8 +307,6 @@ def run_backward(call: BackwardCall, engine: Callable[..., None]) -> None:
 
     ``engine`` is torch's own ``autograd.backward``. At most one plugin (the strategy) listens to
     this event. A second listener is an error.
-
-    Since 0.1.
     """
 
 
@@ -357,8 +315,6 @@ def backward_failed(call: BackwardCall) -> None:
     """*Hot.* ``backward`` has raised, and the loop may catch the error.
 
     Some gradients may be there. Sent instead of ``after_backward``.
-
-    Since 0.1.
     """
 
 
@@ -367,8 +323,6 @@ def after_backward(call: BackwardCall) -> None:
     """*Hot.* Gradients are final, and ``call.loss`` is what the loop will read.
 
     Sent once per ``before_backward``.
-
-    Since 0.1.
     """
 
 
@@ -380,25 +334,17 @@ def clip_gradients(
 
     The listener has then dealt with the call. ``run(max_norm)`` does what torch does, and returns
     the norm; ``run(math.inf)`` clips nothing.
-
-    Since 0.1.
     """
 
 
 @hookspec(firstresult=True)
 def clip_gradient_values(parameters: list[Tensor], clip_value: float) -> bool | None:
-    """The loop has called ``clip_grad_value_``. True: the listener has dealt with the call.
-
-    Since 0.1.
-    """
+    """The loop has called ``clip_grad_value_``. True: the listener has dealt with the call."""
 
 
 @hookspec
 def gradient_norm(norm: Tensor) -> None:
-    """``clip_grad_norm_`` is over, and gives the loop this norm. Sent once per call.
-
-    Since 0.1.
-    """
+    """``clip_grad_norm_`` is over, and gives the loop this norm. Sent once per call."""
 
 
 @hookspec
@@ -410,8 +356,6 @@ def step_called(
     The first listener that returns an ``Answer`` has dealt with the call. Either it does not step,
     or it steps itself: by ``run(closure)``, or by ``run()`` without a closure. ``closure`` is None
     if the loop gave none. Other arguments of the loop (a loss) go to the step unseen.
-
-    Since 0.1.
     """
 
 
@@ -420,8 +364,6 @@ def before_optimizer_step(optimizer: Optimizer, closure: Callable[[], object] | 
     """*Hot.* ``optimizer.step`` is about to run. A closure has not been called yet.
 
     Sent once per step.
-
-    Since 0.1.
     """
 
 
@@ -431,8 +373,6 @@ def gradients_ready(optimizer: Optimizer, closure: Callable[[], object] | None) 
 
     Without a closure it is sent once per step, after ``before_optimizer_step``. With a closure it
     is sent inside the step, each time after the optimizer has called the closure.
-
-    Since 0.1.
     """
 
 
@@ -442,17 +382,12 @@ def step_failed(optimizer: Optimizer) -> None:
 
     A closure, a step hook or another listener may have raised it. Sent instead of
     ``after_optimizer_step``.
-
-    Since 0.1.
     """
 
 
 @hookspec
 def after_optimizer_step(optimizer: Optimizer) -> None:
-    """*Hot.* ``optimizer.step`` has run. Sent once per step.
-
-    Since 0.1.
-    """
+    """*Hot.* ``optimizer.step`` has run. Sent once per step."""
 
 
 @hookspec
@@ -460,17 +395,12 @@ def loader_end(loader: DataLoader[object], order: Pass | None) -> None:
     """The loop has exhausted a captured loader.
 
     Sent once per complete pass, not after ``break``.
-
-    Since 0.1.
     """
 
 
 @hookspec(firstresult=True)
 def skip_scheduler(scheduler: LRScheduler) -> bool | None:
-    """The loop has called ``step`` of a learning-rate scheduler. True: nothing happens.
-
-    Since 0.1.
-    """
+    """The loop has called ``step`` of a learning-rate scheduler. True: nothing happens."""
 
 
 @hookspec(firstresult=True)
@@ -478,8 +408,6 @@ def scheduler_metric(metric: object) -> object:
     """The loop has called ``ReduceLROnPlateau.step(metric)``.
 
     A value that is not None replaces the metric.
-
-    Since 0.1.
     """
 
 
@@ -488,8 +416,6 @@ def save_file(path: str, write: Callable[[str], None]) -> bool | None:
     """The script has called ``torch.save`` with a path; ``write(path)`` does the work.
 
     True: the listener has dealt with it.
-
-    Since 0.1.
     """
 
 
@@ -498,8 +424,6 @@ def explain_lines(session: Context) -> dict[str, list[str]] | None:
     """``s.explain()`` asks for lines to show.
 
     Return them by section: "strategy", "notes", or one of the plugin's own.
-
-    Since 0.1.
     """
 
 
@@ -507,8 +431,6 @@ def explain_lines(session: Context) -> dict[str, list[str]] | None:
 def describe(thing: Module | Optimizer | DataLoader[object]) -> str | None:
     """``s.explain()`` asks in a few words what the plugin does to a model, optimizer or loader, and
     why.
-
-    Since 0.1.
     """
 
 
@@ -518,8 +440,6 @@ def whole_shape(parameter: Tensor) -> Size | None:
 
     Answer if this rank keeps only a part of it, in a tensor of another shape. A DTensor already has
     the whole shape.
-
-    Since 0.1.
     """
 
 
@@ -530,6 +450,4 @@ def session_end(session: Context, error: BaseException | None) -> None:
     Patches are still active.
 
     Sent once.
-
-    Since 0.1.
     """

@@ -18,8 +18,6 @@ def end_epochs(epoch: int) -> bool | None:
     """``s.epochs`` is about to begin another epoch. True: the loop is over.
 
     ``epoch``: its number, from 0.
-
-    Since 0.1.
     """
 
 
@@ -29,8 +27,6 @@ def cut_short() -> bool | None:
 
     Fired between two steps, and at the end of the block. All ranks return the same. True: a
     checkpoint is written now, and a later run resumes from it.
-
-    Since 0.1.
     """
 
 
@@ -39,8 +35,6 @@ def before_restore() -> None:
     """A checkpoint is about to be restored. It has not been compared with the loop yet.
 
     Complete what it is compared with: optimizers get all their groups. Sent once per restore.
-
-    Since 0.1.
     """
 
 
@@ -51,8 +45,6 @@ def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
     Answer if an engine keeps them outside of ``p.grad``: the gradient of each parameter of the
     optimizer, in the order of its groups, whole and averaged, or None. Fired on all ranks, which
     may use collectives.
-
-    Since 0.1.
     """
 
 
@@ -62,6 +54,4 @@ def put_gradients(optimizer: Optimizer, gradients: list[Tensor | None]) -> bool 
     True.
 
     ``gradients``: as ``whole_gradients`` has them; an empty list if the checkpoint has none.
-
-    Since 0.1.
     """

@@ -25,6 +25,4 @@ def configure_ddp(
     The last parameter of ``module`` holds the ranks' metadata, and must be averaged exactly:
     a hook that loses digits, or averages nothing, must leave it out. Set ``keeps_buckets = True``
     on the result if its buckets must keep their order after the first backward.
-
-    Since 0.1.
     """

@@ -13,18 +13,13 @@ HOT = ("skip_logging", "log_metrics")
 
 @hookspec
 def hyperparameters(values: dict[str, Any]) -> None:
-    """``s.log_hyperparams`` was called: values as the user gave them. Once per call.
-
-    Since 0.1.
-    """
+    """``s.log_hyperparams`` was called: values as the user gave them. Once per call."""
 
 
 @hookspec
 def image_ready(name: str, image: Image, step: int, epoch: int | None) -> None:
     """``s.log_image`` was called. Loggers listen to this. ``image.pixels()`` copies the picture to
     the host, so call it only on a rank that reports.
-
-    Since 0.1.
     """
 
 
@@ -32,33 +27,23 @@ def image_ready(name: str, image: Image, step: int, epoch: int | None) -> None:
 def histogram_ready(name: str, values: Values, step: int, epoch: int | None) -> None:
     """``s.log_histogram`` was called. Loggers listen to this. ``values.counted()`` counts them on
     their device, so call it only on a rank that reports.
-
-    Since 0.1.
     """
 
 
 @hookspec
 def table_ready(name: str, table: Table, step: int) -> None:
-    """A plugin has a table or a curve to show. Sent on rank 0 only. Loggers may listen to this.
-
-    Since 0.1.
-    """
+    """A plugin has a table or a curve to show. Sent on rank 0 only. Loggers may listen to this."""
 
 
 @hookspec(firstresult=True)
 def skip_logging() -> bool | None:
-    """*Hot.* ``s.log``, ``s.log_dict`` or a verb beside them was called. True: nothing is logged.
-
-    Since 0.1.
-    """
+    """*Hot.* ``s.log``, ``s.log_dict`` or a verb beside them runs. True: nothing is logged."""
 
 
 @hookspec
 def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
     """*Hot.* ``s.log`` or ``s.log_dict`` was called: values as the user gave them, and the keyword
     options of the call.
-
-    Since 0.1.
     """
 
 
@@ -67,8 +52,6 @@ def monitored_name() -> str | None:
     """Which logged value does the plugin judge? Fired once, when the session starts.
 
     All ranks return the same.
-
-    Since 0.1.
     """
 
 
@@ -77,8 +60,6 @@ def optional_name() -> str | None:
     """Which monitored name may be missing without an error? Fired once, when the session starts.
 
     All ranks return the same.
-
-    Since 0.1.
     """
 
 
@@ -89,8 +70,6 @@ def monitored_value(name: str, value: float) -> None:
 
     It is reduced over ranks: the same on all of them, and the one that loggers get. Sent on every
     rank.
-
-    Since 0.1.
     """
 
 
@@ -105,6 +84,4 @@ def metrics_ready(
     loader from 0, and is None before the first. ``prog_bar`` are the names for a progress bar. Sent
     on every rank, from the loop's own thread, by torchbus-log. The last ones come after
     ``session_end``, when the ranks have met: close on ``session.on_close``.
-
-    Since 0.1.
     """

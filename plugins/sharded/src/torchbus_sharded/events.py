@@ -23,8 +23,6 @@ def divide_layers(model: Module, mesh: DeviceMesh) -> int | None:
     layer. All ranks fire it, with equal values of the parameters. ``mesh`` is the dimension "tp" of
     ``session.world.mesh``. Replace parameters by DTensors over it: fsdp then shards these over the
     other dimensions. Without an answer, the model can't be trained.
-
-    Since 0.1.
     """
 
 
@@ -35,6 +33,4 @@ def average_beyond(parameters: list[Tensor], numbers: list[float]) -> list[float
     Fired once per backward, when the ranks of the session have averaged. All ranks fire it.
     ``parameters`` are this rank's shards, DTensors. Each ``grad`` is None, or the gradient of this
     backward only. Replace it by its mean over replicas, and return the means of ``numbers``.
-
-    Since 0.1.
     """
