@@ -108,12 +108,13 @@ class PerRankTensors:
             warn_of_gradients(text)
 
     @contextmanager
-    def over_all_ranks(self) -> Iterator[None]:
-        """Divide what a backward inside adds to their gradients by the number of ranks.
+    def over_all_ranks(self, others: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Divide what a backward inside adds to their gradients, and to those of ``others``, by the
+        number of ranks.
 
         The average over ranks does the same to all other gradients.
         """
-        alive = self.tensors()
+        alive = [*self.tensors(), *others]
         before = [tensor.grad for tensor in alive]
         for tensor in alive:
             tensor.grad = None

@@ -240,7 +240,7 @@ class Trained:
             warn_of_gradients(UNLIKE.format(what))
 
     def _is_new(self, parameter: Tensor) -> bool:
-        return id(parameter) not in self._known and parameter not in self.per_rank
+        return not self.knows(parameter)
 
     def look_for_dead(self) -> None:
         """After the first backward with these: ``model = make()`` lets go of the earlier model only
@@ -282,6 +282,10 @@ class Trained:
             )
 
     # For the parts that synchronise them ---------------------------------------------------------
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter, or one of a rank's own that an optimizer steps."""
+        return id(tensor) in self._known or tensor in self.per_rank
 
     def requiring_gradients(self) -> list[Tensor]:
         """The parameters that are not frozen now."""
