@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchbus_strategy.loss.apart import are_apart
 from torchbus_strategy.loss.reading import relates_samples, terms_of
 
 SIZES = st.sampled_from((2, 3, 4))  # so few that they collide
@@ -84,6 +85,37 @@ def test_a_sum_is_one_over_samples_or_not(batch: int, time: int, columns: int, k
     assert {term.reduction for term in terms_of(loss(Made(batch, time, columns)), batch)} == {
         expected
     }
+
+
+def _each(losses: Any) -> Tensor:
+    found = list(losses)
+    return sum(found) / len(found)
+
+
+TERMS: dict[str, Any] = {
+    "a loop over samples": (lambda x, y, n: _each(map(F.mse_loss, map(n[0], x), y)), 1),
+    "picked out of one forward": (lambda x, y, n: _each(z.square().mean() for z in n[0](x)), 1),
+    "picked by slices": (
+        lambda x, y, n: _each(z.square().mean() for z in n[0](x).tanh().split(1)),
+        1,
+    ),
+    "tasks": (lambda x, y, n: _each(one(x.tanh()).square().mean() for one in n), 1),
+    "tasks after a trunk": (
+        lambda x, y, n: (lambda h: _each(one(h).square().mean() for one in n))(n[0](x).tanh()),
+        0,
+    ),
+    "an ensemble": (lambda x, y, n: _each(F.mse_loss(one(x), y) for one in n), 0),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(SIZES, SIZES, st.sampled_from(sorted(TERMS)))
+def test_terms_are_those_of_samples_or_share_them(batch: int, columns: int, kind: str) -> None:
+    x, y = torch.randn(2, batch, columns, columns)
+    loss, apart = TERMS[kind]
+    found = terms_of(loss(x, y, [nn.Linear(columns, columns) for _ in range(batch)]), batch)
+    assert len(found) == batch
+    assert are_apart(found) == bool(apart)
 
 
 X, Z = nn.Linear(6, 8)(torch.randn(8, 6)), nn.Linear(6, 8)(torch.randn(8, 6))

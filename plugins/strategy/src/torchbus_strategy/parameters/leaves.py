@@ -51,7 +51,7 @@ class OtherLeaves:
         self._session = session
         self._is_known = is_known
         self._looks: Counter[int] = Counter()
-        self._backwards = self._nth = self._taken = 0
+        self._backwards = self._nth = self._feeding = 0
         self._next_look = 1
         self._has_found = self._has_warned = False
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -87,9 +87,9 @@ class OtherLeaves:
         return [one for one in held if one.requires_grad and one.is_leaf]
 
     def _is_due(self) -> bool:
-        taken = self._session.batches.count
-        self._nth = self._nth + 1 if taken == self._taken else 1
-        self._taken = taken
+        feeding = max((one.serial for one in self._session.batches.current), default=0)
+        self._nth = self._nth + 1 if feeding == self._feeding else 1
+        self._feeding = feeding
         self._backwards += 1
         self._looks[self._nth] += 1
         is_regular = self._backwards >= self._next_look
@@ -108,13 +108,13 @@ class OtherLeaves:
 
     def _look_at_age(self, leaf: Tensor) -> None:
         """Warn, once, of one that outlives its batch: ranks may share it."""
-        reference, taken = self._seen.get(id(leaf), (None, 0))
+        reference, fed_by = self._seen.get(id(leaf), (None, 0))
         if reference is None or reference() is not leaf:
             gone = [key for key, (one, _) in self._seen.items() if one() is None]
             for key in gone:
                 del self._seen[key]
-            self._seen[id(leaf)] = (weakref.ref(leaf), self._taken)
-        elif taken != self._taken and self._batch_of(leaf) is None:
+            self._seen[id(leaf)] = (weakref.ref(leaf), self._feeding)
+        elif fed_by != self._feeding and self._batch_of(leaf) is None:
             self._warn(OUTLIVES.format(tuple(leaf.shape)))
 
     def _batch_of(self, tensor: Tensor) -> TrackedBatch | None:
