@@ -44,6 +44,15 @@ def of_sum(net, x, y):
     return noise.detach()
 
 
+def of_frozen(net, x, y):
+    net.requires_grad_(False)
+    x.requires_grad_()
+    net(x).square().sum().backward()
+    net.requires_grad_()
+    F.cross_entropy(net(x.detach() - 0.1 * x.grad), y).backward()
+    return x.grad
+
+
 def of_some_targets(net, x, y):
     x.requires_grad_()
     y = torch.where(x[:, 0] > 0.5, -100, y)
@@ -99,6 +108,7 @@ def penalty_asked(net, x, y):
 CASES = [
     of_two_terms,  # first: what terms count is compared in the first backwards
     of_batch,
+    of_frozen,
     of_copy,
     of_perturbation,
     of_sum,

@@ -106,7 +106,7 @@ class GradientSync:
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
         count = self._counts.of(call, lambda: self._local.remain(self._trained.parameters))
-        if not call.sync or not self._trained.parameters:
+        if not call.sync or not self._trained.any_requires_gradients():
             return self._unsynchronised(call, engine, count)
         if not self._lock.acquire(blocking=False):
             raise Unsupported(

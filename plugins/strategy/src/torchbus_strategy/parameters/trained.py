@@ -291,6 +291,10 @@ class Trained:
         """The parameters that are not frozen now."""
         return [parameter for parameter in self.parameters if parameter.requires_grad]
 
+    def any_requires_gradients(self) -> bool:
+        """Whether not all parameters are frozen now."""
+        return any(parameter.requires_grad for parameter in self.parameters)
+
     def holders(self, parameters: Sequence[Tensor]) -> list[tuple[int, ...]]:
         """The numbers of the optimizers that hold each of them."""
         return [tuple(sorted(self._holders.get(id(parameter), ()))) for parameter in parameters]
