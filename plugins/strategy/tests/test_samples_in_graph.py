@@ -126,6 +126,18 @@ def test_statistics_of_parameters_and_of_few_dimensions_are_read_without_error()
     assert (term.reduction, term.number) == ("mean", 4.0)
 
 
+def test_two_deep_towers_are_compared() -> None:
+    def tower() -> Tensor:
+        layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(4)]
+        return nn.Sequential(nn.Linear(4, 8), *layers)(torch.randn(6, 5, 4)).mean(1)
+
+    similarity = F.normalize(tower(), dim=1) @ F.normalize(tower(), dim=1).T
+    assert all(
+        any(map(relates_samples, terms_of(F.cross_entropy(one, torch.arange(6)), 6)))
+        for one in (similarity, similarity.T)
+    )
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_advantages_that_are_standardised_in_the_batch_are_found(noise: float) -> None:
     advantages = torch.randn(8)

@@ -183,8 +183,13 @@ DATA, NONE = Samples((0,)), Samples()
 class Budget:
     """So many nodes are looked at. A tensor beyond them is taken for data."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_first: bool = True) -> None:
         self.left = NODES_AT_MOST
+        self._is_first = is_first
+
+    def of_other_side(self) -> Budget:
+        """That of a second tower of layers, which the first one must not use up."""
+        return Budget(False) if self._is_first else self
 
 
 def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples:
@@ -287,7 +292,8 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     (first, _), (second, _) = node.next_functions
     left_sizes, right_sizes = _operands(node, sizes)
     left = DATA if first is None else samples_in(first, left_sizes, budget)
-    right = NONE if second is None else samples_in(second, right_sizes, budget)
+    beyond = budget.of_other_side()
+    right = NONE if second is None else samples_in(second, right_sizes, beyond)
     rows, columns = len(sizes) - 2, len(sizes) - 1
     if first is None and not _without(right.dims, rows):
         return DATA._replace(related=right.related)
@@ -315,8 +321,10 @@ def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """Distances: of each row of the first from each row of the second."""
     rows, given = len(sizes) - 2, (getattr(node, compat.X1), getattr(node, compat.X2))
     first, second = [
-        NONE if child is None else samples_in(child, tuple(one.shape), budget)
-        for (child, _), one in zip(node.next_functions[:2], given, strict=True)
+        NONE if child is None else samples_in(child, tuple(one.shape), left)
+        for (child, _), one, left in zip(
+            node.next_functions[:2], given, (budget, budget.of_other_side()), strict=True
+        )
     ]
     moved = [dim + 1 if dim == rows else dim for dim in second.dims]
     dims = tuple(dict.fromkeys((*first.dims, *moved)))
