@@ -24,6 +24,7 @@ from torchbus_strategy.loss.terms import Term, same
 NODES_AT_MOST = 20_000
 LOOKS = 3
 """Of each kind of backward (the first after a batch was taken, the second, ...)."""
+KINDS = 32
 DATA_ARGUMENT = {"AddmmBackward0": 1, "MmBackward0": 0, "ConvolutionBackward0": 0}
 OUTLIVES = (
     "a tensor of shape {}, which no optimizer holds, gets gradients from several batches. Each"
@@ -88,7 +89,7 @@ class OtherLeaves:
 
     def _is_due(self) -> bool:
         feeding = max((one.serial for one in self._session.batches.current), default=0)
-        self._nth = self._nth + 1 if feeding == self._feeding else 1
+        self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
         self._feeding = feeding
         self._backwards += 1
         self._looks[self._nth] += 1
