@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+from torchbus.plugin import Unsupported
 
 from torchbus_testing.models import parameter_values
 
@@ -49,3 +50,23 @@ def test_a_perturbation_of_the_batch(make: Callable[[Tensor], Tensor]) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert (ours - alone).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_weight_with_as_many_rows_as_the_batch_is_asked_about(adopts: bool) -> None:
+    x = torch.arange(8.0).reshape(4, 2)
+    with session(accumulate_grad_batches=2) as s:
+        for number, rows in enumerate(DataLoader(x, batch_size=2)):
+            if number == 0:
+                weight = torch.zeros(2, requires_grad=True)
+                if adopts:
+                    s.adopt(weight)
+                optimizer = torch.optim.SGD([weight], lr=1.0)
+            optimizer.zero_grad()
+            (rows @ weight - 1).mean().backward()
+            if not adopts and number == 1:
+                with pytest.raises(Unsupported, match=r"call s\.adopt\(tensor\) before"):
+                    optimizer.step()
+                break
+            optimizer.step()
+    assert not adopts or torch.equal(weight.detach(), -x.mean(0))

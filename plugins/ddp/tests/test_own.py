@@ -169,3 +169,19 @@ def test_they_and_the_models_of_earlier_folds_are_let_go() -> None:
     assert all(found["alike"])
     assert found["weights"] == [True, True, True, False]  # the last is kept for the next backward
     assert all(found["codes"])
+
+
+def test_a_weight_that_looked_like_rows_is_asked_about_at_the_second_batch() -> None:
+    found = facts(
+        """
+        for number, (x,) in enumerate(DataLoader(TensorDataset(data), batch_size=4)):
+            if number == 0:
+                weight = torch.randn(4, 3, requires_grad=True)
+                steps = torch.optim.SGD([weight], lr=1.0)
+            steps.zero_grad()
+            (x[:, :3] @ weight.t()).square().mean().backward()
+            steps.step()
+            train(x)
+        """
+    )
+    assert found["said"].count("but several batches train it") == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchbus_strategy.loss.apart import are_apart
 from torchbus_strategy.loss.reading import relates_samples, terms_of
 
 SIZES = st.sampled_from((2, 3, 4))  # so few that they collide
@@ -86,6 +87,66 @@ def test_a_sum_is_one_over_samples_or_not(batch: int, time: int, columns: int, k
     }
 
 
+def _each(losses: Any) -> Tensor:
+    found = list(losses)
+    return sum(found) / len(found)
+
+
+TERMS: dict[str, Any] = {
+    "a loop over samples": (lambda x, y, n: _each(map(F.mse_loss, map(n[0], x), y)), 1),
+    "picked out of one forward": (lambda x, y, n: _each(z.square().mean() for z in n[0](x)), 1),
+    "picked by slices": (
+        lambda x, y, n: _each(z.square().mean() for z in n[0](x).tanh().split(1)),
+        1,
+    ),
+    "tasks": (lambda x, y, n: _each(one(x.tanh()).square().mean() for one in n), 1),
+    "tasks after a trunk": (
+        lambda x, y, n: (lambda h: _each(one(h).square().mean() for one in n))(n[0](x).tanh()),
+        0,
+    ),
+    "an ensemble": (lambda x, y, n: _each(F.mse_loss(one(x), y) for one in n), 0),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(SIZES, SIZES, st.sampled_from(sorted(TERMS)))
+def test_terms_are_those_of_samples_or_share_them(batch: int, columns: int, kind: str) -> None:
+    x, y = torch.randn(2, batch, columns, columns)
+    loss, apart = TERMS[kind]
+    found = terms_of(loss(x, y, [nn.Linear(columns, columns) for _ in range(batch)]), batch)
+    assert len(found) == batch
+    assert are_apart(found) == bool(apart)
+
+
+def test_statistics_of_parameters_and_of_few_dimensions_are_read_without_error() -> None:
+    weight, rows = nn.Parameter(torch.randn(5, 5)), nn.Linear(5, 5)(torch.randn(4, 5))
+    solved = torch.linalg.solve(weight @ weight.T + torch.eye(5), rows.T).T
+    assert terms_of((solved * rows).sum(1).mean(), 4)
+    (term,) = terms_of(((rows.square().mean(0) * torch.exp(-weight[0])) + weight[0]).sum(), 4)
+    assert (term.reduction, term.number) == ("mean", 4.0)
+
+
+def test_two_deep_towers_are_compared() -> None:
+    def tower() -> Tensor:
+        layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(4)]
+        return nn.Sequential(nn.Linear(4, 8), *layers)(torch.randn(6, 5, 4)).mean(1)
+
+    similarity = F.normalize(tower(), dim=1) @ F.normalize(tower(), dim=1).T
+    assert all(
+        any(map(relates_samples, terms_of(F.cross_entropy(one, torch.arange(6)), 6)))
+        for one in (similarity, similarity.T)
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_advantages_that_are_standardised_in_the_batch_are_found(noise: float) -> None:
+    advantages = torch.randn(8)
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8) + noise
+    ratio = nn.Linear(3, 1)(torch.randn(8, 3)).squeeze(1).exp()
+    loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).mean()
+    assert [term.reduction for term in terms_of(loss, 8)] == ["mean" if noise else "standardised"]
+
+
 X, Z = nn.Linear(6, 8)(torch.randn(8, 6)), nn.Linear(6, 8)(torch.randn(8, 6))
 H = nn.Linear(6, 8)(torch.randn(8, 10, 6))
 CODES, LABELS = nn.Parameter(torch.randn(5, 8)), torch.arange(8) % 3
@@ -106,6 +167,10 @@ def similarity() -> Tensor:
         lambda: (X[:, 0] - torch.logcumsumexp(X[:, 0], 0)).mean(),
         lambda: ((X - X.mean(0)) / X.std(0)).square().mean(),
         lambda: X.softmax(0).square().mean(),
+        lambda: (X[:, None] - X[None]).square().sum(-1).exp().mean(),
+        lambda: F.logsigmoid(torch.einsum("id,jd->ij", X, Z)).sum() / len(X),
+        lambda: F.logsigmoid(torch.einsum("id,jd->ij", X[:6], Z[:6])).sum() / 6,
+        lambda: torch.einsum("id,jd->ij", nn.Linear(8, 3)(X), nn.Linear(8, 3)(Z)).exp().mean(),
     ],
 )
 def test_a_loss_between_samples_is_found(loss: Any) -> None:
@@ -125,6 +190,9 @@ def test_a_loss_between_samples_is_found(loss: Any) -> None:
         lambda: ((X - X.mean(1, keepdim=True)) / X.std(1, keepdim=True)).square().mean(),
         lambda: torch.stack([X, Z]).std(0).mean(),  # an ensemble
         lambda: (1 - F.cosine_similarity(X, Z)).mean(),
+        lambda: (H[:, :, None] - H[:, None]).square().mean(),  # pairs of steps
+        lambda: (X @ (CODES.tril().t() @ CODES.tril()) * X).sum(1).mean(),
+        lambda: (X @ torch.linalg.inv(CODES.t() @ CODES + torch.eye(8))).square().mean(),
         lambda: -0.5 * (1 + X - Z.square() - X.exp()).sum(1).mean(),
     ],
 )

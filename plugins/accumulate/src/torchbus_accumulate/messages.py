@@ -68,3 +68,9 @@ CUT_OFF = (
     " losses count something else than samples (tokens), and replicas that come and go can't"
     " exchange the counts. Leave the pass after a whole window, or say loss_weight='samples'"
 )
+OUTLIVES = (
+    "accumulate_grad_batches: {} was made over tensors with a row for each sample of a batch, so it"
+    " steps for that batch and not for windows, but it steps in a later batch, too. If they are"
+    " weights, call s.adopt(tensor) before you make the optimizer; if they belong to the samples,"
+    " make them and the optimizer for each batch"
+)

@@ -87,6 +87,7 @@ Get = Callable[[Node], Any]
 PREFIX = "_saved_"
 REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
 SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
+MAT2, X1, X2 = "_saved_mat2", "_saved_x1", "_saved_x2"
 DIM, KEEPDIM, TENSOR = "_saved_dim", "_saved_keepdim", "_saved_tensor"
 NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
 """Plain numbers that a loss function was given."""
@@ -188,6 +189,9 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "MulBackward0", x * y[0, 0], FACTORS
     yield "MulBackward0", 2 * x, FACTORS
     yield "DivBackward0", x / 2, FACTORS
+    yield "MmBackward0", x.t() @ x, (SELF, MAT2)
+    yield "BmmBackward0", torch.bmm(x.view(2, 1, 1), x.view(2, 1, 1)), (SELF, MAT2)
+    yield "CdistBackward0", torch.cdist(x, x), (X1, X2)
     yield "DotBackward0", torch.dot(x[0], y[0]), (SELF, TENSOR)
     yield "SelectBackward0", x[0], ("_saved_index", SIZES)
     yield "PowBackward0", x**2, (SELF, "_saved_exponent")

@@ -12,10 +12,10 @@ from torchbus import objects
 from torchbus.plugin import Answer, Context, Unsupported, hookimpl
 
 from torchbus_accumulate.averages import Optimizers
-from torchbus_accumulate.messages import AGAIN
+from torchbus_accumulate.messages import AGAIN, OUTLIVES
 from torchbus_accumulate.place.loop import Place
 from torchbus_accumulate.place.position import Position
-from torchbus_accumulate.toggle import parameters
+from torchbus_accumulate.toggle import parameters as parameters_of
 from torchbus_accumulate.windows.moved import Changes
 from torchbus_accumulate.windows.sums import WindowSum, check
 from torchbus_accumulate.windows.weights import Ending, Weights
@@ -45,6 +45,8 @@ class Steps:
         self._weights = weights
         self._ending = ending
         self._changes = changes
+        self._adopted: dict[int, Tensor] = {}
+        self._made_in: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._of_batch: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._flushing = False
 
@@ -77,11 +79,13 @@ class Steps:
     # Events --------------------------------------------------------------------------------------
 
     @hookimpl
-    def parameters_added(self, optimizer: Optimizer | None) -> None:
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None:
+            self._adopted |= {id(one): one for one in parameters}
             return
-        if self._is_of_batch(parameters(optimizer)):  # now: a strategy may have replaced some
+        if self._is_of_batch(parameters_of(optimizer)):  # now: a strategy may have replaced some
             self._optimizers.ignore(optimizer)
+            self._made_in[optimizer] = 0
         else:
             self._optimizers.add(optimizer)
 
@@ -93,7 +97,19 @@ class Steps:
         batch = self._place.at_hand
         if batch is None or any(not one.dim() or len(one) != batch.rows for one in tensors):
             return False
-        return not objects.models_of(tensors)
+        is_common = any(id(one) in self._adopted for one in tensors)
+        return not is_common and not objects.models_of(tensors)
+
+    def _refuse_in_later_batch(self, optimizer: Optimizer) -> None:
+        """Raise Unsupported for a step in another batch than that of the first one: the rows were
+        no samples.
+        """
+        batch = self._place.latest
+        if batch is None or optimizer not in self._made_in:
+            return
+        first = self._made_in[optimizer] = self._made_in[optimizer] or batch.serial
+        if first != batch.serial:
+            raise Unsupported(OUTLIVES.format(type(optimizer).__name__))
 
     @hookimpl
     def before_zero_grad(self, optimizer: Optimizer) -> bool:
@@ -106,6 +122,7 @@ class Steps:
     ) -> Answer | None:
         one = self._optimizers.of.get(id(optimizer))
         if one is None:
+            self._refuse_in_later_batch(optimizer)
             return None
         if self._flushing:
             self._ending.finish(one, is_flush=True)

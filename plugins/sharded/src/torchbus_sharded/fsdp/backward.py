@@ -77,7 +77,7 @@ class ShardedBackward:
         goes_beyond = self._session.bus.has_listeners("average_beyond")
         with (
             isolated_gradients(holders) if count.isolated or goes_beyond else nullcontext(),
-            self._unmanaged.averaged() as whole,
+            self._unmanaged.averaged(call) as whole,
         ):
             self._models.used.begin()
             with self._dropped() if count.is_zero else nullcontext():

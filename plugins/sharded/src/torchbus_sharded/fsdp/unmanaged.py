@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
 from torchbus_sharded.engine.wrapping import called_parts
 from torchbus_strategy.backward import before_step
 from torchbus_strategy.checks import hyperparameters
-from torchbus_strategy.parameters import averaging, per_rank, rank0_values
+from torchbus_strategy.parameters import averaging, leaves, per_rank, rank0_values
 
 
 class UnmanagedTensors:
@@ -28,6 +28,7 @@ class UnmanagedTensors:
         self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}
         self._per_rank = per_rank.PerRankTensors(session)
+        self._leaves = leaves.OtherLeaves(session, self._knows)
         self._assigned = before_step.Assigned()
         session.on_close.callback(self._shared.clear)
 
@@ -56,11 +57,7 @@ class UnmanagedTensors:
 
         A ParameterList, for example, is not called.
         """
-        new = [
-            tensor
-            for tensor in tensors
-            if id(tensor) not in self._shared and tensor not in self._per_rank
-        ]
+        new = [tensor for tensor in tensors if not self._knows(tensor)]
         models = (
             [
                 part
@@ -76,21 +73,27 @@ class UnmanagedTensors:
     def shared(self) -> list[Tensor]:
         return list(self._shared.values())
 
+    def _knows(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._shared or tensor in self._per_rank
+
     @contextmanager
-    def averaged(self) -> Iterator[list[Tensor]]:
+    def averaged(self, call: BackwardCall) -> Iterator[list[Tensor]]:
         """Average over ranks what a backward inside adds to their gradients. All ranks call it.
 
-        Yields the tensors. Inside, their gradients are only those of this backward.
+        Yields the tensors, and others that each rank has for itself. Inside, their gradients are
+        only those of this backward.
         """
-        if not self._shared and not self._per_rank:
+        others = self._leaves.find(call)
+        if not (others or self._shared or self._per_rank):
             yield []
             return
         tensors = self.shared()
         before = [tensor.grad for tensor in tensors]
         for tensor in tensors:
             tensor.grad = None
-        with self._per_rank.over_all_ranks():
-            yield [*tensors, *self._per_rank.tensors()]
+        with self._per_rank.over_all_ranks(others):
+            yield [*tensors, *self._per_rank.tensors(), *others]
+            self._leaves.fill()
         if tensors:
             averaging.average(tensors, 1.0)
         for tensor, retained in zip(tensors, before, strict=True):

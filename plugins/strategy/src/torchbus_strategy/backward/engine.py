@@ -118,10 +118,11 @@ class MeanOverRanks(torch.autograd.Function):
         return gradients[0], None
 
 
-def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: Count) -> None:
+def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: Count) -> float:
     """Run ``engine`` with ``create_graph=True``, and average its gradients over ranks.
 
-    All ranks call it with the same parameters. A gradient that no rank makes stays None.
+    All ranks call it with the same parameters. A gradient that no rank makes stays None. Returns
+    this rank's weight in the mean.
     """
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -143,6 +144,7 @@ def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: 
     for parameter, mean, old, ranks in zip(parameters, means, before, present, strict=True):
         new = mean.view_as(parameter) if ranks else None
         parameter.grad = new if old is None else old if new is None else old + new
+    return weight
 
 
 def _summed(numbers: list[float], device: torch.device) -> list[float]:

@@ -27,6 +27,7 @@ from torchbus_strategy.loss.held import kind_of, parts_of, unscaled
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import Local, average
+from torchbus_strategy.parameters.leaves import OtherLeaves
 from torchbus_strategy.parameters.sync_buffers import SyncBuffers
 from torchbus_strategy.parameters.trained import Trained
 from torchbus_strategy.parameters.unsynchronised import Unsynchronised
@@ -67,6 +68,7 @@ class GradientSync:
         self._local = Local()
         self._lock = threading.Lock()
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
+        self._leaves = OtherLeaves(session, self._trained.knows)
         self._buffers = SyncBuffers(session, options.sync_buffers, self._trained.known_models)
         self._reductions = make_reductions(self._trained)
         session.on_close.callback(self._reductions.drop)
@@ -95,14 +97,16 @@ class GradientSync:
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Engine) -> None:
-        if not self._trained.per_rank:
+        others = self._leaves.find(call)
+        if not (others or self._trained.per_rank):
             return self._run(call, engine)
-        with self._trained.per_rank.over_all_ranks():
+        with self._trained.per_rank.over_all_ranks(others):
             self._run(call, engine)
+            self._leaves.fill()
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
         count = self._counts.of(call, lambda: self._local.remain(self._trained.parameters))
-        if not call.sync or not self._trained.parameters:
+        if not call.sync or not self._trained.any_requires_gradients():
             return self._unsynchronised(call, engine, count)
         if not self._lock.acquire(blocking=False):
             raise Unsupported(
@@ -161,7 +165,10 @@ class GradientSync:
         count = self._counts.weigh_terms(count)
         if call.create_graph:
             roots = Roots(*call.start(), True, call.inputs)
-            return strategy_engine.backward(engine, reduction.parameters, roots, count)
+            weight = strategy_engine.backward(engine, reduction.parameters, roots, count)
+            for tensor in [*self._trained.per_rank.tensors(), *self._leaves.current]:
+                tensor.grad = tensor.grad if tensor.grad is None else tensor.grad * weight
+            return
         loss = scalar_loss(call)
         if self._division.has_parts and not self._loss_note:
             self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
@@ -252,7 +259,11 @@ class GradientSync:
 
     def _divide(self, reduction: Reduction, count: Count) -> Number:
         """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
-        gradients_of = [*reduction.parameters, *self._trained.per_rank.tensors()]
+        gradients_of = [
+            *reduction.parameters,
+            *self._trained.per_rank.tensors(),
+            *self._leaves.current,
+        ]
         return self._counts.scale_gradients(reduction.header, count, gradients_of)
 
     def _give_loss(

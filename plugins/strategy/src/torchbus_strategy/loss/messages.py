@@ -66,6 +66,13 @@ NORMALISED = (
     " each batch of a window, has another divisor. Divide after the sum instead:"
     " (losses * weights).sum() / weights.sum(). This is exact on any number of ranks"
 )
+STANDARDISED = (
+    "the loss multiplies this rank's samples by numbers whose mean is 0 and whose deviation is 1:"
+    " if the script has standardised them in this batch, as one does with advantages, each rank,"
+    " and each batch of a window, has used a mean and a deviation of its own. Standardise them"
+    " before the batches are made, or by means of all ranks: s.reduce(x.mean()),"
+    " s.reduce((x * x).mean())"
+)
 TIMES_ROWS = (
     "the loss is a mean multiplied by {:g}, the number of this rank's samples. If that makes it a"
     " sum over samples, say loss_reduction='sum': as a mean, its gradients are too small by the"
@@ -82,7 +89,12 @@ HIDDEN = (
     " something else than samples (tokens, targets that are not ignored), say so by"
     " s.backward_weight(count), or compute the loss outside"
 )
-BY_KIND = {"hidden": HIDDEN, "nonlinear": NONLINEAR, "normalised": NORMALISED}
+BY_KIND = {
+    "hidden": HIDDEN,
+    "nonlinear": NONLINEAR,
+    "normalised": NORMALISED,
+    "standardised": STANDARDISED,
+}
 NO_COUNT = (
     "loss_weight='tokens': the graph of this loss does not show what it is a mean over ({}): call"
     " s.backward_weight(count) before backward, or use loss_weight='auto', which weighs such a loss"

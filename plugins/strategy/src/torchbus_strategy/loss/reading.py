@@ -22,7 +22,15 @@ from torchbus_strategy.loss.samples import (
     samples_in,
     sizes_of,
 )
-from torchbus_strategy.loss.terms import NONLINEAR, NORMALISED, UNKNOWN, Divisors, Number, Term
+from torchbus_strategy.loss.terms import (
+    NONLINEAR,
+    NORMALISED,
+    STANDARDISED,
+    UNKNOWN,
+    Divisors,
+    Number,
+    Term,
+)
 
 PARTS = ("SliceBackward0", "IndexBackward0")
 COMPARING_PRODUCTS = ("MulBackward0", "DotBackward0")
@@ -38,19 +46,23 @@ def compares_samples(node: Node, sizes: Sequence[int]) -> bool:
     return samples_in(node, sizes if name in REDUCING else sizes_of(node, sizes)).related
 
 
+EACH = (
+    "ClampBackward1",
+    "MaximumBackward0",
+    "MinimumBackward0",
+    "MulBackward0",
+    "NegBackward0",
+)
+EACH_DEPTH = 3
+
+
 def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
     """Whether samples are multiplied by numbers that add up to one, or are one on average.
 
     Those of 0 and 1 are a mask, and equal ones are none.
     """
-    if type(node).__name__ not in COMPARING_PRODUCTS:
-        return False
-    sides = [getattr(node, name, None) for name in (*compat.FACTORS, compat.TENSOR)]
-    given = [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]
-    weights = given[0].detach() if len(given) == 1 and given[0].is_cpu else None
-    if weights is None or weights.dim() != 1 or not weights.is_floating_point():
-        return False
-    if len(weights) < 2 or (sizes and tuple(sizes) != weights.shape):
+    weights = _weights_of(node, sizes)
+    if weights is None:
         return False
     total, unlike = float(weights.double().sum()), len(set(weights.tolist()) - {0.0, 1.0}) > 1
     return (
@@ -58,6 +70,35 @@ def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
         and any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, len(weights)))
         and samples_in(node, weights.shape).dims == (0,)
     )
+
+
+def has_standardised_weights(node: Node, sizes: Sequence[int], depth: int = EACH_DEPTH) -> bool:
+    """Whether samples are multiplied by numbers whose mean is 0 and whose deviation is 1, also
+    within a maximum or minimum, as in PPO.
+    """
+    weights = _weights_of(node, sizes)
+    if weights is not None:
+        each = weights.double()
+        deviations = (float(each.std()), float(each.std(correction=0)))
+        is_one = any(math.isclose(one, 1.0, rel_tol=1e-5) for one in deviations)
+        return is_one and abs(float(each.mean())) < 1e-5
+    if not depth or type(node).__name__ not in EACH:
+        return False
+    children = [child for child, _ in node.next_functions if child is not None]
+    return any(has_standardised_weights(child, sizes, depth - 1) for child in children)
+
+
+def _weights_of(node: Node, sizes: Sequence[int]) -> Tensor | None:
+    """The numbers by which a vector is multiplied, of which there are several."""
+    if type(node).__name__ not in COMPARING_PRODUCTS:
+        return None
+    sides = [getattr(node, name, None) for name in (*compat.FACTORS, compat.TENSOR)]
+    given = [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]
+    weights = given[0].detach() if len(given) == 1 and given[0].is_cpu else None
+    if weights is None or weights.dim() != 1 or not weights.is_floating_point():
+        return None
+    fits = len(weights) > 1 and (not sizes or tuple(sizes) == weights.shape)
+    return weights if fits else None
 
 
 LISTS = ("StackBackward0", "CatBackward0")
@@ -366,9 +407,11 @@ def _in_two_steps(
     """The term, if its samples are reduced first, and then the numbers that are left of them."""
     for _ in range(READING_DEPTH):
         children = [one for one, _ in child.next_functions if one is not None]
-        if type(child).__name__ not in LINEAR_STEPS or len(children) != 1:
+        data = [one for one in children if not may_be_of_parameters(one)]
+        divides = type(child).__name__ == "DivBackward0" and data[:1] != children[:1]
+        if type(child).__name__ not in LINEAR_STEPS or len(data) != 1 or divides:
             break
-        child = children[0]
+        child = data[0]
     if type(child).__name__ not in ("MeanBackward1", "SumBackward1"):
         return None
     before = tuple(compat.sizes(child))
@@ -385,6 +428,8 @@ def _compared(node: Node, sizes: Sequence[int] = ()) -> list[Term]:
     """The term, if what is reduced here has put samples in relation to each other."""
     if compares_samples(node, sizes):
         return [NONLINEAR]
+    if has_standardised_weights(node, sizes):
+        return [STANDARDISED]
     return [NORMALISED] if has_normalised_weights(node, sizes) else []
 
 

@@ -53,8 +53,21 @@ OF_NUMBERS = (
     "ViewBackward0",
 )
 """What one computes with single numbers."""
-OF_MATRICES = ("MmBackward0", "BmmBackward0", "LinalgVectorNormBackward0", "NormBackward0")
-OF_MANY = (*OF_NUMBERS, *OF_MATRICES, "TBackward0", "TransposeBackward0", "PermuteBackward0")
+OF_MATRICES = (
+    "MmBackward0",
+    "BmmBackward0",
+    "CdistBackward0",
+    "LinalgVectorNormBackward0",
+    "NormBackward0",
+)
+OF_SHAPES = (
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "TrilBackward0",
+    "TriuBackward0",
+)
+OF_MANY = (*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES)
 DEPTH = 16
 
 
@@ -147,7 +160,7 @@ ORDERING = (
     "SortBackward0",
     "TopkBackward0",
 )
-VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 TIME_FIRST = ("CudnnRnnBackward0", "MiopenRnnBackward0", "MkldnnRnnLayerBackward0")
 LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
 """Which argument is the data."""
@@ -170,8 +183,13 @@ DATA, NONE = Samples((0,)), Samples()
 class Budget:
     """Limit of visited nodes. A tensor beyond it is treated as data."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_first: bool = True) -> None:
         self.left = NODES_AT_MOST
+        self._is_first = is_first
+
+    def of_other_side(self) -> Budget:
+        """That of a second tower of layers, which the first one must not use up."""
+        return Budget(False) if self._is_first else self
 
 
 def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples:
@@ -185,8 +203,10 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
         return NONE if isinstance(node.variable, nn.Parameter) else DATA
     if name in TIME_FIRST:
         return Samples((1,))
-    made = MADE_BY.get(name, _alike)
-    return made(node, sizes, budget)
+    found = MADE_BY.get(name, _alike)(node, sizes, budget)
+    if any(dim >= len(sizes) for dim in found.dims) and sizes:  # a broadcast, or an unknown node
+        return found._replace(dims=tuple([dim for dim in found.dims if dim < len(sizes)]))
+    return found
 
 
 def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -196,8 +216,18 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         found = samples_in(node.next_functions[place][0], sizes, budget)
         return found._replace(dims=_without(found.dims, 1))  # its columns, or channels
     children = [child for child, _ in node.next_functions if child is not None]
-    found = _joined(samples_in(child, sizes, budget) for child in children)
-    return found if found != NONE or may_be_of_parameters(node) else DATA
+    each = [samples_in(child, sizes, budget) for child in children]
+    found = _joined(each)
+    if found == NONE and not may_be_of_parameters(node):
+        return DATA
+    return found._replace(related=found.related or _is_of_pairs(each, children, budget))
+
+
+def _is_of_pairs(each: Sequence[Samples], children: Sequence[Any], budget: Budget) -> bool:
+    """Whether each sample meets each other one by broadcasting, as in ``x[:, None] - x[None]``."""
+    first = {one.dims[0] for one in each if one.dims}
+    inserted = any(type(child).__name__ == "UnsqueezeBackward0" for child in children)
+    return len(first) > 1 and inserted and budget.left >= 0
 
 
 def _joined(found: Iterable[Samples]) -> Samples:
@@ -260,8 +290,10 @@ def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """A product of matrices: two that hold samples are compared in pairs, or summed over them."""
     (first, _), (second, _) = node.next_functions
-    left = DATA if first is None else samples_in(first, sizes, budget)
-    right = NONE if second is None else samples_in(second, sizes, budget)
+    left_sizes, right_sizes = _operands(node, sizes)
+    left = DATA if first is None else samples_in(first, left_sizes, budget)
+    beyond = budget.of_other_side()
+    right = NONE if second is None else samples_in(second, right_sizes, beyond)
     rows, columns = len(sizes) - 2, len(sizes) - 1
     if first is None and not _without(right.dims, rows):
         return DATA._replace(related=right.related)
@@ -273,12 +305,26 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 
 
+def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
+    """Return the shapes of two matrices. Autograd saves one if the other needs a gradient."""
+    first, second = getattr(node, compat.SELF, None), getattr(node, compat.MAT2, None)
+    if first is not None:
+        inner = first.shape[-1]
+    elif second is not None:
+        inner = second.shape[-2]
+    else:
+        return sizes, sizes
+    return (*sizes[:-1], inner), (*sizes[:-2], inner, sizes[-1])
+
+
 def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """Distances: of each row of the first from each row of the second."""
-    rows = len(sizes) - 2
+    rows, given = len(sizes) - 2, (getattr(node, compat.X1), getattr(node, compat.X2))
     first, second = [
-        NONE if child is None else samples_in(child, sizes, budget)
-        for child, _ in node.next_functions[:2]
+        NONE if child is None else samples_in(child, tuple(one.shape), left)
+        for (child, _), one, left in zip(
+            node.next_functions[:2], given, (budget, budget.of_other_side()), strict=True
+        )
     ]
     moved = [dim + 1 if dim == rows else dim for dim in second.dims]
     dims = tuple(dict.fromkeys((*first.dims, *moved)))
@@ -302,6 +348,8 @@ def _permuted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> Samples:
     """Each dimension of the tensor was that one of ``order`` before."""
+    if len(order) != len(sizes):  # a broadcast, or an unknown node, has changed their number
+        return DATA
     before = [size for _, size in sorted(zip(order, sizes, strict=True))]
     return _moved(_first(node, before, budget), lambda dim: order.index(dim) if dim in order else 0)
 

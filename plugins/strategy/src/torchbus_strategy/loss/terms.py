@@ -20,7 +20,7 @@ class Term:
 
     ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function),
     "nonlinear" (a function of sums and means, such as a root or a ratio, or of the order of
-    samples), or "normalised" (its samples' weights depend on those of the others).
+    samples), "normalised" or "standardised" (its samples' weights depend on those of the others).
     ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
     loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
     ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
@@ -43,7 +43,8 @@ class Term:
 
 
 # never changed
-UNKNOWN, NONLINEAR, NORMALISED = Term("unknown"), Term("nonlinear"), Term("normalised")
+UNKNOWN, NONLINEAR = Term("unknown"), Term("nonlinear")
+NORMALISED, STANDARDISED = Term("normalised"), Term("standardised")
 
 
 def same(a: float, b: float) -> bool:

@@ -14,6 +14,7 @@ from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages
+from torchbus_strategy.loss.apart import are_apart
 from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
 from torchbus_strategy.loss.reading import (
     is_elsewhere,
@@ -148,6 +149,7 @@ class Deciding:
             rows > 1
             and rows not in self._numbers_of_terms
             and all(_is_divided_by(rows, term) for term in terms)
+            and are_apart(terms)
         )
 
 

@@ -28,7 +28,12 @@ UNLIKE = (
     " values and is averaged in backward. If it is a weight, call s.adopt(tensor) before you make"
     " its optimizer; if it belongs to this rank's samples, give it a row for each of them"
 )
-
+OUTLIVES = (
+    "a tensor of shape {}, which no module owns, had a row for each sample when its optimizer was"
+    " made, and so is each rank's own, but several batches train it. If all ranks share it, call"
+    " s.adopt(tensor) before you make its optimizer; if it belongs to the samples of one batch,"
+    " make a new one for the next"
+)
 
 NUMBERS = 3
 """What a rank says about a tensor.
@@ -48,6 +53,7 @@ class PerRankTensors:
         self._session = session
         self._tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._warned: set[str] = set()
+        self._fed_by: dict[int, int] = {}
         self.note = ""
 
     def __len__(self) -> int:
@@ -86,6 +92,8 @@ class PerRankTensors:
                 " weight, call s.adopt(tensor) before you make its optimizer"
             )
         self._tensors.update({id(tensor): tensor for tensor in found})
+        self._fed_by = {key: self._fed_by.get(key, 0) for key in self._tensors}
+        self._fed_by |= {id(tensor): 0 for tensor in found}
         return found
 
     def _is_local(self, tensor: Tensor, reported: Sequence[tuple[float, float]], what: str) -> bool:
@@ -107,13 +115,24 @@ class PerRankTensors:
             self._warned.add(text)
             warn_of_gradients(text)
 
+    def _look_at_age(self, alive: Sequence[Tensor]) -> None:
+        """Warn of one that outlives its batch: it only looked like its samples' own."""
+        feeding = max((one.serial for one in self._session.batches.current), default=0)
+        for tensor in alive:
+            first = self._fed_by[id(tensor)] = self._fed_by.get(id(tensor)) or feeding
+            if first != feeding:
+                self._warn(OUTLIVES.format(tuple(tensor.shape)))
+
     @contextmanager
-    def over_all_ranks(self) -> Iterator[None]:
-        """Divide what a backward inside adds to their gradients by the number of ranks.
+    def over_all_ranks(self, others: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Divide what a backward inside adds to their gradients, and to those of ``others``, by the
+        number of ranks.
 
         The average over ranks does the same to all other gradients.
         """
         alive = self.tensors()
+        self._look_at_age(alive)
+        alive += others
         before = [tensor.grad for tensor in alive]
         for tensor in alive:
             tensor.grad = None

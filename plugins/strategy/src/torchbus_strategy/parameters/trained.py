@@ -240,7 +240,7 @@ class Trained:
             warn_of_gradients(UNLIKE.format(what))
 
     def _is_new(self, parameter: Tensor) -> bool:
-        return id(parameter) not in self._known and parameter not in self.per_rank
+        return not self.knows(parameter)
 
     def look_for_dead(self) -> None:
         """Forget freed parameters after the first backward with new ones. All ranks call it.
@@ -284,9 +284,17 @@ class Trained:
 
     # For the parts that synchronise them ---------------------------------------------------------
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter, or one of a rank's own that an optimizer steps."""
+        return id(tensor) in self._known or tensor in self.per_rank
+
     def requiring_gradients(self) -> list[Tensor]:
         """The parameters that are not frozen now."""
         return [parameter for parameter in self.parameters if parameter.requires_grad]
+
+    def any_requires_gradients(self) -> bool:
+        """Whether not all parameters are frozen now."""
+        return any(parameter.requires_grad for parameter in self.parameters)
 
     def holders(self, parameters: Sequence[Tensor]) -> list[tuple[int, ...]]:
         """The numbers of the optimizers that hold each of them."""

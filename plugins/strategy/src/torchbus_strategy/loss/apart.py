@@ -1,0 +1,59 @@
+"""Whether the terms of a loss are made of different samples, as by a loop over the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from torchbus_strategy import compat
+from torchbus_strategy.loss.samples import may_be_of_parameters
+from torchbus_strategy.loss.terms import Term
+
+PICKS = (
+    "IndexBackward0",
+    "IndexSelectBackward0",
+    "SelectBackward0",
+    "SliceBackward0",
+    "SplitBackward0",
+    "SplitWithSizesBackward0",
+    "UnbindBackward0",
+)
+"""What takes some samples out of a tensor."""
+NODES_AT_MOST = 2_000
+
+
+def are_apart(terms: Sequence[Term]) -> bool:
+    """Whether no two terms are made of the same tensor, except for what each has picked out of it,
+    and except for parameters. Terms of different tasks, or of the members of an ensemble, share
+    their samples.
+    """
+    if any(term.node is None or term.place is not None for term in terms):
+        return True
+    seen: set[Any] = set()
+    for term in terms:
+        mine = _below(term.reduced_by)
+        if not seen.isdisjoint(mine):
+            return False
+        seen |= mine
+    targets = sorted(filter(None, map(_target, terms)))
+    return all(one != other for one, other in pairwise(targets))
+
+
+def _below(root: Any) -> set[Any]:
+    found, waiting = {root}, [root]
+    while waiting and len(found) < NODES_AT_MOST:
+        children = {child for child, _ in waiting.pop().next_functions if child is not None}
+        for child in children - found:
+            if type(child).__name__ not in PICKS and not may_be_of_parameters(child):
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _target(term: Term) -> int:
+    """Where its targets are in memory; 0 if it has saved none."""
+    target = getattr(term.node, compat.TARGET, None)
+    return target.data_ptr() if isinstance(target, Tensor) else 0

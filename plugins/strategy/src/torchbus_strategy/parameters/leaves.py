@@ -1,0 +1,225 @@
+"""Tensors that get a gradient and that no optimizer holds: inputs, perturbations, latent codes.
+
+Each rank has its own. Its gradient is that of the loss over all ranks, so for rows of samples it is
+what one process computes for these samples.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchbus.plugin import BackwardCall, Context
+from torchbus.runtime.user_code import warn_of_gradients
+from torchbus.tree import as_list
+
+from torchbus_strategy.batches import TrackedBatch, is_plain
+from torchbus_strategy.loss.reading import is_sum, terms_of
+from torchbus_strategy.loss.terms import Term, same
+
+NODES_AT_MOST = 20_000
+LOOKS = 3
+"""Of each kind of backward (the first after a batch was taken, the second, ...)."""
+KINDS = 32
+DATA_ARGUMENT = {"AddmmBackward0": 1, "MmBackward0": 0, "ConvolutionBackward0": 0}
+OUTLIVES = (
+    "a tensor of shape {}, which no optimizer holds, gets gradients from several batches. Each"
+    " rank's is its part of the gradient of the loss over all ranks, so ranks that change the"
+    " tensor by it have different ones. If they share the tensor, call s.adopt(tensor) before its"
+    " first backward: then its gradient is that of all ranks"
+)
+OF_A_MEAN = (
+    "torch.autograd.grad communicates nothing: the gradient of a mean over this rank's samples is"
+    " larger than one process's, by the number of ranks if their shares are equal; only its sign"
+    " and direction are the same. It is exact for a sum over samples, for a mean over samples and a"
+    " tensor of the batch itself (x.requires_grad_()), and from loss.backward()"
+)
+
+
+class OtherLeaves:
+    """Finds them. ``is_known``: whether the strategy knows a tensor already.
+
+    ``current``: those of the latest backward. To look for them means to walk the graph: that is
+    done for the first backwards of each kind, then at growing intervals, and for good once there
+    were any. Tensors of the batch are noticed in each backward.
+    """
+
+    def __init__(self, session: Context, is_known: Callable[[Tensor], bool]) -> None:
+        self._session = session
+        self._is_known = is_known
+        self._looks: Counter[int] = Counter()
+        self._backwards = self._nth = self._feeding = 0
+        self._next_look = 1
+        self._has_found = self._has_warned = False
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.current: list[Tensor] = []
+        session.replace(torch.autograd, "grad", self._over_all_ranks)
+
+    def find(self, call: BackwardCall) -> list[Tensor]:
+        """Return those that a backward will give a gradient."""
+        self.current = []
+        if self._is_divided():
+            inputs = self._of_batch()
+            made = self._made(call) if self._is_due() else []
+            self.current = [*inputs, *[one for one in made if not _is_in(one, inputs)]]
+        return self.current
+
+    def fill(self) -> None:
+        """Give a rank without samples gradients of 0, where it has none: the loop may read them."""
+        for leaf in self.current if not self._session.share.weight else ():
+            leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+    def _is_divided(self) -> bool:
+        """Whether each rank has samples of its own."""
+        world = self._session.world
+        return bool(
+            world.data.parts == self._session.world_size > 1
+            and self._session.share.count
+            and not self._session.batches.only_evaluate
+        )
+
+    def _of_batch(self) -> list[Tensor]:
+        batches = self._session.batches.current
+        held = [one for batch in batches for one in batch.tensors]
+        return [one for one in held if one.requires_grad and one.is_leaf]
+
+    def _is_due(self) -> bool:
+        feeding = max((one.serial for one in self._session.batches.current), default=0)
+        self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
+        self._feeding = feeding
+        self._backwards += 1
+        self._looks[self._nth] += 1
+        is_regular = self._backwards >= self._next_look
+        if is_regular:
+            self._next_look = self._backwards * 3 // 2 + 1
+        return is_regular or self._has_found or self._looks[self._nth] <= LOOKS
+
+    def _made(self, call: BackwardCall) -> list[Tensor]:
+        """Those that the loop has made itself."""
+        roots = [one.grad_fn for one in as_list(call.tensors) if isinstance(one, Tensor)]
+        found = [one for one in leaves_below(roots) if not self._is_known(one)]
+        self._has_found |= bool(found)
+        for one in found:
+            self._look_at_age(one)
+        return found
+
+    def _look_at_age(self, leaf: Tensor) -> None:
+        """Warn, once, of one that outlives its batch: ranks may share it."""
+        reference, fed_by = self._seen.get(id(leaf), (None, 0))
+        if reference is None or reference() is not leaf:
+            gone = [key for key, (one, _) in self._seen.items() if one() is None]
+            for key in gone:
+                del self._seen[key]
+            self._seen[id(leaf)] = (weakref.ref(leaf), self._feeding)
+        elif fed_by != self._feeding and self._batch_of(leaf) is None:
+            self._warn(OUTLIVES.format(tuple(leaf.shape)))
+
+    def _batch_of(self, tensor: Tensor) -> TrackedBatch | None:
+        """Return the batch whose tensor it is, or whose memory it has."""
+        where = tensor.untyped_storage().data_ptr() if is_plain(tensor) else 0
+        at_hand = self._session.batches.at_hand
+        return next((one for one in at_hand if where in one.storages()), None)
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned and self._session.is_main:
+            warn_of_gradients(text)
+        self._has_warned = True
+
+    # torch.autograd.grad -------------------------------------------------------------------------
+
+    def _over_all_ranks(self, original: Callable[..., tuple[Any, ...]]) -> object:
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            asked = as_list(inputs)  # it may be a generator
+            factors = self._factors(as_list(outputs), asked) if self._is_divided() else None
+            made = original(outputs, asked, *args, **kwargs)
+            if factors is None:
+                return made
+            both = zip(made, factors, strict=True)
+            return tuple([one if one is None or by == 1.0 else one * by for one, by in both])
+
+        return grad
+
+    def _factors(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[float] | None:
+        """By what each gradient is multiplied, so that it is that of the loss over all ranks."""
+        leaves = [self._is_other_leaf(one) for one in inputs]
+        loss = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Tensor) else None
+        if loss is None or loss.numel() != 1 or not any(leaves):
+            return None
+        terms = terms_of(loss)
+        if is_sum(terms) or not any(map(_is_mean, terms)):
+            return None
+        found = [
+            self._factor(one, terms, loss) if leaf else 1.0
+            for one, leaf in zip(inputs, leaves, strict=True)
+        ]
+        if None in found:
+            self._warn(OF_A_MEAN)
+        return [1.0 if one is None else one for one in found]
+
+    def _factor(self, leaf: Tensor, terms: Sequence[Term], loss: Tensor) -> float | None:
+        """None if it is unknown."""
+        batch = self._batch_of(leaf)
+        if batch is None:
+            return None if _is_in(leaf, data_leaves([loss.grad_fn])) else 1.0
+        weight = 1.0 if batch.share is None else batch.share.weight
+        is_exact = all(_is_mean(term) and _counts(term, batch.rows) for term in terms)
+        return (weight or 1.0) / self._session.world.data.parts if is_exact else None
+
+    def _is_other_leaf(self, tensor: object) -> bool:
+        return (
+            isinstance(tensor, Tensor)
+            and tensor.is_leaf
+            and not isinstance(tensor, nn.Parameter)
+            and not self._is_known(tensor)
+        )
+
+
+def _is_mean(term: Term) -> bool:
+    return term.reduction == "mean"
+
+
+def _counts(term: Term, rows: int) -> bool:
+    """Whether it is a mean over this rank's samples."""
+    number = term.number
+    return isinstance(number, float) and same(number, rows)
+
+
+def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(one is tensor for one in others)
+
+
+def leaves_below(roots: Iterable[Any]) -> list[Tensor]:
+    """Return the leaves of a graph that are no ``nn.Parameter``."""
+    return _leaves(roots, lambda node: node.next_functions)
+
+
+def data_leaves(roots: Iterable[Any]) -> list[Tensor]:
+    """Return those which layers compute with as data, and not as weights."""
+    return _leaves(roots, _data_of)
+
+
+def _data_of(node: Any) -> Sequence[tuple[Any, int]]:
+    place = DATA_ARGUMENT.get(type(node).__name__)
+    children: Sequence[tuple[Any, int]] = node.next_functions
+    return children if place is None else children[place : place + 1]
+
+
+def _leaves(
+    roots: Iterable[Any], children: Callable[[Any], Sequence[tuple[Any, int]]]
+) -> list[Tensor]:
+    waiting = [node for node in roots if node is not None]
+    seen, found = set(waiting), []
+    while waiting and len(seen) < NODES_AT_MOST:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor) and not isinstance(variable, nn.Parameter):
+            found.append(variable)
+        for child, _ in children(node):
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found
