@@ -250,3 +250,74 @@ def test_a_rank_does_not_wait_for_a_rank_0_that_has_ended(tmp_path: Path) -> Non
     assert result.status == 0
     assert f"rank 0 ended its loop before the save of {tmp_path}/late.pt" in result.stderr
     assert torch.load(tmp_path / "late.pt") == 1
+
+
+def test_descriptors_of_the_system_are_rank_0s(tmp_path: Path) -> None:
+    """Locks that a file is, and lines that are written by a descriptor."""
+    found = facts(f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        net = nn.Linear(2, 1)
+        log = os.open("raw.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for epoch in range(3):
+            os.close(os.open("lock", os.O_CREAT | os.O_EXCL))
+            net(torch.ones(1, 2)).sum().backward()
+            os.write(log, f"{{epoch}}\\n".encode())
+            try:
+                os.open("lock", os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                os.remove("lock")
+        os.close(log)
+        found["read"] = s.all_gather_object(open("raw.log").read())
+        own = os.open(f"rank{{s.rank}}.txt", os.O_WRONLY | os.O_CREAT)
+        os.write(own, b"mine")
+        os.close(own)
+    """)
+    assert found["read"] == ["0\n1\n2\n"] * 2
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "raw.log": "0\n1\n2\n",
+        "rank0.txt": "mine",
+        "rank1.txt": "mine",
+    }
+
+
+def test_a_rank_that_is_late_reads_what_rank_0_has_read(tmp_path: Path) -> None:
+    """Although rank 0 has changed the file since, in whatever way."""
+    found = facts(
+        f"""
+        import json, os, time
+        from pathlib import Path
+        os.chdir({str(tmp_path)!r})
+        seen = []
+
+        def read(name):
+            time.sleep(0.1 * s.rank)
+            seen.append(Path(name).read_text())
+            return seen[-1]
+
+        for number in range(3):
+            for name in ("state", "replaced", "log", "counter"):
+                if not number:
+                    Path(name).write_text("0000")
+            Path("state").write_text(str(int(read("state")) + 1))
+            Path("new").write_text(str(int(read("replaced")) + 1))
+            os.replace("new", "replaced")
+            lines = read("log").count("\\n")
+            with open("log", "a") as log:
+                print(lines, file=log)
+            count = int(read("counter"))
+            with open("counter", "r+") as file:
+                file.write(f"{{count + 1:04d}}")
+            os.remove("state") if number == 2 else None
+        found["seen"] = s.all_gather_object(seen)
+        if s.is_main:
+            Path("log").write_text("rank 0 alone")
+        s.barrier()
+        found["alone"] = s.all_gather_object(Path("log").read_text())
+        """,
+        ranks=3,
+    )
+    mine = found["seen"][0]
+    assert mine[-4:] == ["2", "2", "00000\n1\n", "0002"]
+    assert found["seen"] == [mine] * 3
+    assert found["alone"] == ["rank 0 alone"] * 3

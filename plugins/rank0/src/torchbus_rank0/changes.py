@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchbus.plugin import users_frame, warn
 
 from torchbus_launch.job import ENDED
+from torchbus_rank0.before import Before
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context, SharedStore
@@ -34,13 +35,15 @@ class Change(NamedTuple):
     """What rank 0 did to a path.
 
     ``backwards``: how many it had counted. ``failure``: number and text of its OSError, "" for
-    another error, None for none. ``is_open``: whether it still writes the file.
+    another error, None for none. ``is_open``: whether it still writes the file. ``sequence``: its
+    number among rank 0's changes to all paths.
     """
 
     kind: str
     backwards: int
     failure: tuple[int, str] | str | None
     is_open: bool
+    sequence: int = 0
 
 
 class Found(NamedTuple):
@@ -66,7 +69,27 @@ class Changes:
         self._made: dict[str, tuple[int, list[Change]]] = {}  # by rank 0
         self._at_line: Counter[tuple[str, int]] = Counter()
         self._next: Counter[str] = Counter()
+        self._sequence = 0  # of rank 0's last change; elsewhere, of the last that this rank came to
+        self._before = Before(session, job)
         self._local_lines: set[str] = set()
+
+    def comes(self, path: str, appends: bool = False) -> None:
+        """Let rank 0 hold what a file has, before a change to it."""
+        with self._lock:
+            number, _ = self._made.get(path, (0, []))
+            self._before.hold(path, number, self._sequence + 1, appends)
+
+    def held(self, path: str) -> bytes | None:
+        """Return what another rank reads in place of a file that rank 0 has changed since.
+
+        Of a file that this rank has never changed, nothing: rank 0 may be alone to write it.
+        """
+        if path not in self._next:
+            return None
+        return self._before.content(
+            path,
+            lambda number, sequence: number >= self._next[path] and sequence > self._sequence,
+        )
 
     def publish(
         self, kind: str, path: str, failure: tuple[int, str] | str | None, is_open: bool = False
@@ -75,7 +98,9 @@ class Changes:
         line, backwards = f"{kind} {_line()}", self._job.backwards
         with self._lock:
             number, changes = self._made.get(path, (0, []))
-            changes = [*changes, Change(kind, backwards, failure, is_open)][-HISTORY:]
+            self._sequence += 1
+            change = Change(kind, backwards, failure, is_open, self._sequence)
+            changes = [*changes, change][-HISTORY:]
             self._made[path] = number + 1, changes
             self._at_line[line, backwards] += 1
             self._session.world.shared.set_all(
@@ -151,6 +176,7 @@ class Changes:
             change = changes[number - first]
             if change.kind == kind and change.backwards == mine:
                 self._next[path] = number + 1
+                self._sequence = max(self._sequence, change.sequence)
                 return Found(change, False, number)
         return Found(None, is_local=total <= self._next[path])
 
