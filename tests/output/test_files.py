@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from ranks import facts, run
 
@@ -45,19 +46,40 @@ def test_an_open_file_is_written_once(tmp_path: Path) -> None:
     assert found["good"] == [10, 10]
 
 
-def test_a_path_of_each_rank_s_own_is_written_after_a_bounded_wait(tmp_path: Path) -> None:
-    found = facts(
+def test_a_path_that_is_not_rank_0s_is_the_rank_s_own_and_said(tmp_path: Path) -> None:
+    """Unless it has the rank or the process in it, or ``tempfile`` made it."""
+    result = run(
         f"""
-        import warnings
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.save(s.rank, {str(tmp_path)!r} + f"/rank{{s.rank}}.pt")
-        found["said"] = s.all_gather_object([str(warning.message) for warning in caught])
+        import os, sqlite3, tempfile, uuid
+        os.chdir({str(tmp_path)!r})
+        torch.save(s.rank, f"rank{{s.rank}}.pt")
+        open(f"{{os.getpid()}}.log", "w").close()
+        for number in range(2):
+            with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+                file.write(f"{{s.rank}}")
+            os.replace(file.name, "named")
+            folder = tempfile.mkdtemp(dir=".")
+            open(f"{{folder}}/of-rank-{{s.rank}}", "w").close()
+            s.barrier()
+            os.rename(folder, f"published{{number + 5}}")
+        print("NOTES")
+        folder = uuid.uuid4().hex
+        for name in ("first", "second"):
+            os.makedirs(f"{{folder}}/{{name}}")
+            torch.save(1, f"{{folder}}/{{name}}/x.pt")
+        with sqlite3.connect("history") as table:
+            table.execute("create table if not exists history (step integer)")
+            table.execute("insert into history values (1)")
         """,
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
-    assert found["said"][0] == []
-    assert "if that depends on the rank, give each rank a path of its own" in found["said"][1][0]
+    ).ok()
+    assert {"rank0.pt", "rank1.pt"} < {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "named").read_text() == "0"
+    assert [path.name for path in tmp_path.glob("published*/*")] == ["of-rank-0"] * 2
+    notes = [line for line in result.stderr.splitlines() if line.startswith("torchbus:")]
+    assert len(notes) == 2, notes
+    assert "rank 0 made no makedirs of" in notes[0], notes
+    assert "if the clock or chance names the path" in notes[0]
+    assert f"every rank writes to {tmp_path / 'history'}" in notes[1]
 
 
 def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:
@@ -321,3 +343,27 @@ def test_a_rank_that_is_late_reads_what_rank_0_has_read(tmp_path: Path) -> None:
     assert mine[-4:] == ["2", "2", "00000\n1\n", "0002"]
     assert found["seen"] == [mine] * 3
     assert found["alone"] == ["rank 0 alone"] * 3
+
+
+def test_libraries_write_on_rank_0_and_the_others_wait(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found = facts(
+        f"""
+        import os, time
+        os.chdir({str(tmp_path)!r})
+        from safetensors.torch import load_file, save_file
+        from transformers import BertConfig, BertModel
+        sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        model = BertModel(BertConfig(vocab_size=9, **sizes))
+        values = []
+        for number in range(3):
+            time.sleep(0.1 * (s.is_main and number == 1))
+            save_file({{"x": torch.full((3,), float(number + 10 * s.rank))}}, "x.safetensors")
+            values.append(load_file("x.safetensors")["x"].sum().item())
+            model.save_pretrained(f"saved{{number}}")
+            BertModel.from_pretrained(f"saved{{number}}")
+            s.barrier()
+        found["values"] = s.all_gather_object(values)
+        """
+    )
+    assert found["values"] == [[0.0, 3.0, 6.0]] * 2

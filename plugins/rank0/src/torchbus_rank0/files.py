@@ -25,6 +25,7 @@ from torchbus.compat.python import current_frame
 from torchbus.plugin import hookimpl
 
 from torchbus_rank0.changes import Changes, Found
+from torchbus_rank0.libraries import follow_libraries
 from torchbus_rank0.whole_files import Whole, absolute, is_private, is_special, replace_everywhere
 
 if TYPE_CHECKING:
@@ -79,6 +80,36 @@ class SharedFiles:
             for name, places in functions.items():
                 make = partial(self._changed, name, places)
                 replace_everywhere(session, module, name, make)
+        follow_libraries(session, self)
+
+    def changing(self, kind: str, place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return what replaces a function that changes the path at this place."""
+        return partial(self._changed, kind, (place,))
+
+    def waiting_after(
+        self, kind: str, place: int
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return what replaces a function that all ranks call, and that writes on rank 0."""
+
+        def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                path = self._path(args[place] if len(args) > place else None)
+                if self._is_shared(path) and not self._is_inside() and not self._is_local(path):
+                    if self._session.is_main:
+                        self._changes.publish(kind, path, None)
+                    else:
+                        self._changes.find(kind, path)
+                return result
+
+            return call
+
+        return waiting
+
+    def note_once(self, path: str, text: str) -> None:
+        """Let rank 0 show a line about a shared path that this rank changes by itself."""
+        if self._is_shared(path) and str(self._session.rank) not in os.path.basename(path):
+            self._changes.note_once(text)
 
     @hookimpl
     def save_file(self, path: str, write: Callable[[str], None]) -> bool:
@@ -96,6 +127,8 @@ class SharedFiles:
             paths = [self._path(given.get(place)) for place in places]
             if not any(map(self._is_shared, paths)) or _at_descriptor(kwargs):
                 return original(*args, **kwargs)
+            if _has_random_name():
+                return self._make_own(paths[0], lambda: original(*args, **kwargs))
             self._saved.update(paths[1:])
             return self._change(kind, paths, lambda: original(*args, **kwargs))
 
@@ -104,7 +137,7 @@ class SharedFiles:
     def _change(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
         """Make a change on rank 0; let the others wait for it."""
         if self._is_inside() or self._is_local(paths[0]):
-            return self._make(make)
+            return None if self._gives_way(kind, paths) else self._make(make)
         if self._session.is_main:
             return self._make_for_all(kind, paths, make)
         found = self._changes.find(kind, paths[0])
@@ -114,9 +147,26 @@ class SharedFiles:
             return self._make(make)
         return paths[-1] if kind in ("copy", "move", "copytree") else None
 
+    def _gives_way(self, kind: str, paths: list[str]) -> bool:
+        """Whether rank 0 moves a file of its own to where this rank does: its own goes."""
+        if kind not in ("rename", "replace") or self._is_inside() or self._is_local(paths[1]):
+            return False
+        if self._changes.find(f"{kind} to", paths[1]).is_local:
+            return False
+        with self._within():
+            shutil.rmtree(paths[0]) if os.path.isdir(paths[0]) else os.remove(paths[0])
+        return True
+
     def _make(self, make: Callable[[], Any]) -> Any:
         with self._within():
             return make()
+
+    def _make_own(self, path: str, make: Callable[[], T]) -> T:
+        """Make a file or folder that has another name on each rank."""
+        result = make()
+        if not self._session.is_main:
+            self._local_paths.add(path)
+        return result
 
     def _make_for_all(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
         failure: tuple[int, str] | str | None = ""
@@ -148,7 +198,9 @@ class SharedFiles:
             ):
                 return original(file, mode, *args, **kwargs)
             if not changes:
-                return self._read(path, lambda **held: original(file, mode, *args, **held, **kwargs))
+                return self._read(
+                    path, lambda **held: original(file, mode, *args, **held, **kwargs)
+                )
             if self._session.is_main:
                 stream, number = self._open_first(
                     path, lambda: original(file, mode, *args, **kwargs), "a" in mode
@@ -177,11 +229,13 @@ class SharedFiles:
                 or not self._is_shared(shared)
                 or is_special(shared)
                 or kwargs.get("dir_fd") is not None
-                or is_standard(current_frame(1))
                 or self._is_inside()
                 or self._is_local(shared)
             ):
                 return original(path, flags, *args, **kwargs)
+            if is_standard(current_frame(1)):
+                make = partial(original, path, flags, *args, **kwargs)
+                return self._make_own(shared, make) if _has_random_name() else make()
             if self._session.is_main:
                 descriptor, number = self._open_first(
                     shared, lambda: original(path, flags, *args, **kwargs)
@@ -292,6 +346,11 @@ def _raise(found: Found, paths: list[str]) -> bool:
 
 def _by_place(kwargs: dict[str, Any]) -> dict[int, Any]:
     return {ARGUMENTS[name]: value for name, value in kwargs.items() if name in ARGUMENTS}
+
+
+def _has_random_name() -> bool:
+    """Whether ``tempfile`` makes the file for the script."""
+    return current_frame(2).f_globals.get("__name__") == "tempfile"
 
 
 def _at_descriptor(kwargs: dict[str, Any]) -> bool:
