@@ -126,6 +126,7 @@ def test_a_tree_of_a_rank_s_own_is_removed_by_it(tmp_path: Path) -> None:
             pass
         if s.rank == 1:
             shutil.rmtree("old1")
+        s.barrier()
         open("file", "w").close()
         for none in ("none", ""):
             try:
