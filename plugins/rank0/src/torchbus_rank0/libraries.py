@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchbus.bus import imports
 
@@ -14,7 +14,16 @@ from torchbus_rank0.whole_files import absolute
 if TYPE_CHECKING:
     from torchbus.plugin import Context
 
-    from torchbus_rank0.files import SharedFiles
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class SharedFiles(Protocol):
+    """What a session does at changes of files."""
+
+    def changing(self, kind: str, place: int) -> Make: ...
+    def waiting_after(self, kind: str, place: int) -> Make: ...
+    def note_once(self, path: str, text: str) -> None: ...
+
 
 SQLITE = (
     "every rank writes to {}, so each row is there once for each rank: write it under"
