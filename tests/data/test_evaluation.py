@@ -194,3 +194,31 @@ for (x,) in train:
 def test_rollouts_that_all_ranks_repeat_are_told_once(work: str, told: bool) -> None:
     stderr = run(f"{work}\n{STEPS}{work}\n{STEPS}", before=ROLLOUTS).ok().stderr
     assert stderr.count("for prompt in s.shard(prompts)") == told
+
+
+def test_what_a_training_loop_counts_is_said_once() -> None:
+    """It is of this rank's share; in evaluation it is whole, and nothing is said."""
+    result = run(
+        """
+        net = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 2), batch_size=2)
+        for epoch in range(2):
+            correct = total = 0
+            for x, y in loader:
+                out = net(x)
+                nn.functional.cross_entropy(out, y).backward()
+                optimizer.step()
+                correct += (out.argmax(1) == y).sum().item()
+                total += len(y)
+            found["share"] = total
+            right = 0
+            with torch.no_grad():
+                for x, y in loader:
+                    right += (net(x).argmax(1) == y).sum().item()
+        """
+    ).ok()
+    assert result.json()["share"] == 6
+    assert result.stderr.count("come from this rank's share") == 1, result.stderr
+    assert "'correct' and 'total' of the loop in line" in result.stderr
+    assert "s.reduce(correct, 'sum'), s.reduce(total, 'sum')" in result.stderr

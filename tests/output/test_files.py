@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from ranks import facts, run
 
@@ -45,19 +46,40 @@ def test_an_open_file_is_written_once(tmp_path: Path) -> None:
     assert found["good"] == [10, 10]
 
 
-def test_a_path_of_each_rank_s_own_is_written_after_a_bounded_wait(tmp_path: Path) -> None:
-    found = facts(
+def test_a_path_that_is_not_rank_0s_is_the_rank_s_own_and_said(tmp_path: Path) -> None:
+    """Unless it has the rank or the process in it, or ``tempfile`` made it."""
+    result = run(
         f"""
-        import warnings
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.save(s.rank, {str(tmp_path)!r} + f"/rank{{s.rank}}.pt")
-        found["said"] = s.all_gather_object([str(warning.message) for warning in caught])
+        import os, sqlite3, tempfile, uuid
+        os.chdir({str(tmp_path)!r})
+        torch.save(s.rank, f"rank{{s.rank}}.pt")
+        open(f"{{os.getpid()}}.log", "w").close()
+        for number in range(2):
+            with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+                file.write(f"{{s.rank}}")
+            os.replace(file.name, "named")
+            folder = tempfile.mkdtemp(dir=".")
+            open(f"{{folder}}/of-rank-{{s.rank}}", "w").close()
+            s.barrier()
+            os.rename(folder, f"published{{number + 5}}")
+        print("NOTES")
+        folder = uuid.uuid4().hex
+        for name in ("first", "second"):
+            os.makedirs(f"{{folder}}/{{name}}")
+            torch.save(1, f"{{folder}}/{{name}}/x.pt")
+        with sqlite3.connect("history") as table:
+            table.execute("create table if not exists history (step integer)")
+            table.execute("insert into history values (1)")
         """,
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
-    assert found["said"][0] == []
-    assert "if that depends on the rank, give each rank a different path" in found["said"][1][0]
+    ).ok()
+    assert {"rank0.pt", "rank1.pt"} < {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "named").read_text() == "0"
+    assert [path.name for path in tmp_path.glob("published*/*")] == ["of-rank-0"] * 2
+    notes = [line for line in result.stderr.splitlines() if line.startswith("torchbus:")]
+    assert len(notes) == 2, notes
+    assert "rank 0 made no makedirs of" in notes[0], notes
+    assert "if the clock or chance names the path" in notes[0]
+    assert f"every rank writes to {tmp_path / 'history'}" in notes[1]
 
 
 def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:
@@ -250,3 +272,98 @@ def test_a_rank_does_not_wait_for_a_rank_0_that_has_ended(tmp_path: Path) -> Non
     assert result.status == 0
     assert f"rank 0 ended its loop before the save of {tmp_path}/late.pt" in result.stderr
     assert torch.load(tmp_path / "late.pt") == 1
+
+
+def test_descriptors_of_the_system_are_rank_0s(tmp_path: Path) -> None:
+    """Locks that a file is, and lines that are written by a descriptor."""
+    found = facts(f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        net = nn.Linear(2, 1)
+        log = os.open("raw.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for epoch in range(3):
+            os.close(os.open("lock", os.O_CREAT | os.O_EXCL))
+            net(torch.ones(1, 2)).sum().backward()
+            os.write(log, f"{{epoch}}\\n".encode())
+            try:
+                os.open("lock", os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                os.remove("lock")
+        os.close(log)
+        found["read"] = s.all_gather_object(open("raw.log").read())
+        own = os.open(f"rank{{s.rank}}.txt", os.O_WRONLY | os.O_CREAT)
+        os.write(own, b"mine")
+        os.close(own)
+    """)
+    assert found["read"] == ["0\n1\n2\n"] * 2
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "raw.log": "0\n1\n2\n",
+        "rank0.txt": "mine",
+        "rank1.txt": "mine",
+    }
+
+
+def test_a_rank_that_is_late_reads_what_rank_0_has_read(tmp_path: Path) -> None:
+    """Although rank 0 has changed the file since, in whatever way."""
+    found = facts(
+        f"""
+        import json, os, time
+        from pathlib import Path
+        os.chdir({str(tmp_path)!r})
+        seen = []
+
+        def read(name):
+            time.sleep(0.1 * s.rank)
+            seen.append(Path(name).read_text())
+            return seen[-1]
+
+        for number in range(3):
+            for name in ("state", "replaced", "log", "counter"):
+                if not number:
+                    Path(name).write_text("0000")
+            Path("state").write_text(str(int(read("state")) + 1))
+            Path("new").write_text(str(int(read("replaced")) + 1))
+            os.replace("new", "replaced")
+            lines = read("log").count("\\n")
+            with open("log", "a") as log:
+                print(lines, file=log)
+            count = int(read("counter"))
+            with open("counter", "r+") as file:
+                file.write(f"{{count + 1:04d}}")
+            os.remove("state") if number == 2 else None
+        found["seen"] = s.all_gather_object(seen)
+        if s.is_main:
+            Path("log").write_text("rank 0 alone")
+        s.barrier()
+        found["alone"] = s.all_gather_object(Path("log").read_text())
+        """,
+        ranks=3,
+    )
+    mine = found["seen"][0]
+    assert mine[-4:] == ["2", "2", "00000\n1\n", "0002"]
+    assert found["seen"] == [mine] * 3
+    assert found["alone"] == ["rank 0 alone"] * 3
+
+
+def test_libraries_write_on_rank_0_and_the_others_wait(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found = facts(
+        f"""
+        import os, time
+        os.chdir({str(tmp_path)!r})
+        from safetensors.torch import load_file, save_file
+        from transformers import BertConfig, BertModel
+        sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        model = BertModel(BertConfig(vocab_size=9, **sizes))
+        values = []
+        for number in range(3):
+            time.sleep(0.1 * (s.is_main and number == 1))
+            save_file({{"x": torch.full((3,), float(number + 10 * s.rank))}}, "x.safetensors")
+            values.append(load_file("x.safetensors")["x"].sum().item())
+            model.save_pretrained(f"saved{{number}}")
+            BertModel.from_pretrained(f"saved{{number}}")
+            s.barrier()
+        found["values"] = s.all_gather_object(values)
+        """
+    )
+    assert found["values"] == [[0.0, 3.0, 6.0]] * 2

@@ -20,6 +20,8 @@ def main(config):
     folder = HydraConfig.get().runtime.output_dir
     with session(strategy="ddp", devices=2, accelerator="cpu", launch="script") as s:
         seen = s.all_gather_object([folder, config.n])
+        drawn = s.all_gather_object(torch.rand(1).item())  # as the job before has left them
+        assert drawn == drawn[:1] * 2
         torch.save(seen, os.path.join(folder, "model.pt"))
         assert seen == [[folder, config.n]] * 2
 

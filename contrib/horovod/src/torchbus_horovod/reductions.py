@@ -125,7 +125,7 @@ class Sets:
         if key not in self._made:
             self._made[key] = WhileBackward(
                 parameters,
-                self._trained.buffers(parameters),
+                self._trained.buffers(self._trained.models(parameters)),
                 self._make_averaging(f"torchbus.{next(self._numbers)}"),
             )
         return self._made[key]

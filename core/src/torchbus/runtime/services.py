@@ -38,6 +38,10 @@ class JobService(Protocol):
     def is_ending(self) -> bool:
         """Whether this rank has a reason to stop, such as the failure of another rank."""
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """How many synchronised backwards, and how many collectives, this rank has begun."""
+
     def wait_in(self, *label: object) -> None:
         """Record that the main thread is about to wait for the other ranks in a synchronisation."""
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from torchbus.errors import RanksDiverged
 from torchbus.world import SharedStore
 
-from torchbus_launch.broadcast_log import ASKED, REPORTED, BroadcastLog
+from torchbus_launch.broadcast_log import ASKED, ENDED, LOOPS_ENDED, REPORTED, BroadcastLog
 from torchbus_launch.place import BLIND, END, LOOKS, Place
 from torchbus_launch.saying import say
 from torchbus_redaction.redactor import Redactor, redacted_output
@@ -186,6 +186,7 @@ def _cause(missing: list[Place], silent: list[int]) -> str:
 
 
 ASK_EVERY_S = 5.0
+ASK_AFTER_END_S = 1.5  # if the loop of a rank has ended, and others still wait elsewhere
 TAKES_OVER_S = 10.0
 RETRY_S = 1.0
 
@@ -274,10 +275,12 @@ class HangWatch:
 
         The rank that asked last asks again; another one takes over if it no longer asks.
         """
-        pause_s = ASK_EVERY_S if self._questions.asked_last else TAKES_OVER_S
+        has_ended = self._log.all(ENDED) and not self._log.has(LOOPS_ENDED)
+        every_s = ASK_AFTER_END_S if has_ended else ASK_EVERY_S
+        pause_s = every_s if self._questions.asked_last else TAKES_OVER_S
         return (
             self._questions.all_answer
-            and waited_s >= ASK_EVERY_S
+            and waited_s >= every_s
             and time.monotonic() - self._questions.asked_s >= pause_s
         )
 

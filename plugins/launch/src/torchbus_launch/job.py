@@ -124,6 +124,11 @@ class Job:
         """Record that the main thread no longer waits."""
         self.waiting = None
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """How many synchronised backwards, and how many collectives, this rank has begun."""
+        return self.backwards, compat.begun() or 0
+
     def count_backward(self) -> None:
         """Count one more synchronised backward."""
         self.backwards += 1
@@ -190,7 +195,7 @@ class Job:
         The pause doubles after each question, because all ranks receive it.
         """
         assert self.world.store is not None
-        here, pause_s = (self.backwards, compat.begun() or 0), 0.1
+        here, pause_s = self.position, 0.1
         while True:
             self._questions += 1
             question = f"{WHERE}{self.world.rank} {self._questions}"

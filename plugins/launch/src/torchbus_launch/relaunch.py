@@ -174,7 +174,7 @@ def start_child(
     errors, stdin = error_file(), standard_input()
     process = subprocess.Popen(
         argv,
-        env=_environment(place, store, request, runs_again=reported is None),
+        env=_environment(place, store, request, runs_again=reported is None and not _started),
         cwd=bootstrap.START_DIRECTORY,
         stdin=stdin if reported is None else subprocess.PIPE,
         stdout=None if request.print_all_ranks else subprocess.DEVNULL,

@@ -8,6 +8,9 @@ changes a file.
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import sys
 import threading
 import time
@@ -15,9 +18,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchbus.plugin import users_frame, warn
+from torchbus.plugin import users_frame
 
 from torchbus_launch.job import ENDED
+from torchbus_rank0.before import Before
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context, SharedStore
@@ -34,13 +38,15 @@ class Change(NamedTuple):
     """A change of a path by rank 0.
 
     ``backwards``: how many it had counted. ``failure``: number and text of its OSError, "" for
-    another error, None for none. ``is_open``: whether it still writes the file.
+    another error, None for none. ``is_open``: whether it still writes the file. ``sequence``: its
+    number among rank 0's changes to all paths.
     """
 
     kind: str
     backwards: int
     failure: tuple[int, str] | str | None
     is_open: bool
+    sequence: int = 0
 
 
 class Found(NamedTuple):
@@ -66,7 +72,28 @@ class Changes:
         self._made: dict[str, tuple[int, list[Change]]] = {}  # by rank 0
         self._at_line: Counter[tuple[str, int]] = Counter()
         self._next: Counter[str] = Counter()
+        self._sequence = 0  # of rank 0's last change; elsewhere, of the last that this rank came to
+        self._before = Before(session, job)
         self._local_lines: set[str] = set()
+        self._rank0s = ""  # the path that rank 0 changed at the line where this rank is
+
+    def comes(self, path: str, appends: bool = False) -> None:
+        """Let rank 0 hold what a file has, before a change to it."""
+        with self._lock:
+            number, _ = self._made.get(path, (0, []))
+            self._before.hold(path, number, self._sequence + 1, appends)
+
+    def held(self, path: str) -> bytes | None:
+        """Return what another rank reads in place of a file that rank 0 has changed since.
+
+        Of a file that this rank has never changed, nothing: rank 0 may be alone to write it.
+        """
+        if path not in self._next:
+            return None
+        return self._before.content(
+            path,
+            lambda number, sequence: number >= self._next[path] and sequence > self._sequence,
+        )
 
     def publish(
         self, kind: str, path: str, failure: tuple[int, str] | str | None, is_open: bool = False
@@ -75,13 +102,15 @@ class Changes:
         line, backwards = f"{kind} {_line()}", self._job.backwards
         with self._lock:
             number, changes = self._made.get(path, (0, []))
-            changes = [*changes, Change(kind, backwards, failure, is_open)][-HISTORY:]
+            self._sequence += 1
+            change = Change(kind, backwards, failure, is_open, self._sequence)
+            changes = [*changes, change][-HISTORY:]
             self._made[path] = number + 1, changes
             self._at_line[line, backwards] += 1
             self._session.world.shared.set_all(
                 {
                     f"file/{path}": json.dumps(self._made[path]),
-                    f"line/{line}": json.dumps([backwards, self._at_line[line, backwards]]),
+                    f"line/{line}": json.dumps([backwards, self._at_line[line, backwards], path]),
                 }
             )
         return number
@@ -151,6 +180,7 @@ class Changes:
             change = changes[number - first]
             if change.kind == kind and change.backwards == mine:
                 self._next[path] = number + 1
+                self._sequence = max(self._sequence, change.sequence)
                 return Found(change, False, number)
         return Found(None, is_local=total <= self._next[path])
 
@@ -162,26 +192,41 @@ class Changes:
     def _why_passed(self, store: SharedStore, line: str, mine: int) -> str:
         """Return ELSEWHERE if rank 0 has been at this line as often, with another path."""
         there = store.read(f"line/{line}")
-        backwards, times = json.loads(there) if there else (-1, 0)
+        backwards, times, self._rank0s = json.loads(there) if there else (-1, 0, "")
         return ELSEWHERE if (backwards, times) >= (mine, self._at_line[line, mine]) else ""
 
-    def _say(self, kind: str, path: str, why: str) -> None:
-        """Warn, unless rank 0 makes the same change at a different path.
+    def note_once(self, text: str) -> None:
+        if text not in self._local_lines:
+            self._local_lines.add(text)
+            self._job.note(f"torchbus: {text} ({_line()})")
 
-        The text names what is lost.
-        """
+    def _say(self, kind: str, path: str, why: str) -> None:
+        """Let rank 0 show it, unless the rank's number, process or host is in the path."""
         rank = self._session.rank
         if why == ENDED:
             self._job.note(
                 f"torchbus: rank 0 ended its loop before the {kind} of {path} that rank {rank}"
                 f" makes at {_line()}"
             )
-        elif why != ELSEWHERE or kind == "save":
-            warn(
-                f"rank 0 made no {kind} of {path}, so rank {rank} does: if the clock names the"
-                " folder, use rank 0's name, s.all_gather_object(name)[0]; if that depends on the"
-                " rank, give each rank a different path"
-            )
+        elif why != ELSEWHERE or not is_of_rank(path, self._rank0s, rank):
+            self._job.note(f"torchbus: {LOCAL.format(kind=kind, path=path, rank=rank)} ({_line()})")
+
+
+LOCAL = (
+    "rank 0 made no {kind} of {path}, so rank {rank} does: if the clock or chance names the path,"
+    " use rank 0's name, s.all_gather_object(name)[0]; if that depends on the rank, give each rank"
+    " a different path"
+)
+
+
+def is_of_rank(path: str, rank0s: str, rank: int) -> bool:
+    """Whether a path differs from rank 0's by the rank, the process or the host."""
+    mine, theirs = (re.split("([0-9]+)", one) for one in (path, rank0s))
+    own = {str(rank), str(os.getpid())}
+    return socket.gethostname() in path or (
+        len(mine) == len(theirs)
+        and all(one == other or one in own for one, other in zip(mine, theirs, strict=True))
+    )
 
 
 def _changes(store: SharedStore, path: str) -> tuple[int, list[Change]]:

@@ -18,13 +18,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from types import FrameType, ModuleType
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from torchbus.compat.python import current_frame
 from torchbus.plugin import hookimpl
 
 from torchbus_rank0.changes import Changes, Found
+from torchbus_rank0.libraries import follow_libraries
 from torchbus_rank0.whole_files import Whole, absolute, is_private, is_special, replace_everywhere
 
 if TYPE_CHECKING:
@@ -43,12 +44,15 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
         **dict.fromkeys(("copy", "copy2", "copyfile", "copytree"), (1,)),
     },
 }
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
 # their ranks agree on files without this plugin
 SYNCHRONISED_MODULES = ("torchbus", "torch.distributed", "torch._")
 SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+
+T = TypeVar("T")
 
 
 class SharedFiles:
@@ -61,6 +65,7 @@ class SharedFiles:
         self._launched = session.world.launched_by in ("session", "fork")
         self._saved: set[str] = set()
         self._local_paths: set[str] = set()
+        self._descriptors: dict[int, Callable[[], None]] = {}  # what to do once it is closed
         self._inside = threading.local()
 
     @hookimpl
@@ -68,11 +73,43 @@ class SharedFiles:
         tempfile.gettempdir()  # its first call removes a file under a lock, so it comes first
         session.replace(builtins, "open", self._opens)
         replace_everywhere(session, io, "open", self._opens)
+        session.replace(os, "open", self._opens_descriptor)
+        session.replace(os, "close", self._closes_descriptor)
         session.replace(pathlib.Path, "touch", partial(self._changed, "touch", (0,)))
         for module, functions in PATHS.items():
             for name, places in functions.items():
                 make = partial(self._changed, name, places)
                 replace_everywhere(session, module, name, make)
+        follow_libraries(session, self)
+
+    def changing(self, kind: str, place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return what replaces a function that changes the path at this place."""
+        return partial(self._changed, kind, (place,))
+
+    def waiting_after(
+        self, kind: str, place: int
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return what replaces a function that all ranks call, and that writes on rank 0."""
+
+        def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                path = self._path(args[place] if len(args) > place else None)
+                if self._is_shared(path) and not self._is_inside() and not self._is_local(path):
+                    if self._session.is_main:
+                        self._changes.publish(kind, path, None)
+                    else:
+                        self._changes.find(kind, path)
+                return result
+
+            return call
+
+        return waiting
+
+    def note_once(self, path: str, text: str) -> None:
+        """Let rank 0 show a line about a shared path that this rank changes by itself."""
+        if self._is_shared(path) and str(self._session.rank) not in os.path.basename(path):
+            self._changes.note_once(text)
 
     @hookimpl
     def save_file(self, path: str, write: Callable[[str], None]) -> bool:
@@ -90,6 +127,8 @@ class SharedFiles:
             paths = [self._path(given.get(place)) for place in places]
             if not any(map(self._is_shared, paths)) or _at_descriptor(kwargs):
                 return original(*args, **kwargs)
+            if _has_random_name():
+                return self._make_own(paths[0], lambda: original(*args, **kwargs))
             self._saved.update(paths[1:])
             return self._change(kind, paths, lambda: original(*args, **kwargs))
 
@@ -98,7 +137,7 @@ class SharedFiles:
     def _change(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
         """Make a change on rank 0; let the others wait for it."""
         if self._is_inside() or self._is_local(paths[0]):
-            return self._make(make)
+            return None if self._gives_way(kind, paths) else self._make(make)
         if self._session.is_main:
             return self._make_for_all(kind, paths, make)
         found = self._changes.find(kind, paths[0])
@@ -108,12 +147,31 @@ class SharedFiles:
             return self._make(make)
         return paths[-1] if kind in ("copy", "move", "copytree") else None
 
+    def _gives_way(self, kind: str, paths: list[str]) -> bool:
+        """Whether rank 0 moves a file of its own to where this rank does: its own goes."""
+        if kind not in ("rename", "replace") or self._is_inside() or self._is_local(paths[1]):
+            return False
+        if self._changes.find(f"{kind} to", paths[1]).is_local:
+            return False
+        with self._within():
+            shutil.rmtree(paths[0]) if os.path.isdir(paths[0]) else os.remove(paths[0])
+        return True
+
     def _make(self, make: Callable[[], Any]) -> Any:
         with self._within():
             return make()
 
+    def _make_own(self, path: str, make: Callable[[], T]) -> T:
+        """Make a file or folder that has another name on each rank."""
+        result = make()
+        if not self._session.is_main:
+            self._local_paths.add(path)
+        return result
+
     def _make_for_all(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
         failure: tuple[int, str] | str | None = ""
+        for path in paths:
+            self._changes.comes(path)
         try:
             result = self._make(make)
             failure = None
@@ -128,22 +186,28 @@ class SharedFiles:
 
     def _opens(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if not any(letter in mode for letter in "wax+"):
-                return original(file, mode, *args, **kwargs)
+            changes = any(letter in mode for letter in "wax+")
             path = self._path(file)
             if (
-                not self._is_shared(path)
-                or is_special(path)
+                not (changes or not self._session.is_main)
+                or not self._is_shared(path)
+                or (changes and is_special(path))
                 or kwargs.get("opener") is not None
                 or self._is_inside()
                 or self._is_local(path)
             ):
                 return original(file, mode, *args, **kwargs)
+            if not changes:
+                return self._read(
+                    path, lambda **held: original(file, mode, *args, **held, **kwargs)
+                )
             if self._session.is_main:
-                return self._open_for_all(path, lambda: original(file, mode, *args, **kwargs))
-            found = self._changes.find("open", path)
-            if found.change is None and found.is_local:
-                self._local_paths.add(path)
+                stream, number = self._open_first(
+                    path, lambda: original(file, mode, *args, **kwargs), "a" in mode
+                )
+                _on_close(stream, lambda: self._changes.close(path, number))
+                return stream
+            found = self._find_open(path)
             if found.is_local or _raise(found, [path]):
                 return original(file, mode, *args, **kwargs)
             unnamed = _unnamed(path if "r" in mode else None)
@@ -155,15 +219,76 @@ class SharedFiles:
 
         return opened
 
-    def _open_for_all(self, path: str, make: Callable[[], IO[Any]]) -> IO[Any]:
+    def _opens_descriptor(self, original: Callable[..., int]) -> Callable[..., int]:
+        """As ``_opens``, for a script that writes by a descriptor, or takes a lock by one."""
+
+        def opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            shared = self._path(path)
+            if (
+                not flags & WRITES
+                or not self._is_shared(shared)
+                or is_special(shared)
+                or kwargs.get("dir_fd") is not None
+                or self._is_inside()
+                or self._is_local(shared)
+            ):
+                return original(path, flags, *args, **kwargs)
+            if is_standard(current_frame(1)):
+                make = partial(original, path, flags, *args, **kwargs)
+                return self._make_own(shared, make) if _has_random_name() else make()
+            if self._session.is_main:
+                descriptor, number = self._open_first(
+                    shared, lambda: original(path, flags, *args, **kwargs)
+                )
+                return self._close_with(descriptor, lambda: self._changes.close(shared, number))
+            found = self._find_open(shared)
+            if found.is_local or _raise(found, [shared]):
+                return original(path, flags, *args, **kwargs)
+            number = found.number
+            return self._close_with(
+                _unnamed(None if flags & os.O_TRUNC else shared),
+                lambda: self._changes.wait_until_closed(shared, number),
+            )
+
+        return opened
+
+    def _close_with(self, descriptor: int, call: Callable[[], None]) -> int:
+        self._descriptors[descriptor] = call
+        return descriptor
+
+    def _closes_descriptor(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        def closed(fd: int) -> None:
+            call = self._descriptors.pop(fd, None) if os.getpid() == self._pid else None
+            original(fd)
+            if call is not None:
+                with suppress(RuntimeError, AssertionError):  # the store goes with rank 0
+                    call()
+
+        return closed
+
+    def _find_open(self, path: str) -> Found:
+        found = self._changes.find("open", path)
+        if found.change is None and found.is_local:
+            self._local_paths.add(path)
+        return found
+
+    def _read(self, path: str, make: Callable[..., IO[Any]]) -> IO[Any]:
+        """Read what rank 0 read here, although it may have changed the file since."""
+        content = self._changes.held(path)
+        if content is None:
+            return make()
+        held = _holding(content)
+        return make(opener=lambda *_: held)
+
+    def _open_first(self, path: str, make: Callable[[], T], appends: bool = False) -> tuple[T, int]:
+        """Open a file on rank 0; return it, and the number of the change."""
+        self._changes.comes(path, appends)
         try:
             stream = make()
         except OSError as error:
             self._changes.publish("open", path, (error.errno or 0, error.strerror or ""))
             raise
-        number = self._changes.publish("open", path, None, is_open=True)
-        _on_close(stream, lambda: self._changes.close(path, number))
-        return stream
+        return stream, self._changes.publish("open", path, None, is_open=True)
 
     def _path(self, file: object) -> str:
         return absolute(file) if isinstance(file, str | os.PathLike) else ""
@@ -199,14 +324,16 @@ def _caller() -> str:
     """
     frame = current_frame(2)
     while frame is not None and (
-        frame.f_globals.get("__name__", "").startswith(SEAMS)
-        or (
-            frame.f_code.co_filename.startswith((*STANDARD, "<frozen"))
-            and not frame.f_code.co_filename.startswith(INSTALLED)
-        )
+        frame.f_globals.get("__name__", "").startswith(SEAMS) or is_standard(frame)
     ):
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def is_standard(frame: FrameType) -> bool:
+    """Whether Python's own library runs in the frame."""
+    name = frame.f_code.co_filename
+    return name.startswith((*STANDARD, "<frozen")) and not name.startswith(INSTALLED)
 
 
 def _raise(found: Found, paths: list[str]) -> bool:
@@ -219,6 +346,11 @@ def _raise(found: Found, paths: list[str]) -> bool:
 
 def _by_place(kwargs: dict[str, Any]) -> dict[int, Any]:
     return {ARGUMENTS[name]: value for name, value in kwargs.items() if name in ARGUMENTS}
+
+
+def _has_random_name() -> bool:
+    """Whether ``tempfile`` makes the file for the script."""
+    return current_frame(2).f_globals.get("__name__") == "tempfile"
 
 
 def _at_descriptor(kwargs: dict[str, Any]) -> bool:
@@ -236,6 +368,15 @@ def _unnamed(path: str | None) -> int:
                 shutil.copyfileobj(source, file)
                 file.flush()
                 file.seek(0)
+        return os.dup(file.fileno())
+
+
+def _holding(content: bytes) -> int:
+    """Open a file without a name that holds this."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        file.seek(0)
         return os.dup(file.fileno())
 
 

@@ -24,6 +24,7 @@ from torchbus.plugin import (
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import LOCAL_DATA, Contents
 from torchbus_sampler.content.first_item import begin, left_whole
+from torchbus_sampler.counted import CountedMetrics
 from torchbus_sampler.decision import BYPASSED, Decision, TrainingLoaders, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
@@ -67,6 +68,8 @@ class Divider:
         self._training = TrainingLoaders(session)
         self._contents = Contents(session)
         self._between = BetweenPasses(session)
+        self._counted = CountedMetrics(session)
+        session.bus.register(self._counted, "sampler.counted")
         self._memory = memory_of(session.world)
         self._has_said_idle = False
         self._passes: weakref.WeakKeyDictionary[DataLoader[object], Origin] = (
@@ -92,6 +95,7 @@ class Divider:
         if decision.divide and not decision.evaluation:
             self._say_idle(loader)
             self._between.begins()
+            self._counted.begins()
         self._session.random.use("order")  # until the iterator exists, which draws a seed
         if isinstance(loader.dataset, IterableDataset):
             replacements = self._stream(loader) if decision.divide else {}

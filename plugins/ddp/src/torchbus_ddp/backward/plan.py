@@ -41,12 +41,13 @@ class Plans:
 
     def _make(self, key: tuple[bool, ...]) -> Plan:
         parameters = self._trained.requiring_gradients()
+        models = self._trained.models(parameters)
         plan = self._made[key] = Plan(
             self._session,
             parameters,
-            self._trained.buffers(parameters),
+            self._trained.buffers(models),
             self._trained.holders(parameters),
-            _sparse(self._trained.models(parameters)),
+            _sparse(models),
             self._options,
         )
         return plan

@@ -208,7 +208,7 @@ class ShardedReductions:
             self._made.clear()
         key = tuple(map(id, parameters))
         if key not in self._made:
-            buffers = self._trained.buffers(parameters)
+            buffers = self._trained.buffers(self._trained.models(parameters))
             self._made[key] = ShardedReduction(self._engines, parameters, buffers)
         return self._made[key]
 

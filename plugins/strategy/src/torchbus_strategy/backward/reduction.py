@@ -163,7 +163,7 @@ class AllAfterBackward:
         parameters = self._trained.requiring_gradients()
         key = tuple(map(id, parameters))
         if key not in self._made:
-            buffers = self._trained.buffers(parameters)
+            buffers = self._trained.buffers(self._trained.models(parameters))
             self._made[key] = AfterBackward(parameters, buffers, self._average)
         return self._made[key]
 

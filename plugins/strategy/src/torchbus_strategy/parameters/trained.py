@@ -309,9 +309,9 @@ class Trained:
             )
         )
 
-    def buffers(self, parameters: Sequence[Tensor]) -> Buffers:
-        """Those of the models that own the parameters, and of called modules without any."""
-        return Buffers(self.models(parameters), self._alive(self._others))
+    def buffers(self, models: Sequence[Module]) -> Buffers:
+        """Those of these models, and of called modules without parameters."""
+        return Buffers(models, self._alive(self._others))
 
     def known_models(self) -> list[Module]:
         """The models that were found, and called modules without parameters."""

@@ -1,0 +1,81 @@
+"""Files that libraries write by native code: safetensors, transformers, sqlite3."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torchbus.bus import imports
+
+from torchbus_rank0.whole_files import absolute
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context
+
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class SharedFiles(Protocol):
+    """What a session does at changes of files."""
+
+    def changing(self, kind: str, place: int) -> Make: ...
+    def waiting_after(self, kind: str, place: int) -> Make: ...
+    def note_once(self, path: str, text: str) -> None: ...
+
+
+SQLITE = (
+    "every rank writes to {}, so each row is there once for each rank: write it under"
+    " `if s.is_main:`"
+)
+
+
+def follow_libraries(session: Context, files: SharedFiles) -> None:
+    """Replace the functions of libraries by which the script writes, once they are imported."""
+    calls: dict[str, Callable[[], object]] = {
+        "safetensors.torch": partial(_safetensors, session, files, "safetensors.torch"),
+        "safetensors.numpy": partial(_safetensors, session, files, "safetensors.numpy"),
+        "transformers.modeling_utils": partial(_transformers, session, files),
+        "sqlite3": partial(_sqlite, session, files),
+    }
+    for name in calls.keys() & sys.modules.keys():
+        calls.pop(name)()
+    session.on_close.callback(imports.follow(calls))
+
+
+def _safetensors(session: Context, files: SharedFiles, module: str) -> None:
+    """All its functions that write call this one, which is native."""
+    session.replace(sys.modules[module], "serialize_file", files.changing("save", 1))
+
+
+def _transformers(session: Context, files: SharedFiles) -> None:
+    """Its ranks other than 0 may write nothing, and don't wait."""
+    model = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    session.replace(model, "save_pretrained", files.waiting_after("save_pretrained", 1))
+
+
+def _sqlite(session: Context, files: SharedFiles) -> None:
+    import sqlite3
+
+    writes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
+
+    def watch(connection: sqlite3.Connection, path: str) -> None:
+        def authorize(action: int, table: str | None, *_: object) -> int:
+            if action in writes and not str(table).startswith("sqlite_"):
+                files.note_once(path, SQLITE.format(path))
+            return sqlite3.SQLITE_OK
+
+        connection.set_authorizer(authorize)
+
+    def connects(original: Callable[..., Any]) -> Callable[..., Any]:
+        def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+            connection = original(database, *args, **kwargs)
+            if database != ":memory:" and not kwargs.get("uri") and not isinstance(database, bytes):
+                watch(connection, absolute(database))
+            return connection
+
+        return connect
+
+    if not session.is_main:
+        session.replace(sqlite3, "connect", connects)

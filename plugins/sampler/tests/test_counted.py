@@ -1,0 +1,85 @@
+"""Which numbers of a loop are counted from its batches, by its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from torchbus_sampler.counted import counted
+
+LOOP = """
+def train(loader, model, optimizer, train_set, s):
+    correct = total = seen = 0
+    running, predictions, targets = 0.0, [], []
+    for i, (x, y) in enumerate(
+        loader,
+    ):
+        out = model(x)
+        loss = criterion(out, y)
+        loss.backward()
+{body}
+    return {result}
+"""
+
+
+def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[str, str]:
+    file = tmp_path / f"loop{len(list(tmp_path.iterdir()))}.py"
+    text = LOOP.format(body=indent(dedent(body).strip(), " " * 8), result=result)
+    file.write_text(text)
+    return counted(str(file), 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "result", "names"),
+    [
+        ("correct += (out.argmax(1) == y).sum().item()", "correct", ["correct"]),
+        (
+            "correct += out.max(1)[1].eq(y).sum().item()\ntotal += y.size(0)",
+            "1",
+            ["correct", "total"],
+        ),
+        (
+            "if i:\n    total += len(x)\n    correct += int(torch.sum(out.argmax(1) == y))",
+            "1",
+            ["correct", "total"],
+        ),
+        (
+            "running += loss.item() * x.size(0)",
+            "100 * running / len(loader.dataset)",
+            ["running"],
+        ),
+        ("running += loss.item() * x.shape[0]", "running / len(train_set)", ["running"]),
+        ("targets += y.tolist()", "1", ["targets"]),
+        ("predictions.append(out.argmax(1).cpu().numpy())", "1", ["predictions"]),
+        ("predictions.extend(out.detach().argmax(-1))", "1", ["predictions"]),
+        # right as they are, or not of the samples
+        ("running += loss.item()", "running / len(loader)", []),
+        ("running += loss.item() * x.size(0)\ntotal += x.size(0)", "running / total", []),
+        ("targets.append(loss.item())", "1", []),
+        ("targets.append(loss.detach().cpu().numpy())", "1", []),
+        ("total += len(x)", "total", []),
+        ("total += 1\ncorrect = (out.argmax(1) == y).float().mean()", "1", []),
+        # the loop combines them
+        ("correct += (out.argmax(1) == y).sum()", "s.reduce(correct, 'sum')", []),
+        ("targets += y.tolist()", "dist.all_gather_object(None, targets)", []),
+    ],
+)
+def test_counts_are_found(tmp_path: Path, body: str, result: str, names: list[str]) -> None:
+    assert sorted(found(tmp_path, body, result)) == names
+
+
+def test_what_has_no_source_counts_nothing(tmp_path: Path) -> None:
+    assert counted("<stdin>", 1) == {} == counted(str(tmp_path / "none.py"), 1)
+    broken = tmp_path / "broken.py"
+    broken.write_text("for x in")
+    assert counted(str(broken), 1) == {}
+
+
+def test_the_remedy_names_each(tmp_path: Path) -> None:
+    given = found(tmp_path, "correct += (out == y).sum()\ntargets.extend(y.tolist())")
+    assert given == {
+        "correct": "s.reduce(correct, 'sum')",
+        "targets": "s.all_gather_object(targets)",
+    }
