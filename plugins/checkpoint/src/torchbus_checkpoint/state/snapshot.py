@@ -62,7 +62,7 @@ class Snapshot:
     def write(self, final: Path) -> None:
         """Write a checkpoint. In the folder of the options, remove those that are not kept."""
         contents = self._finder.find_at_end() if self.loop_has_ended else self._finder.find()
-        is_automatic = final.parent == self._options.folder
+        is_automatic = final.parent == self._options.folder and not self._session.dry_run
         self._writer.write(
             final, self._content(contents), self._prune if is_automatic else lambda: None
         )
