@@ -16,6 +16,7 @@ from torchbus_report.runs.summary import Summary, short
 
 FACTS = ("run", "name", "ranks", "steps", "time", "loss")
 MOST_VALUES = 4
+LONG = "hyperparams."
 COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -50,7 +51,7 @@ def cells(run: Summary) -> dict[str, Cell]:
             found.setdefault(prefix + name, Cell(value, short(value)))
     for name, setting in run.hyperparams.items():
         cell = Cell(number(setting), setting)
-        found[f"hyperparams.{name}"] = cell
+        found[LONG + name] = cell
         found.setdefault(name, cell)
     return found
 
@@ -72,7 +73,11 @@ def usual(runs: Iterable[Summary]) -> tuple[list[str], list[str]]:
 def everything(runs: Sequence[dict[str, Cell]]) -> list[str]:
     """Return the columns of a file: all but what is there under another name."""
     names = list(dict.fromkeys(name for run in runs for name in run))
-    return [name for name in names if not (name.startswith("hyperparams.") and name[12:] in names)]
+    return [name for name in names if not all(_is_repeated(name, run) for run in runs)]
+
+
+def _is_repeated(name: str, run: dict[str, Cell]) -> bool:
+    return name.startswith(LONG) and run.get(name) is run.get(name[len(LONG) :])
 
 
 def refuse_unknown(names: Iterable[str], runs: Sequence[dict[str, Cell]]) -> None:
