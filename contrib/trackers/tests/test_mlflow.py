@@ -13,9 +13,8 @@ import pytest
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_trackers import MLflowLogger
-
 from torchbus_testing.scripts import start
+from torchbus_trackers import MLflowLogger
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -120,9 +119,11 @@ def test_without_a_server_the_run_is_in_a_local_store(log, read, values):
 
 def test_a_rejected_uri_stops_before_training():
     logger = MLflowLogger(tracking_uri="nonsense://host")
-    with pytest.raises(UsageError, match="tracking_uri='nonsense://host' is rejected"):
-        with session(logger=logger):
-            raise AssertionError("it trains")
+    with (
+        pytest.raises(UsageError, match="tracking_uri='nonsense://host' is rejected"),
+        session(logger=logger),
+    ):
+        raise AssertionError("it trains")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -235,7 +235,9 @@ def test_layers_of_models_that_ranks_call_together() -> None:
         for *_, in_log, in_root, batch in cases
         for rank, layer in ((in_log, "output of 1 (Log)"), (in_root, GRADIENT))
     ]
-    assert [words in one[2] for words, one in zip(expected, found, strict=True)] == [True] * 8, found
+    assert [words in one[2] for words, one in zip(expected, found, strict=True)] == [True] * 8, (
+        found
+    )
 
 
 GRADIENT = "gradient of the output of 0 (Linear)"

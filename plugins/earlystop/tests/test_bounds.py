@@ -139,7 +139,7 @@ print(json.dumps([
 def test_a_cut_between_epochs_and_a_cut_that_a_break_follows(tmp_path: Path) -> None:
     result = fork_script(EPOCHS, str(tmp_path))
     assert result.ok(), result
-    whole, cut, more, left, refused = json.loads(result.stdout)
+    whole, cut, more, _, refused = json.loads(result.stdout)
     assert more == whole != cut
     assert "a `break` had left the pass, so nothing shows where a run goes on" in refused
     assert "leave the `break` out, as the pass ends by itself" in result.stderr

@@ -224,7 +224,11 @@ def main(argv: list[str]) -> int:
     found = installed_plugins()
     if given.check:
         return _check(found, given.json)
-    print(json.dumps([asdict(one) for one in found], indent=2) if given.json else _text(found, given.events))
+    print(
+        json.dumps([asdict(one) for one in found], indent=2)
+        if given.json
+        else _text(found, given.events)
+    )
     return 0
 
 

@@ -37,9 +37,7 @@ class Autolog:
         self._losses: dict[str, tuple[int, Tensor]] = {}
         self._norm: tuple[int, Tensor] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._used: weakref.WeakKeyDictionary[Optimizer, list[object]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._used: weakref.WeakKeyDictionary[Optimizer, list[object]] = weakref.WeakKeyDictionary()
         self._steps = 0
         self._since: tuple[float, int, float] | None = None
         self._paused = 0.0
