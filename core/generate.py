@@ -6,6 +6,7 @@
 ``distributions.json`` names packages for the pip command in error messages. ``known_verbs.pyi``
 has the signatures of their verbs, and ``known_options.pyi`` the types of their options, for type
 checkers and editors. Options are read from the installed packages: run it in their environment.
+``INDEX.md`` is the README of the repository, with links that work on the package index.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ KINDS = (
 )  # fmt: skip
 GROUPS = {"plugin": "torchbus"} | {kind: f"torchbus.{kind}" for kind in KINDS}
 """The groups of entry points, by what a package contributes."""
+REPOSITORY = "https://github.com/torchbus/torchbus"
+RAW = "https://raw.githubusercontent.com/torchbus/torchbus/main"
 WRITTEN = "Written by core/generate.py from the packages: change those, and run it again."
 Member = ast.FunctionDef | ast.AnnAssign
 NOTHING = ast.Constant(None)
@@ -225,6 +228,13 @@ def options() -> str:
     return stubs.known_text(found, names, WRITTEN)
 
 
+def index_page() -> str:
+    """The first page of the repository, for the package index, which has no files beside it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{RAW}/", text)
+    return re.sub(r"(\]\()(?!https?:|#)", rf"\1{REPOSITORY}/blob/main/", text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and compare")
@@ -232,6 +242,7 @@ def main() -> int:
         SOURCES / "bus/distributions.json": distributions(),
         SOURCES / "known_verbs.pyi": verbs(),
         SOURCES / "known_options.pyi": options(),
+        ROOT / "core/INDEX.md": index_page(),
     }
     if parser.parse_args().check:
         old = [path.name for path, text in written.items() if path.read_text("utf-8") != text]

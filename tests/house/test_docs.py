@@ -32,6 +32,7 @@ CODE = [
     for page in PAGES
     if "```python\n" in page.read_text(encoding="utf-8")
     and page.parent.name != "coming-from"  # tests/pages runs and compares these
+    and page.name != "INDEX.md"  # the README, with other links
 ]
 SOURCES = [
     path

@@ -34,6 +34,7 @@ PLUGINS = sorted(
 )
 PACKAGES = [CORE, *PLUGINS]
 REPOSITORY = "https://github.com/torchbus/torchbus"
+RAW = "https://raw.githubusercontent.com/torchbus/torchbus/main"
 MAJOR, MINOR = torchbus.__version__.split(".")[:2]
 PIN = f">={MAJOR}.{MINOR},<{MAJOR}.{int(MINOR) + 1}"
 GROUPS: dict[str, str] = runpy.run_path(str(CORE / "generate.py"))["GROUPS"]
@@ -88,19 +89,24 @@ def test_one_file_has_the_version():
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
 def test_links_of_a_package_page_are_absolute(folder):
     """The package index shows the page without the repository around it."""
-    links = re.findall(r"\]\(([^)#\s]+)", (folder / "README.md").read_text())
+    page = folder / project(folder)["readme"]
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     assert [link for link in links if not link.startswith("https://")] == []
-    own = [link.removeprefix(f"{REPOSITORY}/blob/main/") for link in links]
+    own = [re.sub(rf"^({REPOSITORY}/blob/main|{RAW})/", "", link) for link in links]
     assert [path for path in own if "://" not in path and not (ROOT / path).exists()] == []
 
 
 def test_the_extras_name_every_plugin():
+    """``all`` replaces no torch that the rest of torchbus can use, and brings no library."""
     core = project(CORE)
     expected = {
         module(folder).removeprefix("torchbus_"): [f"{project(folder)['name']}{PIN}"]
         for folder in PLUGINS
     }
-    every = [line for lines in expected.values() for line in lines]
+    newest_torch = {f"torchbus-pipeline{PIN}"}
+    every = {line for lines in expected.values() for line in lines} - newest_torch
+    for name, library in {"deepspeed": "deepspeed", "ft": "torchft"}.items():
+        expected[name] = [f"torchbus-{name}[{library}]{PIN}"]
     others = {"all", "completion", "testing-accelerator", "toml"}
     assert {
         name: lines for name, lines in core["optional-dependencies"].items() if name not in others

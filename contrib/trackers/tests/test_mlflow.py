@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import time
@@ -9,8 +10,11 @@ import urllib.request
 from importlib.util import find_spec
 
 import pytest
+from torchbus import session
+from torchbus.errors import UsageError
 
 from torchbus_testing.scripts import start
+from torchbus_trackers import MLflowLogger
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -111,3 +115,22 @@ def test_without_a_server_the_run_is_in_a_local_store(log, read, values):
     assert "mlflow did not start, it continues offline: no answer within 3 s" in told.result.stderr
     (run,) = read(READ, "sqlite:///mlflow-offline.db")
     assert series(run, "rank0") == values and told["id"] == run["id"]
+
+
+def test_a_rejected_uri_stops_before_training():
+    logger = MLflowLogger(tracking_uri="nonsense://host")
+    with (
+        pytest.raises(UsageError, match="tracking_uri='nonsense://host' is rejected"),
+        session(logger=logger),
+    ):
+        raise AssertionError("it trains")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_runs_of_one_seed_have_separate_names(tmp_path):
+    names = []
+    for _ in range(2):
+        logger = MLflowLogger(tracking_uri=f"sqlite:///{tmp_path}/store.db")
+        with session(logger=logger, seed=0):
+            names.append(logger.experiment.info.run_name)
+    assert len({*names}) == 2 and all(re.match(r"\d{8}-\d{6}-", name) for name in names)

@@ -30,6 +30,11 @@ def test_it_is_explained_and_ends_before_it_trains(tmp_path: Path) -> None:
     assert "by hand     nothing" in result.stdout
 
 
+def test_two_ranks_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    assert "2, this is rank 0 on cpu" in explain(tmp_path, LOOP).stdout
+    assert "3, this is rank 0 on cpu" in explain(tmp_path, LOOP, "-o", "devices=3").stdout
+
+
 def test_a_script_with_a_session_is_explained_in_that_one(tmp_path: Path) -> None:
     body = LOOP.split("\n\n", 1)[1].replace("\n", "\n    ")
     own = "from torchbus import session\n\nwith session(strategy=None, timeout_s=7):\n    "

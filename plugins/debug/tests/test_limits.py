@@ -182,11 +182,53 @@ def test_a_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         s.save(tmp_path / "own")
         s.save_and_leave()
         assert "a try" in s.explain()
-    assert not saved.exists() and not logs.exists() and (tmp_path / "own").is_dir()
+    assert not list(tmp_path.iterdir())
     said = capsys.readouterr().err
     assert "the loop ran to its end, with 2 real optimizer steps" in said
     assert "training: the loader over TensorDataset, passes: 1, batches on rank 0: 2" in said
     assert "evaluation: the loader over TensorDataset, passes: 1, batches on rank 0: 2" in said
+
+
+FILES = """
+import os, sys, torch
+from torchbus import session
+from torch.utils.data import DataLoader, TensorDataset
+os.chdir(sys.argv[1])
+torch.save("real", "best.pt")
+def train(s):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in s.epochs(1):
+        for (x,) in DataLoader(TensorDataset(torch.ones(8, 1))):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    return model
+for ranks in (1, 2):
+    with session(strategy="ddp", devices=ranks, launch="fork", fast_dev_run=1, checkpoint="runs") as s:
+        assert torch.load("best.pt") == "real"
+        model = train(s)
+        if s.rank == 0:
+            torch.save("try", "best.pt")
+        s.barrier()
+        assert torch.load("best.pt") == "try"
+        torch.save(model.state_dict(), "all.pt")
+        torch.load("all.pt")
+        s.save("runs/own")
+        weights = model.weight.detach().clone()
+        torch.nn.init.zeros_(model.weight)
+        s.load("runs/own")
+        assert torch.equal(model.weight, weights)
+    assert torch.load("best.pt") == "real"
+print(sorted(os.listdir()), os.listdir("runs"))
+"""
+
+
+def test_a_try_leaves_the_files_of_real_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "step00000001").mkdir(parents=True)
+    result = fork_script(FILES, str(tmp_path))
+    assert result.ok(), result
+    assert result.stdout.strip() == "['best.pt', 'runs'] ['step00000001']"
 
 
 def test_an_error_in_a_try_has_no_summary(capsys: pytest.CaptureFixture[str]) -> None:

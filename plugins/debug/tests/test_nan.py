@@ -183,6 +183,65 @@ def test_the_rank_that_is_concerned_is_named_by_all(strategy: str) -> None:
     assert [path.name for path in Path("torchbus-nan").iterdir()] == ["step2-rank2.pt"]
 
 
+TOGETHER = """
+import json, os, re, sys, torch
+from torchbus import session
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus_debug import NonFinite
+os.chdir(sys.argv[1])
+class Log(torch.nn.Module):
+    def forward(self, x):
+        return x.log()
+class Root(torch.nn.Module):
+    def forward(self, x):
+        return (x * x).sum(1, keepdim=True).sqrt().expand(-1, 4)
+def run(strategy, devices, part, options):
+    x = torch.ones(24, 4)
+    x[11] = 0
+    with session(strategy=strategy, devices=devices, launch="fork", stop_on_nan=True, **options):
+        layers = torch.nn.Linear(4, 4, bias=False), part(), torch.nn.Linear(4, 1)
+        model = torch.nn.Sequential(*layers)
+        for parameter in model.parameters():
+            torch.nn.init.ones_(parameter)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        for (a,) in DataLoader(TensorDataset(x), batch_size=4):
+            optimizer.zero_grad()
+            model(a).mean().backward()
+            optimizer.step()
+seen = []
+for strategy, devices, options in json.loads(sys.argv[2]):
+    for part in (Log, Root):
+        try:
+            run(strategy, devices, part, options)
+        except Exception as error:
+            seen.append((strategy, devices, str(error)))
+print(json.dumps(seen))
+"""
+
+
+def test_layers_of_models_that_ranks_call_together() -> None:
+    cases = [
+        ("fsdp", 3, {}, 2, 2, 1),
+        ("tp", 2, {"plan": {"0": "colwise", "2": "rowwise"}}, 0, 0, 3),
+        ("pipeline", 2, {"microbatches": 2}, 1, 0, 3),
+        ("dp", 2, {}, 1, 1, 3),
+    ]
+    result = fork_script(TOGETHER, os.getcwd(), json.dumps([one[:3] for one in cases]))
+    assert result.ok(), result
+    found = json.loads(result.stdout)
+    expected = [
+        f"on rank {rank}, in batch {batch} of the loader over TensorDataset. The first that is not"
+        f" finite: the {layer}. The batch"
+        for *_, in_log, in_root, batch in cases
+        for rank, layer in ((in_log, "output of 1 (Log)"), (in_root, GRADIENT))
+    ]
+    assert [words in one[2] for words, one in zip(expected, found, strict=True)] == [True] * 8, (
+        found
+    )
+
+
+GRADIENT = "gradient of the output of 0 (Linear)"
+
 CHECKS = """
 import json, torch
 from torchbus import session

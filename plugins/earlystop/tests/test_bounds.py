@@ -85,6 +85,66 @@ def test_max_time_ends_all_ranks_after_the_same_step() -> None:
     assert found[2][0] == [4] * 5 and not found[2][4]
 
 
+def test_a_run_goes_on_after_max_time_as_one_run(tmp_path: Path) -> None:
+    """Wherever the clock cuts it."""
+    there = {"checkpoint": str(tmp_path / "cut"), "every_n_steps": 7}
+    whole, cut, again, rest = run(
+        (2, "epochs", 0, {"max_steps": -1, "max_time": 9999}),
+        (2, "epochs", 0.05, {"max_time": 0.1, **there}),
+        (2, "epochs", 0.05, {"max_time": 0.1, **there}),
+        (2, "epochs", 0, {"max_time": "10:00:00", **there}),
+    )
+    assert sum(cut[0]) + sum(again[0]) < 20, "the clock has cut both"
+    assert rest[2] == whole[2] and rest[4] is False
+
+
+EPOCHS = """
+import json, sys, torch
+from torchbus import session
+from torch.utils.data import DataLoader, TensorDataset
+def run(kind, leaves, **options):
+    with session(strategy="ddp", devices=2, launch="fork", **options) as s:
+        torch.manual_seed(0)
+        x = torch.randn(16, 3)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        loader = DataLoader(TensorDataset(x), batch_size=2)
+        def batches():
+            if kind == "steps":
+                yield s.shard(torch.randn(4, 3))
+            else:
+                for batch, in loader:
+                    yield batch
+        for epoch in s.epochs(6):
+            for batch in batches():
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+                if leaves and s.should_stop:
+                    break
+        return model.weight.flatten().tolist()
+def refused(*case, **options):
+    try:
+        return run(*case, **options)
+    except Exception as error:
+        return str(error)
+there, left = {"checkpoint": sys.argv[1] + "/a"}, {"checkpoint": sys.argv[1] + "/b"}
+print(json.dumps([
+    run("steps", False), run("steps", False, max_steps=4, **there), run("steps", False, **there),
+    run("passes", True, max_steps=6, **left), refused("passes", False, **left),
+]))
+"""
+
+
+def test_a_cut_between_epochs_and_a_cut_that_a_break_follows(tmp_path: Path) -> None:
+    result = fork_script(EPOCHS, str(tmp_path))
+    assert result.ok(), result
+    whole, cut, more, _, refused = json.loads(result.stdout)
+    assert more == whole != cut
+    assert "a `break` had left the pass, so nothing shows where a run goes on" in refused
+    assert "leave the `break` out, as the pass ends by itself" in result.stderr
+
+
 def test_other_optimizers_finish_the_last_step() -> None:
     before = torch_state()
     one, two = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
@@ -190,3 +250,48 @@ def test_a_name_that_may_be_missing() -> None:
         train(s, 3, evaluate)
     with session(early_stop="x", early_stop_strict=False) as s:
         assert train(s, 3, evaluate) == [False] * 3
+
+
+RANKS = """
+import json, sys, torch
+from torchbus import session
+from torch.utils.data import DataLoader, TensorDataset
+def run(ranks, when, value, **options):
+    # each rank logs its own value: the mean over ranks decides
+    with session(strategy="ddp", devices=ranks, launch="fork", early_stop="x", **options) as s:
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(torch.ones(4 * ranks, 1)), batch_size=1)
+        net = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        count, off = 0, s.rank - (ranks - 1) / 2
+        for epoch in s.epochs(6):
+            for batch, in loader:
+                net(batch).mean().backward()
+                optimizer.step()
+                count += 1
+                if when == "step":
+                    s.log("x", value * count + off)
+            if when == "epoch":
+                s.log("x", value * (epoch + 1) + off)
+        every = s.all_gather_object((count, s.should_stop))
+        assert every == [(count, s.should_stop)] * ranks, every
+        return every[0]
+print(json.dumps([run(ranks, *case, **options)
+      for *case, options in json.loads(sys.argv[1]) for ranks in (1, 2, 3)]))
+"""
+
+
+def test_ranks_judge_as_one_process() -> None:
+    cases: list[Any] = [
+        ("epoch", -1.0, {"stopping_threshold": -2.5}),  # -3 in the third epoch
+        ("epoch", 1.0, {"divergence_threshold": 1.5, "patience": 9}),
+        ("step", 1.0, {"check_on_train_epoch_end": True, "patience": 2}),
+        ("never", 1.0, {"early_stop_strict": False}),
+    ]
+    result = fork_script(RANKS, json.dumps(cases))
+    assert result.ok(), result
+    found = json.loads(result.stdout)
+    groups = [found[start : start + 3] for start in range(0, len(found), 3)]
+    assert all(one == group[0] for group in groups for one in group), groups
+    assert [group[0] for group in groups][::3] == [[12, True], [24, False]]
+    assert groups[1][0] == [8, True] and groups[2][0][1]

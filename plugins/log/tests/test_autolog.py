@@ -161,3 +161,18 @@ def test_the_loss_of_a_loop_with_its_own_scaler():
         scaler.scale(loss / 2).backward()
         scaler.step(optimizer)
     assert hears.of("loss") == [(1, pytest.approx(loss.item()))]
+
+
+def test_a_rate_is_that_of_the_step():
+    """Not the one that a warm-up shows between the steps, nor the scheduler's next one."""
+    hears = RecordingLogger()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    with session(strategy=None, logger=hears, log_every_n_steps=1, warmup_steps=4):
+        for (x,) in DataLoader(TensorDataset(torch.ones(6, 1))):
+            model(x).mean().backward()
+            optimizer.step()
+            assert optimizer.param_groups[0]["lr"] in (1.0, 0.5)
+            schedule.step()
+    assert hears.of("lr") == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 0.5), (5, 0.5), (6, 0.5)]

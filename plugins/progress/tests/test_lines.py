@@ -41,7 +41,7 @@ with session(Progress(every_s=0.3), strategy="ddp", devices={ranks}):
     # the first may come before any loss
     moment = rf"\d+/{batches}, \d+ %(, .* (it/s|s/it))?(, 0:\d\d left)?(, loss 1.000)?"
     assert lines and all(
-        re.match(rf"epoch 1: ({moment}|{batches} batches, .*)$", line) for line in lines
+        re.match(rf"epoch 0: ({moment}|{batches} batches, .*)$", line) for line in lines
     )
     assert re.match(rf"1 epoch: {batches} steps, .*, loss 1.000, in 0:\d\d$", last)
 
@@ -76,9 +76,9 @@ with session(Progress(every_s=1e-9)):
         re.sub(r", .*, loss|, in .*", lambda found: "" if "in" in found[0] else ": loss", line)
         for line in ends
     ] == [
+        "epoch 0: 4 batches: loss 7.500",
         "epoch 1: 4 batches: loss 7.500",
-        "epoch 2: 4 batches: loss 7.500",
-        "epoch 3: 4 batches: loss 30.00",
+        "epoch 2: 4 batches: loss 30.00",
         "3 epochs: 12 steps: loss 30.00",
     ]
 

@@ -36,7 +36,7 @@ with session(progress=True):
 """
     )
     assert shown.status == 0
-    for label in ("epoch 1", "epoch 2", "eval"):
+    for label in ("epoch 0", "epoch 1", "eval"):
         bars = [bar for bar in shown.bars if bar.startswith(label)]
         assert bars and all(
             re.match(
@@ -104,8 +104,8 @@ with session(progress=True):
         re.match(r"100%\|█+\| 40/40 \[00:0\d<00:00, .*it/s\]$", shown.lines[0])
         and len(shown.lines) == 2
     )
-    assert not any(bar.startswith("epoch 1") for bar in shown.bars) and any(
-        bar.startswith("epoch 2") for bar in shown.bars
+    assert not any(bar.startswith("epoch 0") for bar in shown.bars) and any(
+        bar.startswith("epoch 1") for bar in shown.bars
     )
 
 
@@ -118,7 +118,7 @@ with session(progress=True):
 """,
         24,
     )
-    assert shown.status == 0 and any(re.match(r"epoch 1  .*\d/40", line) for line in shown.seen)
+    assert shown.status == 0 and any(re.match(r"epoch 0  .*\d/40", line) for line in shown.seen)
     assert all(len(line) < 24 for line in shown.seen)
 
 

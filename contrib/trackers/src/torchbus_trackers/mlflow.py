@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchbus.plugin import Context, expect
+from torchbus.plugin import Context, UsageError, expect
 
-from torchbus_log.trackers.tracker import NullObject
+from torchbus_log.trackers.tracker import NullObject, new_run_name
 from torchbus_log.trackers.values import Image
 from torchbus_trackers.flat import flat
 from torchbus_trackers.one_run import RunOfProject
@@ -61,10 +61,7 @@ class MLflowLogger(RunOfProject):
         return not self._offline and not (self._uri or get_tracking_uri()).startswith(local)
 
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
-        from mlflow import MlflowClient
-
-        separate = offline or self._offline
-        client = MlflowClient(OFFLINE_STORE if separate else self._uri)
+        client = self._client(OFFLINE_STORE if offline or self._offline else self._uri)
         run = self._new(client) if self._resume is None or offline else self._old(client)
         for name, value in flat(config).items():
             client.set_tag(run.info.run_id, _name(f"torchbus.{name}"), str(value)[:LONGEST_TEXT])
@@ -105,12 +102,24 @@ class MLflowLogger(RunOfProject):
     def close_run(self, run: Run, failed: bool) -> None:
         self.client.set_terminated(run.info.run_id, "FAILED" if failed else "FINISHED")
 
+    def _client(self, uri: str | None) -> MlflowClient:
+        """Return the client. Raises UsageError for a URI that MLflow rejects without a look."""
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return MlflowClient(uri)
+        except MlflowException as error:
+            shown = "MLFLOW_TRACKING_URI" if uri is None else f"tracking_uri={uri!r}"
+            raise UsageError(f"mlflow: {shown} is rejected: {error}") from None
+
     def _new(self, client: MlflowClient) -> Run:
         number = "0"
         if self._project is not None:
             found = client.get_experiment_by_name(self._project)
             number = found.experiment_id if found else client.create_experiment(self._project)
-        return client.create_run(number, **{"run_name": self._name, **self._options})
+        name = self._name or new_run_name()  # MLflow's would be the same for the same seed
+        return client.create_run(number, **{"run_name": name, **self._options})
 
     def _old(self, client: MlflowClient) -> Run:
         client.update_run(str(self._resume), status="RUNNING")

@@ -20,6 +20,12 @@ from torchbus_checkpoint.remote.mirror import Mirror
 from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.state.snapshot import Snapshot
 
+LEFT = (
+    "max_steps or max_time has ended the loop, which then left its pass by `break`. The last"
+    " checkpoint has the weights, but no run can go on from it: leave the `break` out, as the pass"
+    " ends by itself"
+)
+
 
 class AutomaticSaves:
     """Writes the automatic checkpoints. ``mirror``: uploads them to a store, or None."""
@@ -50,6 +56,8 @@ class AutomaticSaves:
         if not self._steps.since_save and not requests.leave:
             return
         self._finder.look_once()
+        if self._position.was_left:
+            return
         due = (
             self._when.is_due(self._steps.count, self._steps.epochs)
             or requests.save
@@ -64,13 +72,17 @@ class AutomaticSaves:
     def at_end(self) -> None:
         """Save the ended loop, unless the last checkpoint already contains its end.
 
-        A loop that was cut short has no end.
+        A loop that was cut short has no end. If it has left its pass, nothing shows where it was.
         """
-        is_over = not (self._snapshot.end_is_saved or self._session.bus.hook.cut_short())
+        is_cut = bool(self._session.bus.hook.cut_short())
+        is_over = not (self._snapshot.end_is_saved or is_cut)
         is_new = self._steps.since_save or is_over
         if self._position.trains and is_new:
             self._snapshot.loop_has_ended = True
+            self._snapshot.loop_was_left = is_cut
             self._save()
+            if is_cut and self._session.is_main:
+                warn(LEFT)
 
     def load_best(self) -> None:
         """Load the weights of the best checkpoint into the models, if an option asks for it."""

@@ -20,6 +20,7 @@ from torchbus_checkpoint.loop.steps import Epochs, Steps
 from torchbus_checkpoint.replay.course import explain_failure
 from torchbus_checkpoint.resume import Resume
 from torchbus_checkpoint.state.snapshot import Snapshot
+from torchbus_checkpoint.tried import Places
 
 Thing = TypeVar("Thing")
 
@@ -116,6 +117,7 @@ class Checkpoint:
     @hookimpl
     def session_start(self, session: Context) -> None:
         self._session = session
+        self._places = Places(session)
         self._position = Position(session)
         self._finder = Finder(session)
         self._steps = Steps(session.steps.follow(), self._boundary)
@@ -216,7 +218,7 @@ class Checkpoint:
         loaders.refuse_hidden_batches(self._session)
         options.refuse_url(path, f"s.save({str(path)!r})")
         self._position.gaps.saves += 1
-        self._snapshot.write(Path(path).absolute())
+        self._snapshot.write(self._places.to_write(path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint that ``save`` wrote. All ranks call it.
@@ -226,7 +228,7 @@ class Checkpoint:
         """
         options.refuse_url(path, f"s.load({str(path)!r})")
         self._resume.refuse_while_pending(path)
-        self._resume.load(Path(path).absolute(), self._steps.count)
+        self._resume.load(self._places.to_read(path), self._steps.count)
 
     def save_and_leave(self) -> None:
         """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.

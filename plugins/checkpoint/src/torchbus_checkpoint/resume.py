@@ -90,6 +90,12 @@ class Resume:
     def begin(self, found: Path) -> Replay:
         """Begin a replay that ends where this checkpoint was written."""
         mine, alike, scale = self._snapshot.local_of(found)
+        if mine["position"].get("left"):
+            raise UsageError(
+                f"{found} was written after max_steps or max_time had ended the loop, and a"
+                " `break` had left the pass, so nothing shows where a run goes on. Leave the"
+                " `break` out and resume=... from the checkpoint before it, or use another folder"
+            )
 
         def put_back() -> None:
             self._snapshot.put_back(found, mine)

@@ -192,13 +192,14 @@ def _marked(listener: object) -> list[str]:
     return [given.get("specname") or name for name, given in options.items() if given is not None]
 
 
-DESCRIPTION = """List the installed plugins: their packages, what they add to
-session(...), and the events they listen to.
+DESCRIPTION = """List the installed plugins: their packages, and what they add to
+session(...). With --events, list the events they listen to.
 
 A session uses a plugin that it names, or whose strategy, logger or option it names. A plugin that
 is only installed costs nothing.
 """
 EXAMPLES = """  torchbus plugins
+  torchbus plugins --events                   who listens to what?
   torchbus plugins --check                    which versions don't fit each other?
   torchbus plugins --json | python -m json.tool
   pip install torchbus-ddp                    adds a plugin
@@ -206,10 +207,13 @@ EXAMPLES = """  torchbus plugins
 
 
 def main(argv: list[str]) -> int:
-    """List the installed plugins, their options and the events they listen to."""
+    """List the installed plugins, and their options or the events they listen to."""
     parser = Parser("plugins", DESCRIPTION, EXAMPLES)
     parser.add_argument(
         "--json", action="store_true", help="print a JSON list of objects instead of a table"
+    )
+    parser.add_argument(
+        "--events", action="store_true", help="print events instead of options and methods"
     )
     parser.add_argument(
         "--check",
@@ -220,7 +224,11 @@ def main(argv: list[str]) -> int:
     found = installed_plugins()
     if given.check:
         return _check(found, given.json)
-    print(json.dumps([asdict(one) for one in found], indent=2) if given.json else _text(found))
+    print(
+        json.dumps([asdict(one) for one in found], indent=2)
+        if given.json
+        else _text(found, given.events)
+    )
     return 0
 
 
@@ -235,14 +243,22 @@ def _check(found: list[InstalledPlugin], as_json: bool) -> int:
     return int(bool(wrong))
 
 
-def _text(found: list[InstalledPlugin]) -> str:
+def _text(found: list[InstalledPlugin], with_events: bool) -> str:
     if not found:
         known = discovery.distributions("plugin").values()
         return f"no plugin is installed; pip install {' or '.join(known)}"
-    return table([("NAME", "PACKAGE", "PROVIDES", "LISTENS TO"), *map(_row, found)])
+    shown = _listens if with_events else _provides
+    rows = [
+        (one.name, f"{one.distribution} {one.version}", one.error or shown(one)) for one in found
+    ]
+    return table([("NAME", "PACKAGE", "LISTENS TO" if with_events else "PROVIDES"), *rows])
 
 
-def _row(plugin: InstalledPlugin) -> tuple[str, str, str, str]:
+def _listens(plugin: InstalledPlugin) -> str:
+    return ", ".join(plugin.events)
+
+
+def _provides(plugin: InstalledPlugin) -> str:
     provides = [
         f"{kind}: {', '.join(names)}"
         for kind, names in (
@@ -253,9 +269,4 @@ def _row(plugin: InstalledPlugin) -> tuple[str, str, str, str]:
         )
         if names
     ]
-    return (
-        plugin.name,
-        f"{plugin.distribution} {plugin.version}",
-        "; ".join(provides),
-        plugin.error or ", ".join(plugin.events),
-    )
+    return "; ".join(provides)

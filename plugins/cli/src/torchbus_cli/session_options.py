@@ -21,6 +21,8 @@ from torchbus.session import Session
 from torchbus_cli import programs as program
 from torchbus_cli.parser import Parser, complain
 from torchbus_cli.programs import Program
+from torchbus_device import accelerators
+from torchbus_launch.places import world_size_seen
 
 USAGE = """torchbus run [OPTION]... SCRIPT [ARG]...
        torchbus run [OPTION]... -m MODULE [ARG]..."""
@@ -136,12 +138,18 @@ def _toml() -> Any:
         ) from None
 
 
-def program_and_session(parser: Parser, argv: list[str]) -> tuple[Program, Session]:
+def program_and_session(
+    parser: Parser, argv: list[str], ranks_on_cpu: int | None = None
+) -> tuple[Program, Session]:
     """Return the script that a command names, and the session that it wants around it.
 
-    ``parser`` comes from ``session_parser``. Raises TorchbusError, and SyntaxError of the script.
+    ``parser`` comes from ``session_parser``. ``ranks_on_cpu``: the number of ranks on a machine
+    without an accelerator, if nothing else says it. Raises TorchbusError, and SyntaxError of the
+    script.
     """
     given = vars(parser.parse(argv))
+    if ranks_on_cpu is not None and _leaves_ranks_open({**given, **dict(given.get("options", []))}):
+        given["devices"] = ranks_on_cpu
     script = given.pop("program")
     if script[:1] == ["--"]:
         del script[0]
@@ -149,6 +157,15 @@ def program_and_session(parser: Parser, argv: list[str]) -> tuple[Program, Sessi
         parser.error(f"which script? write {parser.prog} [OPTION]... SCRIPT [ARG]...")
     found = find(*script, by_module=given.pop("module"))
     return found, session_of(given)
+
+
+def _leaves_ranks_open(given: Mapping[str, object]) -> bool:
+    return (
+        not {"devices", "accelerator", "config"} & given.keys()
+        and given.get("strategy", "auto") is not None
+        and accelerators.current() is None
+        and world_size_seen() == 1
+    )
 
 
 def find(name: str, *args: str, by_module: bool) -> Program:

@@ -152,7 +152,7 @@ def _heard(call: Call, ran: Callable[[str, object], None]) -> Iterator[None]:
     """Call ``ran(name, output)`` after each layer of the model."""
     model = call.model()
     handles = [
-        part.register_forward_hook(_hook(f"{name or 'the model'} ({type(part).__name__})", ran))
+        part.register_forward_hook(hook_of(name, part, ran))
         for name, part in (() if model is None else model.named_modules())
     ]
     try:
@@ -162,9 +162,12 @@ def _heard(call: Call, ran: Callable[[str, object], None]) -> Iterator[None]:
             handle.remove()
 
 
-def _hook(name: str, ran: Callable[[str, object], None]) -> Callable[..., None]:
+def hook_of(name: str, part: Module, ran: Callable[[str, object], None]) -> Callable[..., None]:
+    """Return a forward hook that calls ``ran(name, output)``, with the name in words."""
+    words = f"{name or 'the model'} ({type(part).__name__})"
+
     def hook(module: Module, inputs: object, output: object) -> None:
-        ran(name, output)
+        ran(words, output)
 
     return hook
 
@@ -177,6 +180,12 @@ def tensors_in(thing: object) -> list[Tensor]:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite."""
-    values = tensor.detach()
+    values = local(tensor.detach())
     values = values.coalesce().values() if values.is_sparse else values
     return bool(torch.isfinite(values).all())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

@@ -7,6 +7,7 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl
 from torchbus_debug.passes import Limit, LimitedPasses
 from torchbus_debug.same import SameSamples
 from torchbus_debug.summary import Summary
+from torchbus_debug.tried import TriedFiles
 
 
 class Limits:
@@ -15,7 +16,8 @@ class Limits:
     Args:
         fast_dev_run: True, or a number N: every pass has one batch, or N. ``s.epochs`` ends after
             one epoch, and a summary says what ran. No checkpoint is written or read, and no logger
-            starts. It wins over the options below.
+            starts. What ``s.save`` and ``torch.save`` write can be loaded in the block, and is gone
+            after it. It wins over the options below.
         limit_train_batches: how many batches a pass that trains has at most: an int, or a float for
             a part of them.
         limit_eval_batches: the same for a pass that evaluates.
@@ -53,6 +55,8 @@ class Limits:
         if self._train or self._evaluate:
             passes = LimitedPasses(session, self._train, self._evaluate)
             session.bus.register(passes, "debug.passes")
+        if self.dry_run:
+            session.bus.register(TriedFiles(session), "debug.files")
         if self.dry_run and session.is_main:
             session.bus.register(Summary(session.steps.follow(), passes), "debug.summary")
 

@@ -23,7 +23,9 @@ from torchbus.plugin import (
     hookimpl,
 )
 
-from torchbus_debug.calls import Call, Calls, is_finite
+from torchbus_debug.calls import Call, Calls, is_finite, local
+from torchbus_debug.layers import Layers
+from torchbus_strategy.collectives import extremes
 from torchbus_strategy.loss.held import unscaled
 
 FOLDER = "torchbus-nan"
@@ -74,6 +76,8 @@ class Watch:
         session.batches.follow()
         self._calls = Calls()
         session.on_close.callback(self._calls.close)
+        self._layers = Layers()
+        session.on_close.callback(self._layers.close)
         self._given: weakref.WeakKeyDictionary[Origin, deque[tuple[int, object]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -85,6 +89,8 @@ class Watch:
         if optimizer is not None and self._session.captures(optimizer):
             for model in objects.models_of(parameters):
                 self._calls.add(model)
+                if not calls_models_alone(self._session):
+                    self._layers.add(model)
 
     @hookimpl(trylast=True)
     def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
@@ -109,38 +115,72 @@ class Watch:
 
     @hookimpl(tryfirst=True)
     def gradients_ready(self, optimizer: Optimizer) -> None:
-        if getattr(optimizer, "found_inf", None) is None and not have_finite_gradients(optimizer):
+        if getattr(optimizer, "found_inf", None) is None and not self._are_finite(optimizer):
             self._stop("a gradient is not finite", None)
+
+    def _are_finite(self, optimizer: Optimizer) -> bool:
+        """Whether the gradients are finite, with those parts that only other ranks have."""
+        finite = have_finite_gradients(optimizer)
+        if calls_models_alone(self._session):
+            return finite
+        return bool(extremes([float(finite)], self._session.world_size)[0][0])
 
     @hookimpl
     def after_optimizer_step(self) -> None:
         self._calls.made.clear()
+        self._layers.clear()
 
     # The end -------------------------------------------------------------------------------------
 
     def _stop(self, what: str, own: Tensor | None) -> None:
         """End the job. ``own``: whether this rank's own loss is finite; None: there is none."""
-        call, where = self._look(in_backward=own is None) or (None, "")
+        call, where = self._look(in_backward=own is None)
         concerned = bool(where) or (own is not None and not own)
-        text = self._report(what, call, where) if concerned else self._others(what)
+        found = self._session.rank if concerned else None
+        if self._session.world_size > 1:
+            found = self._first_rank(concerned, located=bool(where))
+        text = (
+            self._report(what, call, where)
+            if found == self._session.rank
+            else self._reported(what, found)
+        )
         error = NonFinite(f"stop_on_nan: {text}")
         self._session.stop_for(error)
         raise error
 
-    def _look(self, *, in_backward: bool) -> tuple[Call, str] | None:
-        """Look at the calls again."""
+    def _look(self, *, in_backward: bool) -> tuple[Call | None, str]:
+        """Return the call that went wrong, and in words its first part that is not finite."""
+        alone = calls_models_alone(self._session)
         try:
-            return self._calls.look(
-                in_backward=in_backward, repeat=calls_models_alone(self._session)
-            )
+            call, where = self._calls.look(in_backward=in_backward, repeat=alone) or (None, "")
+            return call, where or self._layers.first(in_backward=in_backward)
         except Exception:  # it is only a help: the error is that of the loss or the gradient
-            return None
+            return None, ""
+
+    def _first_rank(self, concerned: bool, *, located: bool) -> int | None:
+        """Return the first rank that knows the place, or else whose loss is not finite."""
+        store, size = self._session.world.shared, self._session.world_size
+        store.set(f"{FOUND}/{self._session.rank}", str(concerned + 2 * located))
+        words = self._wait_for([f"{FOUND}/{rank}" for rank in range(size)])
+        if words is None:  # the others have not stopped
+            return self._session.rank if concerned else None
+        ranked = [(-int(word), rank) for rank, word in enumerate(words) if int(word)]
+        return min(ranked)[1] if ranked else None
+
+    def _wait_for(self, keys: list[str]) -> list[bytes] | None:
+        """Return what ranks have written, or None after a while."""
+        job, found = self._session.job, list[bytes]()
+
+        def are_there(store: SharedStore) -> bool:
+            found[:] = store.read_all(keys) or ()
+            return bool(found)
+
+        assert job is not None
+        return found if job.wait_until(are_there, OTHERS_S) else None
 
     def _report(self, what: str, call: Call | None, where: str) -> str:
         batches = self._current_batches() if call is None or call.batches is None else call.batches
         names = " and ".join(name for name, _ in batches) or "batches that the script makes"
-        if not where and not calls_models_alone(self._session):
-            where = "unknown, as the ranks of this strategy call a model together"
         first = where or "the loss: all layers have finite outputs"
         text = (
             f"{what} in step {self._steps.count + 1}, on rank {self._session.rank}, in {names}. The"
@@ -150,16 +190,11 @@ class Watch:
             self._session.world.shared.set(FOUND, text)
         return text
 
-    def _others(self, what: str) -> str:
+    def _reported(self, what: str, rank: int | None) -> str:
         """Return what another rank reports."""
-        job, found = self._session.job, list[bytes]()
-
-        def is_there(store: SharedStore) -> bool:
-            found[:] = store.read_all([FOUND]) or ()
-            return bool(found)
-
-        if job is not None and job.wait_until(is_there, OTHERS_S):
-            return found[0].decode()
+        words = None if rank is None else self._wait_for([FOUND])
+        if words is not None:
+            return words[0].decode()
         names = " and ".join(name for name, _ in self._current_batches())
         return (
             f"{what} in step {self._steps.count + 1}, in {names or 'batches of the script'}. No"
@@ -208,7 +243,7 @@ def have_finite_gradients(optimizer: Optimizer) -> bool:
         for parameter in group["params"]
         if parameter.grad is not None
     ]
-    parts = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
+    parts = [local(one) for one in gradients]
     dense = [one for one in parts if not one.is_sparse and one.numel()]
     sparse = [one for one in parts if one.is_sparse]
     whole = not dense or is_finite(get_total_norm(dense, float("inf")))

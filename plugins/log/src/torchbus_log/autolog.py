@@ -37,6 +37,7 @@ class Autolog:
         self._losses: dict[str, tuple[int, Tensor]] = {}
         self._norm: tuple[int, Tensor] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._used: weakref.WeakKeyDictionary[Optimizer, list[object]] = weakref.WeakKeyDictionary()
         self._steps = 0
         self._since: tuple[float, int, float] | None = None
         self._paused = 0.0
@@ -60,6 +61,11 @@ class Autolog:
     def gradient_norm(self, norm: Tensor) -> None:
         if isinstance(norm, Tensor) and norm.numel() == 1:
             self._norm = (self._steps + 1, norm.detach())
+
+    @hookimpl(trylast=True)
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Note the rates of this step: a warm-up puts the script's back after it."""
+        self._used[optimizer] = [group.get("lr") for group in optimizer.param_groups]
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
         """An optimizer has made a step. ``steps`` is the number so far."""
@@ -98,10 +104,9 @@ class Autolog:
             return  # no step since the last log point
         for place, known in enumerate(self._optimizers):
             optimizer = known()
-            groups = optimizer.param_groups if optimizer is not None else []
-            for index, group in enumerate(groups):
-                label = _label("lr", place) + (f"/group{index}" if len(groups) > 1 else "")
-                rate = group.get("lr")
+            rates = self._used.get(optimizer, []) if optimizer is not None else []
+            for index, rate in enumerate(rates):
+                label = _label("lr", place) + (f"/group{index}" if len(rates) > 1 else "")
                 # an optimizer may have no rate, or find its own
                 if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):
                     yield label, self._steps, rate if isinstance(rate, Tensor) else float(rate)

@@ -76,7 +76,7 @@ class Passes:
     def opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         for one in [one for one in self._open if one.iterator() is None or one.loader() is loader]:
             self._close(one)  # the loop left it by break
-        self.current = Pass(loader, iterator, self.epochs + 1, bool(self._open))
+        self.current = Pass(loader, iterator, self.epochs, bool(self._open))
         self._open.append(self.current)
 
     def record(self, iterator: LoaderIterator) -> Pass | None:

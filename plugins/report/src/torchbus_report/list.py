@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
+import csv
+import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchbus.plugin import TorchbusError
 
 from torchbus_cli.parser import Parser, complain, table
-from torchbus_report.runs import reading, summary
-from torchbus_report.runs.summary import Run
+from torchbus_report.report import write
+from torchbus_report.runs import columns, reading, summary
+from torchbus_report.runs.columns import Cell
+from torchbus_report.runs.summary import Run, Summary
 
-DESCRIPTION = """List the runs that session(logger="local") has written, oldest first."""
+DESCRIPTION = """List the runs that session(logger="local") has written, oldest first.
+
+A NAME is a column (run, name, started, ranks, device, strategy, steps, epochs, time, loss,
+"best loss", samples/s, notes), a logged value (val/acc: the last one; min:val/acc and max:val/acc:
+its extremes), or a hyperparameter (lr, or hyperparams.lr where a value is named lr).
+"""
 EXAMPLES = """  torchbus runs
   torchbus runs /data/torchbus-logs
+  torchbus runs --sort max:val/acc --reverse --where 'epochs>=10'
+  torchbus runs --columns run,val/acc,lr
+  torchbus runs --csv runs.csv
   torchbus runs --json | python -m json.tool
 """
-COLUMNS = ("run", "name", "ranks", "steps", "time", "loss", "notes")
 
 
 def main(argv: list[str]) -> int:
@@ -25,15 +38,18 @@ def main(argv: list[str]) -> int:
     given = _parser().parse(argv)
     try:
         found = [summary.of(_read(folder)) for folder in reading.all_runs(given.folder)]
+        chosen = _chosen(given, [(run, columns.cells(run)) for run in found])
+        if given.csv is not None:
+            _write_csv(given, [known for _, known in chosen])
     except TorchbusError as error:
         return complain("torchbus runs", error)
     if given.json:
-        print(json.dumps([one.plain() for one in found], indent=2))
-    elif found:
-        rows = [[one.cells()[column] for column in COLUMNS] for one in found]
-        _print(table([[column.upper() for column in COLUMNS], *rows]))
-    else:
-        print(f'no run in {given.folder}: session(logger="local") writes one')
+        print(json.dumps([run.plain() for run, _ in chosen], indent=2))
+    elif chosen and given.csv is None:
+        _print_table(given, chosen)
+    elif not chosen:
+        none = "no run with such values" if found else "no run"
+        print(f'{none} in {given.folder}: session(logger="local") writes one')
     return 0
 
 
@@ -46,10 +62,73 @@ def _parser() -> Parser:
         default=Path(reading.FOLDER),
         help=f"the folder with the runs (default: {reading.FOLDER})",
     )
+    parser.add_argument("--sort", metavar="NAME", help="smallest first; runs without it come last")
+    parser.add_argument("--reverse", action="store_true", help="largest, or newest, first")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help="only runs for which it holds: NAME, one of >= <= != = > <, and a value; repeatable",
+    )
+    parser.add_argument(
+        "--columns",
+        metavar="NAME,NAME",
+        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
+        help="the columns to show (default: facts, and the first values that the loop has logged)",
+    )
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="write a CSV file instead")
     parser.add_argument(
         "--json", action="store_true", help="print a JSON list of objects instead of a table"
     )
     return parser
+
+
+Known = tuple[Summary, dict[str, Cell]]
+
+
+def _chosen(given: argparse.Namespace, runs: Sequence[Known]) -> list[Known]:
+    """Return the runs that are asked for, in the order that is asked for."""
+    conditions = [columns.condition(text) for text in given.where]
+    named = [name for name, _ in conditions] + [*(given.columns or ())]
+    named += [given.sort] if given.sort else []
+    columns.refuse_unknown(named, [known for _, known in runs])
+    left = [one for one in runs if all(holds(one[1].get(name)) for name, holds in conditions)]
+    if not given.sort:
+        return left[::-1] if given.reverse else left
+    sortable = [one for one in left if columns.is_known(one[1].get(given.sort))]
+    others = [one for one in left if not columns.is_known(one[1].get(given.sort))]
+    sortable.sort(key=lambda one: columns.order(one[1].get(given.sort)), reverse=given.reverse)
+    return sortable + others
+
+
+def _print_table(given: argparse.Namespace, runs: Sequence[Known]) -> None:
+    names, left_out = columns.usual([run for run, _ in runs])
+    if given.columns:
+        names, left_out = given.columns, []
+    empty = Cell("", "")
+    rows = [[known.get(name, empty).text for name in names] for _, known in runs]
+    _print(table([[name.upper() for name in names], *rows]))
+    if left_out:
+        _print(f"also logged, see --columns: {', '.join(left_out)}")
+
+
+def _write_csv(given: argparse.Namespace, runs: Sequence[dict[str, Cell]]) -> None:
+    names = given.columns or columns.everything(runs)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([_inert(name) for name in names])
+    for known in runs:
+        rows.writerow([_inert(known[name].value) if name in known else "" for name in names])
+    write(given.csv, text.getvalue())
+    print(f"{given.csv}: {len(runs)} runs, {len(names)} columns")
+
+
+def _inert(value: float | str) -> float | str:
+    """Return what no spreadsheet takes for a formula, and whole numbers without a point."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return f"'{value}" if value.startswith(tuple("=+-@\t")) else value
 
 
 def _read(folder: Path) -> Run:

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     explainer = Explainer()
     parser = session_parser("explain", DESCRIPTION, EXAMPLES, usage=USAGE)
     try:
-        found, wanted = program_and_session(parser, argv)
+        found, wanted = program_and_session(parser, argv, ranks_on_cpu=2)
         if has_local_session(found):
             run_in_its_local(found, explainer)
         else:

@@ -30,6 +30,7 @@ from torchbus_checkpoint.state.plain import State, decode, encode
 class Position:
     """Follows the passes over loaders. ``trains``: the loop has made its first step.
 
+    ``was_left``: after it was cut short, the loop has left a pass by ``break``.
     ``expected``: the counters that the loop must have at its request for batch ``expected_after``.
     """
 
@@ -42,7 +43,7 @@ class Position:
         self.gaps = Gaps(session)
         self.open: list[OpenPass] = []
         self.variables = Variables()
-        self.trains = False
+        self.trains = self.was_left = False
         self.expected: Counters = {}
         self.expected_after = 0
         self.random = RandomNumbers(session)
@@ -140,6 +141,7 @@ class Position:
             if one.iterator is iterator and one.origin is not None and not one.origin.ended
         ]
         if left and self._session.is_inside:
+            self.was_left = self.was_left or bool(self._session.bus.hook.cut_short())
             self._over(left[0])
 
     def _over(self, one: OpenPass) -> None:

@@ -56,6 +56,8 @@ class Epochs:
                 yield epoch
                 epoch += 1
                 self._steps.epoch_ended()
+            if epoch < count and self._session.bus.hook.cut_short():
+                self._enter((number, epoch))  # where a run with a later bound goes on
         except GeneratorExit:  # the loop was left by break
             self._position.enter((number + 1, 0))
             raise

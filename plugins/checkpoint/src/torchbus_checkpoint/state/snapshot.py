@@ -44,6 +44,7 @@ class Snapshot:
         self.written: Callable[[], None] = lambda: None
         self.metric: float | None = None
         self.loop_has_ended = False
+        self.loop_was_left = False
         self.end_is_saved = False
 
     def register(self, name: str, thing: object) -> None:
@@ -62,7 +63,7 @@ class Snapshot:
     def write(self, final: Path) -> None:
         """Write a checkpoint. In the folder of the options, delete those that ``keep`` excludes."""
         contents = self._finder.find_at_end() if self.loop_has_ended else self._finder.find()
-        is_automatic = final.parent == self._options.folder
+        is_automatic = final.parent == self._options.folder and not self._session.dry_run
         self._writer.write(
             final, self._content(contents), self._prune if is_automatic else lambda: None
         )
@@ -117,6 +118,7 @@ class Snapshot:
             for name, plugin in self._stateful_plugins().items()
         }
         loop = {"loop_ends": self._epochs.state(), "ended": self.loop_has_ended}
+        loop |= {"left": True} if self.loop_was_left else {}
         return {
             "position": self._position.state() | loop,
             "plugins": plugins,

@@ -131,6 +131,7 @@ POSITION = {
     "random": random_state,
     "loop_ends": [[(type(None), int)]],
     "ended": bool,
+    "left?": bool,
 }
 WEIGHTS = {str: object}
 RANK = {

@@ -424,6 +424,8 @@ class Tracker(Client, Plugin):
         except Exception as error:
             self._attempt = self._worker = None
             worker.stop(0.0)
+            if isinstance(error, UsageError):  # no other start could succeed
+                raise
             goes_on = self.needs_network() and not offline
             self._not_started(error, "it continues offline" if goes_on else "nothing is sent to it")
             return False

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 
-from torchbus_report.runs.summary import Run
+from torchbus_report.runs.summary import Run, flat
 
 SHOWN_ELSEWHERE = ("name", "started")
 MOST_COLUMNS = 8
-
-
-def flat(value: object, name: str = "") -> dict[str, str]:
-    """Return nested settings by dotted names, each as text."""
-    if isinstance(value, dict) and value:
-        return {
-            key: text
-            for part, inner in value.items()
-            for key, text in flat(inner, f"{name}.{part}" if name else str(part)).items()
-        }
-    if name == "command" and isinstance(value, list):
-        return {name: " ".join(map(str, value))}
-    return {name: value if isinstance(value, str) else json.dumps(value)} if name else {}
 
 
 def compared(runs: list[Run]) -> dict[str, list[str]]:

@@ -1,4 +1,6 @@
-"""The table of runs: facts, results, and the hyperparameters in which they differ."""
+"""The table of runs: facts, results, the last values that the loops logged, and the
+hyperparameters in which they differ.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from torchbus_report.runs import summary
 from torchbus_report.runs.files import showable
 from torchbus_report.runs.summary import Run
 
+MOST_VALUES = 12
 COLUMNS = (
     "started",
     "time",
@@ -30,6 +33,13 @@ def table(runs: list[Run]) -> str:
         one.cells() | {"best loss": best_loss(run)} for run, one in zip(runs, found, strict=True)
     ]
     columns = [column for column in COLUMNS if any(one[column] for one in cells)]
+    logged = dict.fromkeys(name for one in found for name in one.own_values)
+    for name in [name for name in logged if name not in columns][:MOST_VALUES]:
+        columns.append(name)
+        cells = [
+            cell | {name: summary.short(one.values.get(name))}
+            for cell, one in zip(cells, found, strict=True)
+        ]
     for name, texts in configuration.compared(runs).items():
         columns.append(name)
         cells = [one | {name: text} for one, text in zip(cells, texts, strict=True)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torchbus_report.runs.files import showable
 from torchbus_report.runs.media import Media
 
+BY_ITSELF = r"(loss|lr|grad_norm|samples_per_s|step_time_s)(_[0-9]+)?(/|$)"
+"""Names of ``torchbus_log.autolog``."""
 MOST_RANKS, MOST_PROBLEMS, LONGEST_CELL = 10**7, 3, 200
 
 
@@ -17,7 +21,8 @@ class Summary:
     """A run in a few numbers.
 
     ``loss`` is the last one on rank 0, and ``best_loss`` the smallest one. ``duration_s`` ends with
-    the last line of any file.
+    the last line of any file. ``values`` are the last ones of all names on rank 0, and ``least``
+    and ``greatest`` their extremes. ``hyperparams`` are by dotted names, as texts.
     """
 
     run: str
@@ -32,14 +37,20 @@ class Summary:
     loss: float | None
     best_loss: float | None
     samples_per_s: float | None
+    values: dict[str, float]
+    least: dict[str, float]
+    greatest: dict[str, float]
+    hyperparams: dict[str, str]
     notes: list[str]
+
+    @property
+    def own_values(self) -> list[str]:
+        """The names that the loop has logged itself."""
+        return [name for name in self.values if not re.match(BY_ITSELF, name)]
 
     def plain(self) -> dict[str, object]:
         """Return it for JSON, which has no NaN."""
-        return {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
-        }
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     def cells(self) -> dict[str, str]:
         return {
@@ -59,8 +70,15 @@ class Summary:
         }
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def of(run: Run) -> Summary:
     points = run.metrics[min(run.metrics)].points if run.metrics else []
+    values, least, greatest = extremes(points)
     losses = [point.values["loss"] for point in points if "loss" in point.values]
     speeds = sorted(
         point.values["samples_per_s"]
@@ -83,6 +101,10 @@ def of(run: Run) -> Summary:
         loss=losses[-1] if losses else None,
         best_loss=min((loss for loss in losses if math.isfinite(loss)), default=None),
         samples_per_s=speeds[len(speeds) // 2] if speeds else None,
+        values=values,
+        least=least,
+        greatest=greatest,
+        hyperparams=flat(run.config.get("hyperparams")),
         notes=notes(run),
     )
 
@@ -101,6 +123,33 @@ def notes(run: Run) -> list[str]:
     return found + (
         [f"{damaged} damaged line{'s' if damaged > 1 else ''} left out"] if damaged else []
     )
+
+
+def extremes(points: list[Point]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return the last, the least and the greatest value of each name. NaN is no extreme."""
+    last: dict[str, float] = {}
+    least: dict[str, float] = {}
+    greatest: dict[str, float] = {}
+    for point in points:
+        last.update(point.values)
+        for name, value in point.values.items():
+            if not math.isnan(value):
+                least[name] = min(value, least.get(name, value))
+                greatest[name] = max(value, greatest.get(name, value))
+    return last, least, greatest
+
+
+def flat(value: object, name: str = "") -> dict[str, str]:
+    """Return nested settings by dotted names, each as text."""
+    if isinstance(value, dict) and value:
+        return {
+            key: text
+            for part, inner in value.items()
+            for key, text in flat(inner, f"{name}.{part}" if name else str(part)).items()
+        }
+    if name == "command" and isinstance(value, list):
+        return {name: " ".join(map(str, value))}
+    return {name: value if isinstance(value, str) else json.dumps(value)} if name else {}
 
 
 def clock(seconds: float) -> str:

@@ -1,0 +1,124 @@
+"""Choose, sort and filter runs by whatever is known of them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchbus.plugin import UsageError
+
+from torchbus_report.runs.summary import Summary, short
+
+FACTS = ("run", "name", "ranks", "steps", "time", "loss")
+MOST_VALUES = 4
+LONG = "hyperparams."
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of a run under a name: to compare, and to show."""
+
+    value: float | str
+    text: str
+
+
+def cells(run: Summary) -> dict[str, Cell]:
+    """Return all that is known: facts, last values, min: and max: of them, hyperparameters.
+
+    A name that is taken in this order hides a later one. ``hyperparams.NAME`` is always there.
+    """
+    found: dict[str, Cell] = {}
+    exact = {"time": run.duration_s, "loss": run.loss, "best loss": run.best_loss}
+    exact |= {"steps": float(run.steps), "ranks": float(run.ranks), "samples/s": run.samples_per_s}
+    for name, text in run.cells().items():
+        known = exact.get(name)
+        found[name] = Cell(text if known is None else known, text)
+    for prefix, values in (("", run.values), ("min:", run.least), ("max:", run.greatest)):
+        for name, value in values.items():
+            found.setdefault(prefix + name, Cell(value, short(value)))
+    for name, setting in run.hyperparams.items():
+        cell = Cell(number(setting), setting)
+        found[LONG + name] = cell
+        found.setdefault(name, cell)
+    return found
+
+
+def number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def usual(runs: Iterable[Summary]) -> tuple[list[str], list[str]]:
+    """Return the columns of a table, and the names of logged values that it leaves out."""
+    own = list(dict.fromkeys(name for run in runs for name in run.own_values))
+    shown = [name for name in own if name not in FACTS]
+    return [*FACTS, *shown[:MOST_VALUES], "notes"], shown[MOST_VALUES:]
+
+
+def everything(runs: Sequence[dict[str, Cell]]) -> list[str]:
+    """Return the columns of a file: all but what is there under another name."""
+    names = list(dict.fromkeys(name for run in runs for name in run))
+    return [name for name in names if not all(_is_repeated(name, run) for run in runs)]
+
+
+def _is_repeated(name: str, run: dict[str, Cell]) -> bool:
+    return name.startswith(LONG) and run.get(name) is run.get(name[len(LONG) :])
+
+
+def refuse_unknown(names: Iterable[str], runs: Sequence[dict[str, Cell]]) -> None:
+    """Raise UsageError for a name under which nothing is known of any run."""
+    known = {name for run in runs for name in run}
+    for name in names:
+        if runs and name not in known:
+            near = difflib.get_close_matches(name, known, 3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(f"no run has logged {name!r}, or has it as a hyperparameter{hint}")
+
+
+def condition(text: str) -> tuple[str, Callable[[Cell | None], bool]]:
+    """Parse "val/acc>=0.9": a name, a comparison, and a number or a text. Raises UsageError."""
+    found = re.fullmatch(r"(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*)", text)
+    if found is None:
+        raise UsageError(
+            f"--where {text!r}: write a name, one of >= <= != = > <, and a value, as in"
+            " 'val/acc>=0.9'"
+        )
+    name, sign, value = found[1], found[2], number(found[3])
+    if sign not in ("=", "!=") and isinstance(value, str):
+        raise UsageError(f"--where {text!r}: {sign} compares numbers, and {value!r} is not one")
+
+    def holds(cell: Cell | None) -> bool:
+        if cell is None:
+            return False
+        if isinstance(value, float) and isinstance(cell.value, float):
+            return COMPARED[sign](cell.value, value)
+        return sign in ("=", "!=") and COMPARED[sign](cell.text, found[3])
+
+    return name, holds
+
+
+def order(cell: Cell | None) -> tuple[int, float, str]:
+    """Return the key to sort by: numbers, then texts. See ``is_known`` for what comes last."""
+    value = "" if cell is None else cell.value
+    return (0, value, "") if isinstance(value, float) else (1, 0.0, value)
+
+
+def is_known(cell: Cell | None) -> bool:
+    """Whether there is a value to sort by. NaN is none."""
+    value = "" if cell is None else cell.value
+    return not math.isnan(value) if isinstance(value, float) else bool(value)
