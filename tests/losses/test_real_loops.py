@@ -119,7 +119,7 @@ def test_what_depends_on_the_batch_as_a_whole_is_said() -> None:
 @pytest.mark.timeout(300)
 def test_a_model_that_some_ranks_call_more_often_is_named() -> None:
     (error,) = found(strategy="ddp", devices=2, loops=["first_order_maml"]).values()
-    assert APART in error and "the first call of Sequential" in error
+    assert APART in error and "a call of Sequential" in error
 
 
 @SLOW

@@ -164,6 +164,6 @@ def test_ten_seeded_hangs(seed: int) -> None:
     }
     told = fork_script(SEEDED.format(**drawn)).stderr
     assert f"rank {drawn['who']} {ODD[drawn['odd']]}".format(**drawn) in told, (drawn, told)
-    others = f"backward {drawn['step'] + 1}" if drawn["step"] else "the first call of Linear"
+    others = f"backward {drawn['step'] + 1}" if drawn["step"] else "a call of Linear"
     assert f"waits in {others}" in told, (drawn, told)
     assert drawn["odd"] == "break" or f"script.py:9: {drawn['odd']}" in told, (drawn, told)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, compress, repeat
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Size, Tensor
 from torch.nn import Module
@@ -43,6 +44,37 @@ def is_marked(thing: Module | Optimizer) -> bool:
     return getattr(thing, MARK, False) is True
 
 
+_frozen: list[weakref.ref[object]] = []
+"""What is in the collector's permanent generation, of which there is one in a process, too."""
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code, or an extension, has made
+
+
+def freeze() -> None:
+    """Let the garbage collector pass over all that is alive, until ``thaw``.
+
+    It writes to each object that it looks at, so a forked process would get a copy of every page.
+    ``alive`` need not look at them either: it remembers the few that may be asked for.
+    """
+    if gc.get_freeze_count():
+        return  # the script has done it, and only the script may undo it
+    listed = gc.get_objects()
+    kinds = {kind for kind in set(map(type, listed)) if _may_be_sought(kind)}
+    _frozen[:] = map(weakref.ref, compress(listed, map(kinds.__contains__, map(type, listed))))
+    gc.freeze()
+
+
+def thaw() -> None:
+    """Undo ``freeze``."""
+    if _frozen:
+        _frozen.clear()
+        gc.unfreeze()
+
+
+def _may_be_sought(kind: type) -> bool:
+    is_of_python = kind.__flags__ & HEAP_TYPE and kind.__weakrefoffset__
+    return bool(is_of_python) and not issubclass(kind, type)
+
+
 def alive(*kinds: type[T]) -> list[T]:
     """Return all objects of these classes that the garbage collector knows."""
     # One call of C, which keeps the GIL: otherwise a thread of gloo could free a tensor that is in
@@ -53,10 +85,18 @@ def alive(*kinds: type[T]) -> list[T]:
         listed = chain.from_iterable(map(gc.get_objects, (None,)))
         twice = chain.from_iterable(map(repeat, listed, repeat(2)))
         # isinstance would call code of proxies
-        return list(compress(twice, map(issubclass, map(type, twice), repeat(kinds))))
+        young = compress(twice, map(issubclass, map(type, twice), repeat(kinds)))
+        return [*young, *_among_frozen(kinds)]
     finally:
         if collects:
             gc.enable()
+
+
+def _among_frozen(kinds: tuple[type[T], ...]) -> Iterator[T]:
+    for reference in _frozen:
+        one = reference()
+        if issubclass(type(one), kinds):
+            yield cast("T", one)
 
 
 def optimizers() -> list[Optimizer]:

@@ -115,7 +115,7 @@ def test_the_page_shows_them(logs: Path) -> None:
     [
         (["--sort", "val/ac"], "no run has logged 'val/ac', or has it as a hyperparameter; did"),
         (["--where", "loss"], "write a name, one of >= <= != = > <"),
-        (["--where", "loss>low"], "> compares numbers, and 'low' is no number"),
+        (["--where", "loss>low"], "> compares numbers, and 'low' is not one"),
         (["--csv", "no/such/file.csv"], "no/such/file.csv can't be written"),
     ],
 )

@@ -13,9 +13,11 @@ from torchbus_testing.forking import fork_script
 SCRIPTS = Path(__file__).parent / "scripts"
 
 LOOP = (SCRIPTS / "diverging.py").read_text()
-FORWARD = "the forward of Net, model 1 (training), after 0 optimizer steps"
+FORWARD = "the forward of Net, model 1 (training), after 1 optimizer steps"
+CALL = "a call of Net"
 WAIT = "deadlock: the ranks wait for each other in different places: "
 PLACES = "the ranks are at different places of the loop: "
+ENDED = "rank 1 ended its loop after 12 backward calls, while "
 DIVERGING = {  # what is done after twelve good steps, and what is said
     "a backward that one rank leaves out": (
         "loss = net(x).mean(); loss.backward() if s.rank == 0 else None",
@@ -23,15 +25,11 @@ DIVERGING = {  # what is done after twelve good steps, and what is said
     ),
     "a backward that one rank makes twice": (
         "loss = net(x).mean(); loss.backward(retain_graph=True); loss.backward() if s.rank == 0 else None",
-        (WAIT, "rank 0 waits in backward 14", f"rank 1 waits in {FORWARD}"),
+        (WAIT, "rank 0 waits in backward 14", f"rank 1 waits in {CALL}"),
     ),
     "a forward of another model": (
         "net(x) if s.rank == 0 else other(x)",
-        (
-            PLACES,
-            "rank 0 at the forward of Net, model 1 (training)",
-            "rank 1 at the forward of Net, model 2 (training)",
-        ),
+        (WAIT, f"rank 0 waits in {CALL}", f"rank 1 waits in {FORWARD}".replace("1 (", "2 (")),
     ),
     "a forward too many": (
         "net(x) if s.rank == 0 else None",
@@ -39,11 +37,11 @@ DIVERGING = {  # what is done after twelve good steps, and what is said
     ),
     "a loop that one rank leaves": (
         "if s.rank == 1: break",
-        (PLACES, "rank 0 at the forward of Net", "rank 1 at the end of the block"),
+        (ENDED, f"rank 0 waits in {CALL}"),
     ),
     "a loop that one rank leaves between forward and backward": (
         "loss = net(x).mean()\n            if s.rank == 1: break\n            loss.backward()",
-        (WAIT, "rank 0 waits in backward 13", "rank 1 waits in the end of the block"),
+        (ENDED, "rank 0 waits in backward 13"),
     ),
     "a number that one rank reduces while the other is in backward": (
         "loss = net(x).mean(); loss.backward() if s.rank == 0 else s.reduce(torch.tensor(1.0))",
@@ -52,6 +50,22 @@ DIVERGING = {  # what is done after twelve good steps, and what is said
     "a number that one rank reduces before backward and one after": (
         "loss = net(x).mean(); s.reduce(torch.tensor(1.0)) if s.rank else 0; loss.backward(); 0 if s.rank else s.reduce(torch.tensor(1.0))",
         (WAIT, "rank 0 waits in backward 13", "rank 1 waits in s.reduce"),
+    ),
+    "a step of an optimizer that one rank leaves out": (
+        "net(x).mean().backward(); optimizer.step() if s.rank else None",
+        (PLACES, "rank 0 at the end of backward 14", "rank 1 at the end of backward 14"),
+    ),
+    "objects that one rank gathers": (
+        "s.all_gather_object(1) if s.rank == 0 else None",
+        (WAIT, "rank 0 waits in s.all_gather_object", f"rank 1 waits in {CALL}"),
+    ),
+    "tensors that one rank gathers": (
+        "s.all_gather(x) if s.rank == 0 else None",
+        (WAIT, "rank 0 waits in s.all_gather", f"rank 1 waits in {CALL}"),
+    ),
+    "a larger model that one rank calls": (
+        "big(x) if s.rank == 0 else None",
+        (WAIT, "rank 0 waits in the forward of Linear", f"rank 1 waits in {CALL}"),
     ),
 }
 QUICK = list(DIVERGING)[:1]

@@ -37,7 +37,7 @@ class ModuleHook:
     def __init__(self, emitter: EventEmitter, called: Called) -> None:
         self._emitter = emitter
         self._called = called
-        self._handle: RemovableHandle | None = register_module_forward_pre_hook(called)
+        self._handle: RemovableHandle | None = register_module_forward_pre_hook(self._run)
         self._stack = ExitStack()
         self._stack.callback(self._take_off)
         self._stack.callback(emitter.replace(torch, "compile", self._compiling, becomes_inert=True))
@@ -48,6 +48,11 @@ class ModuleHook:
     def remove(self) -> None:
         self._stack.close()
         self._called = _no_op
+
+    def _run(self, module: Module, inputs: tuple[object, ...]) -> None:
+        # a compilation that starts in another hook of this call takes it off too late
+        if self._handle is not None:
+            self._called(module, inputs)
 
     def _take_off(self) -> None:
         if self._handle is not None:
@@ -85,7 +90,7 @@ class ModuleHook:
                 return original(model, *args, **kwargs)
             finally:
                 if self._called is not _no_op:
-                    self._handle = register_module_forward_pre_hook(self._called)
+                    self._handle = register_module_forward_pre_hook(self._run)
 
         return __call__
 

@@ -7,6 +7,7 @@ import math
 import os
 
 import torch
+from torchbus import objects
 from torchbus.errors import UsageError
 from torchbus.world import SharedStore, World
 
@@ -55,6 +56,7 @@ def start(request: Request) -> Job:
     parent_pid = os.getpid()
     # Collecting a process group of an earlier session joins its threads. Only the parent has them.
     gc.collect()
+    objects.freeze()
     for local_rank in range(1, nodes.local_world_size):
         errors = error_file()
         pid = fork()
@@ -68,9 +70,13 @@ def start(request: Request) -> Job:
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
     count_devices_for_backward()
     world = nodes.world(0, request, store, "fork")
-    wait_until_joined(
-        store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
-    )
+    try:
+        wait_until_joined(
+            store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
+        )
+    except BaseException:
+        objects.thaw()
+        raise
     return Job(world, request, children=children)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from torchbus import objects
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.world import SharedStore, World
 
@@ -237,6 +238,8 @@ class Job:
         """Leave the job: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
         end_children(self._children, in_peace=error is None)
+        if self._children:
+            objects.thaw()
         self.guard.stop_looking()  # at the store: it closes once all ranks have left
         self._log.stop()
         with contextlib.suppress(RuntimeError):

@@ -104,7 +104,7 @@ def _synchronisation(chain: list[FrameType]) -> str:
     if name == "__init__":
         return f"{owner.__name__}(...)"
     if issubclass(owner, Module):
-        return f"the first call of {owner.__name__}"
+        return f"a call of {owner.__name__}"
     return f"s.{name}" if _name(called) in SESSION else name
 
 

@@ -16,8 +16,8 @@ def step(net, optimizer):
 
 with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_timeout=5.0) as s:
     torch.manual_seed(0)
-    net, other, x = Net(), Net(), torch.ones(2, 4)
-    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
+    net, other, big, x = Net(), Net(), nn.Linear(4, 400), torch.ones(2, 4)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters(), *big.parameters()], 0.1)
     for number in range(16):
         if number == 12:
             pass  # odd

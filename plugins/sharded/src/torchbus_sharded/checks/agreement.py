@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
@@ -37,6 +38,30 @@ class Gathered(NamedTuple):
     totals: list[float]
 
 
+class Way:
+    """Where the loop comes to in each step, as it was the last time.
+
+    A rank that comes to the same place as then need not ask whether the others do: one that does
+    not asks, and waits. So of ranks that go different ways, none sends what another one takes for
+    its own.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, int], int] = {}
+        self._before = self._since = 0
+
+    def is_usual(self, place: str) -> bool:
+        """Whether the loop came here the last time that it had come so far."""
+        so_far, self._since = (self._before, self._since), crc32(place.encode(), self._since)
+        usual = self._next.get(so_far) == self._since
+        self._next[so_far] = self._since
+        return usual
+
+    def end(self) -> None:
+        """A backward has ended, and the ranks have compared what led to it."""
+        self._before, self._since = self._since, 0
+
+
 class Agreement:
     """Verifies over a separate process group that all ranks are about to run the same collective.
 
@@ -54,10 +79,14 @@ class Agreement:
         self._job = session.job
         session.bus.register(self, "fsdp.agreement")
         session.on_close.callback(self._forget)
+        for verb in ("all_gather", "all_gather_object"):
+            session.replace(session.collectives, verb, partial(self._synced, f"s.{verb}"))
         self._counted = _counter()
         self._met_at = 0
         self._passed = 0
         self._steps = 0
+        self._trusts_order = dist.get_backend() == "gloo"
+        self.way = Way()
         self.room = 0
 
     @hookimpl
@@ -76,6 +105,17 @@ class Agreement:
     def collectives(self) -> int:
         """Number of collectives of the main process group since the last exchange."""
         return self._counted() - self._met_at
+
+    def enter(self, what: str, kind: str = "") -> None:
+        """Come to collectives of the main group: wait for the other ranks, unless it is usual.
+
+        ``kind``: what it is in every step, if ``what`` counts. Gloo takes no collectives of two
+        kinds for one. NCCL does, so there the ranks always wait.
+        """
+        if self.way.is_usual(kind or what) and self._trusts_order:
+            self.passing(what)
+        else:
+            self.sync(what)
 
     def sync(
         self, what: str, flags: bytes = b"", numbers: Sequence[float] = NO_NUMBERS
@@ -105,6 +145,15 @@ class Agreement:
             bytes(map(max, zip(*reported, strict=True)))[HEAD.size :],
             [sum(parts) for parts in list(zip(*heads, strict=True))[1:]],
         )
+
+    def _synced(self, what: str, gather: Callable[[T], list[T]]) -> Callable[[T], list[T]]:
+        """Wait before a gather of the loop's, which gloo could take for one of parameters."""
+
+        def call(value: T) -> list[T]:
+            self.sync(what)
+            return gather(value)
+
+        return call
 
     def mean(self, what: str, numbers: Tensor) -> Tensor:
         """Means over ranks of a few numbers, which a ``sync`` exchanges."""

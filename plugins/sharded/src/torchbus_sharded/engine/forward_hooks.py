@@ -108,8 +108,10 @@ class ForwardHooks:
             self._prefetch.passing(module)
         else:
             self._begin(module)
-        kind = "training" if torch.is_grad_enabled() else "without gradients"
-        self._agreement.sync(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
+        trains = torch.is_grad_enabled()
+        kind = "training" if trains else "without gradients"
+        meet = self._agreement.enter if trains and not self._watches else self._agreement.sync
+        meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
 
     def _begin(self, model: Module) -> None:
         refuse_borrowed(model)

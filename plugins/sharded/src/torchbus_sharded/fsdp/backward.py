@@ -106,9 +106,8 @@ class ShardedBackward:
     def _begin(self, count: Count) -> Count:
         """Check, now or later in this backward, that all ranks are at the same place.
 
-        Gloo never pairs collectives of two kinds. So once the ranks are known to do the same, it is
-        enough to compare before they use the gradients. The number of collectives reveals a rank
-        that made another call before.
+        Once the ranks are known to do the same, it is enough to compare before they use the
+        gradients. The number of collectives reveals a rank that made another call before.
         """
         if self._has_failed and not self._has_said and self._session.is_main:
             self._has_said = True
@@ -118,8 +117,8 @@ class ShardedBackward:
         agreement = self._models.agreement
         self._job.wait_in("backward", number, "after", agreement.collectives(), "collectives")
         if not self._counts.losses.meets:
-            closely = number <= CLOSELY or dist.get_backend() != "gloo"
-            (agreement.sync if closely else agreement.passing)(f"backward {number}")
+            what = f"backward {number}"
+            agreement.sync(what) if number <= CLOSELY else agreement.enter(what, "backward")
         return self._counts.losses.weigh_terms(count)
 
     def _compare(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
@@ -139,6 +138,7 @@ class ShardedBackward:
             bytes(flags),
             [*numbers, *ours, *(one**2 for one in ours)],
         )
+        agreement.way.end()
         used.clear_unreached(reported.flags)
         writes.hear(reported.flags)
         self._refuse_unlike(ours, reported.totals[len(numbers) :])
