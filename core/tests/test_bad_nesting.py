@@ -93,7 +93,7 @@ def test_adopt_takes_what_a_loop_is_made_of():
         ),
         (
             lambda s: s.all_gather([torch.ones(1)]),
-            "s.all_gather([tensor([1.])]): a list is no tensor; s.all_gather_object takes any object",
+            "s.all_gather([tensor([1.])]): a list is not a tensor; s.all_gather_object takes any object",
         ),
         (lambda s: s.reduce("x"), "s.reduce('x'): a str is neither a tensor nor a number"),
         (lambda s: s.reduce(None), "s.reduce(None): a NoneType is neither a tensor nor a number"),

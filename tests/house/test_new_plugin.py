@@ -92,7 +92,7 @@ def test_the_kit_reaches_what_the_author_writes(written):
 
 BAD = {
     "Bad Name": "'Bad Name' is not a valid plugin name: use small letters, digits and '-', such as",
-    "class": "'class' is no name for a plugin",
+    "class": "'class' is not a valid plugin name",
     "ddp": "the name 'ddp' is taken: torchbus-ddp 0",
     "torchbus-wandb": "the name 'torchbus-wandb' is taken: torchbus-wandb 0",
     "precision": "the name 'precision' is taken: torchbus-amp 0",

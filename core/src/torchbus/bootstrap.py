@@ -1,4 +1,4 @@
-"""Runs at the import of torchbus: records the generators' states, or becomes a launched rank.
+"""Runs at the import of torchbus: reads the generators' states, or becomes a launched rank.
 
 A session that launches ranks hands its generators' states of this moment to them. Each launched
 rank finds its place in one variable, which names the module that takes it over.

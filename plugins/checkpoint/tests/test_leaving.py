@@ -113,7 +113,7 @@ def test_a_session_outside_the_main_thread(tmp_path: Path) -> None:
 
 def test_in_the_main_thread_signals_are_heard(tmp_path: Path) -> None:
     with session(checkpoint=tmp_path) as s:
-        assert "not heard" not in s.explain()
+        assert "not handled" not in s.explain()
 
 
 def test_leaving_needs_a_folder() -> None:

@@ -82,8 +82,8 @@ def test_a_resumed_run_goes_on_with_the_batch_after_the_one_used_last(
 @pytest.mark.parametrize(
     ("wrap", "why"),
     [
-        (list, "kept, and given again"),
-        (lambda inner: itertools.islice(itertools.cycle(inner), 8), "kept, and given again"),
+        (list, "stored, and yielded again"),
+        (lambda inner: itertools.islice(itertools.cycle(inner), 8), "stored, and yielded again"),
         (by_thread, "read by another thread"),
     ],
     ids=["list", "cycle", "thread"],

@@ -27,7 +27,9 @@ class Averaging(Strategy):
 
 
 def test_a_strategy_says_how_gradients_meet() -> None:
-    with pytest.raises(PluginError, match=r"Silent is a Strategy that does not say .*: define av"):
+    with pytest.raises(
+        PluginError, match=r"Silent is a Strategy that does not define .*: define av"
+    ):
         Silent()
 
 

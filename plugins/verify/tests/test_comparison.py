@@ -83,7 +83,7 @@ def record(folder, *batches):
         (([[0, 1], [4]], [[2, 3], [5]]), ""),
         (
             ([[0, 1], [4]], [[2, 3], [2, 3]]),
-            "pass 1, batch 2: nobody used 5; used more than once, or from elsewhere: 2, 3",
+            "pass 1, batch 2: unused: 5; used more than once, or from elsewhere: 2, 3",
         ),
         (
             ([[2, 3], [4, 5]], [[0, 1], [4, 5]]),

@@ -1,4 +1,4 @@
-"""Patches ``torch.autograd.backward`` and ``grad``: emits the events of the loop's backwards."""
+"""Patches ``torch.autograd.backward``: emits the events of the loop's backwards."""
 
 from __future__ import annotations
 

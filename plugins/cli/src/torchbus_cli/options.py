@@ -1,4 +1,4 @@
-"""The options of all installed plugins, with their types as text."""
+"""``torchbus options``: the options of all installed plugins, with their types as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds installed packages whose version requirements are not met, and their remedies."""
+"""``torchbus plugins``: lists installed plugins, and versions that do not fit each other."""
 
 from __future__ import annotations
 

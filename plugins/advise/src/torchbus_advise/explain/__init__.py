@@ -16,9 +16,9 @@ USAGE = """torchbus explain [OPTION]... SCRIPT [ARG]...
 DESCRIPTION = """Say what a session does to a script, without training.
 
 It runs up to its first backward. Options are those of `torchbus run`. A script that opens a session
-is explained with that session. Below s.explain() stands the plain PyTorch that would do the same:
-see docs/by-hand.md. Exit status: 0; 1 if the script failed; 2 for a wrong call; 3 if it never calls
-backward.
+is explained with that session.
+Below s.explain() stands the plain PyTorch that would do the same: see docs/by-hand.md.
+Exit status: 0; 1 if the script failed; 2 for a wrong call; 3 if it never calls backward.
 """
 EXAMPLES = """  torchbus explain --devices 2 train.py --lr 0.1
   torchbus explain --strategy fsdp --devices 4 -o precision=bf16-mixed train.py

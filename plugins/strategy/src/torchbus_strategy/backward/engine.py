@@ -1,4 +1,4 @@
-"""Runs torch's autograd engine for a session's backwards."""
+"""Calls torch's autograd engine for a session's backwards, and the user's hooks afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that numbers which the ranks must have in common are equal, by means over ranks."""
+"""Reads the constants in losses' graphs, and finds those that differ between ranks."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Constants:
 
 
 def equal_on_all_ranks(mine: float, mean: float, mean_of_squares: float) -> bool:
-    """Whether all ranks gave the same whole number.
+    """True if an integer was equal on all ranks.
 
     Then the means over ranks of it and of its square are this rank's own.
     """

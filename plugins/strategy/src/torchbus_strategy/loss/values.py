@@ -1,4 +1,4 @@
-"""Evaluates values in a loss's graph on the host."""
+"""Weighs the terms of a loss in its graph, and evaluates them from saved values."""
 
 from __future__ import annotations
 

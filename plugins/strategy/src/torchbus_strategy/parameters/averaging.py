@@ -1,4 +1,4 @@
-"""Averages tensors over ranks, in buckets per dtype and device."""
+"""Averages tensors over ranks, in one collective per dtype and device."""
 
 from __future__ import annotations
 
