@@ -83,9 +83,17 @@ def _held(path: str, appends: bool) -> tuple[int | None, str] | None:
             return None
         if appends:
             return found.st_size, ""
-        if found.st_size <= LARGEST:
+    content = small_content(path)
+    return None if content is None else (None, base64.b64encode(content).decode())
+
+
+def small_content(path: str) -> bytes | None:
+    """Return what a regular file holds, unless it is large."""
+    with suppress(OSError):
+        found = os.stat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
             with io.FileIO(path) as file:
-                return None, base64.b64encode(file.read()).decode()
+                return file.read()
     return None
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchbus.plugin import users_frame
 
 from torchbus_launch.job import ENDED
-from torchbus_rank0.before import Before
+from torchbus_rank0.before import Before, small_content
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context, SharedStore
@@ -84,16 +84,18 @@ class Changes:
             self._before.hold(path, number, self._sequence + 1, appends)
 
     def held(self, path: str) -> bytes | None:
-        """Return what another rank reads in place of a file that rank 0 has changed since.
+        """Return what another rank reads in place of a file that rank 0 changes.
 
         Of a file that this rank has never changed, nothing: rank 0 may be alone to write it.
         """
         if path not in self._next:
             return None
-        return self._before.content(
+        present = small_content(path)  # before the question: no change had begun, if none is found
+        held = self._before.content(
             path,
             lambda number, sequence: number >= self._next[path] and sequence > self._sequence,
         )
+        return present if held is None else held
 
     def publish(
         self, kind: str, path: str, failure: tuple[int, str] | str | None, is_open: bool = False
