@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, dataloader
 HOOKS = "forward_pre forward backward_pre backward state_dict_pre state_dict load_state_dict_pre"
 GLOBAL = "forward forward_pre backward module_registration parameter_registration"
 SAVED = (
-    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin other"
-    " pos_weight reduction result self self_sym_sizes target tensor total_weight weight"
+    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin mat2 other"
+    " pos_weight reduction result self self_sym_sizes target tensor total_weight weight x1 x2"
 )
 NO_NAMES = {"_NormalAccessor", "_foreach_", "_saved_", "_second", "_size", "_strides"}
 """Of Python 3.10 only, parts of names, and a variable of an example."""

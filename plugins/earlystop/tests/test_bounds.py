@@ -142,7 +142,7 @@ def test_a_cut_between_epochs_and_a_cut_that_a_break_follows(tmp_path: Path) -> 
     whole, cut, more, _, refused = json.loads(result.stdout)
     assert more == whole != cut
     assert "a `break` had left the pass, so nothing shows where a run goes on" in refused
-    assert "leave the `break` out, as the pass ends by itself" in result.stderr
+    assert "leave the `break` out, as the pass ends without it" in result.stderr
 
 
 def test_other_optimizers_finish_the_last_step() -> None:

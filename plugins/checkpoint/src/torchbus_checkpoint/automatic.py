@@ -23,7 +23,7 @@ from torchbus_checkpoint.state.snapshot import Snapshot
 LEFT = (
     "max_steps or max_time has ended the loop, which then left its pass by `break`. The last"
     " checkpoint has the weights, but no run can go on from it: leave the `break` out, as the pass"
-    " ends by itself"
+    " ends without it"
 )
 
 

@@ -14,7 +14,7 @@ BESIDE = ".fast_dev_run"
 
 
 class TriedFiles:
-    """Lets the block load what it has saved, and leaves the files of real runs as they are."""
+    """Lets the block load its saved files, and leaves the files of real runs as they are."""
 
     def __init__(self, session: Context) -> None:
         self._session = session

@@ -107,7 +107,7 @@ class SharedFiles:
         return waiting
 
     def note_once(self, path: str, text: str) -> None:
-        """Let rank 0 show a line about a shared path that this rank changes by itself."""
+        """Let rank 0 show a line about a shared path that this rank changes without rank 0."""
         if self._is_shared(path) and str(self._session.rank) not in os.path.basename(path):
             self._changes.note_once(text)
 

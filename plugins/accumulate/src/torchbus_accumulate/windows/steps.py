@@ -101,8 +101,9 @@ class Steps:
         return not is_common and not objects.models_of(tensors)
 
     def _refuse_in_later_batch(self, optimizer: Optimizer) -> None:
-        """Raise Unsupported for a step in another batch than that of the first one: the rows were
-        no samples.
+        """Raise Unsupported for a step in another batch than that of the first step.
+
+        The rows were not samples then.
         """
         batch = self._place.latest
         if batch is None or optimizer not in self._made_in:

@@ -126,7 +126,7 @@ def notes(run: Run) -> list[str]:
 
 
 def extremes(points: list[Point]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return the last, the least and the greatest value of each name. NaN is no extreme."""
+    """Return the last, the least and the greatest value of each name. NaN is left out."""
     last: dict[str, float] = {}
     least: dict[str, float] = {}
     greatest: dict[str, float] = {}

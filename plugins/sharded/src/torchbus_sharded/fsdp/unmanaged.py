@@ -80,7 +80,7 @@ class UnmanagedTensors:
     def averaged(self, call: BackwardCall) -> Iterator[list[Tensor]]:
         """Average over ranks what a backward inside adds to their gradients. All ranks call it.
 
-        Yields the tensors, and others that each rank has for itself. Inside, their gradients are
+        Yields the tensors, and others that differ between ranks. Inside, their gradients are
         only those of this backward.
         """
         others = self._leaves.find(call)

@@ -69,7 +69,7 @@ NORMALISED = (
 STANDARDISED = (
     "the loss multiplies this rank's samples by numbers whose mean is 0 and whose deviation is 1:"
     " if the script has standardised them in this batch, as one does with advantages, each rank,"
-    " and each batch of a window, has used a mean and a deviation of its own. Standardise them"
+    " and each batch of a window, has used another mean and deviation. Standardise them"
     " before the batches are made, or by means of all ranks: s.reduce(x.mean()),"
     " s.reduce((x * x).mean())"
 )
