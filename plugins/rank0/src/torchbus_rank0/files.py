@@ -148,7 +148,7 @@ class SharedFiles:
         return paths[-1] if kind in ("copy", "move", "copytree") else None
 
     def _gives_way(self, kind: str, paths: list[str]) -> bool:
-        """Whether rank 0 moves a file of its own to where this rank does: its own goes."""
+        """Whether rank 0 moves its own file there, too: the file of this rank gives way."""
         if kind not in ("rename", "replace") or self._is_inside() or self._is_local(paths[1]):
             return False
         if self._changes.find(f"{kind} to", paths[1]).is_local:

@@ -44,8 +44,8 @@ class OtherLeaves:
     """Finds them. ``is_known``: whether the strategy knows a tensor already.
 
     ``current``: those of the latest backward. To look for them means to walk the graph: that is
-    done for the first backwards of each kind, then at growing intervals, and for good once there
-    were any. Tensors of the batch are noticed in each backward.
+    done for the first backwards of each kind, then at growing intervals, and in each backward
+    once there were any. Tensors of the batch are noticed in each backward.
     """
 
     def __init__(self, session: Context, is_known: Callable[[Tensor], bool]) -> None:
