@@ -40,7 +40,6 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch, "_foreach_mul_ _foreach_copy_"
     yield torch, "_amp_foreach_non_finite_check_and_unscale_"
     yield torch._C, "_current_graph_task_id _will_engine_execute_node _nn"
-    yield torch.autograd, "_unsafe_preserve_version_counter"
     yield torch.autograd.graph, "_engine_run_backward"
     yield torch._utils, "_flatten_dense_tensors _unflatten_dense_tensors"
     yield torch.utils, "_pytree _python_dispatch"
@@ -80,6 +79,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield dist.ProcessGroup, "_get_backend _device_types _get_sequence_number_for_group"
     yield dist.Reducer, "_rebuild_buckets"
     yield DistributedDataParallel, "_build_params_for_reducer"
+    yield torch.nn.parallel.distributed, "_sync_module_states"
     yield Saved, " ".join(f"_saved_{name}" for name in SAVED.split())
     yield argparse.ArgumentParser(), "_actions"
     yield sys, "_getframe _current_frames"

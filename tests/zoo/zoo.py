@@ -57,7 +57,7 @@ ZOO = [
     Loop("no_optimizer"),
     Loop(
         "updated_by_hand",
-        refused="loss.backward() was never called",
+        refused=r"loss\.backward\(\) was never called",
         why="gradients that are neither made by backward nor left in .grad can't be seen",
     ),
     Loop("gan"),

@@ -92,6 +92,7 @@ def halved(optimizer: SGD, epochs: int) -> Any:
         (None, {}, {"lr": 0.005, "weight_decay": 0.1}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # torch 2.6 warns of its own call
 @pytest.mark.parametrize("end", [0, 7])
 def test_a_schedule_goes_on_as_if_it_had_always_been_so(
     tmp_path: Path, schedule: Schedule | None, first: Any, then: Any, end: int

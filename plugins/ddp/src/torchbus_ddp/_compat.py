@@ -5,15 +5,16 @@ All were seen in 2.6 to 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, distributed
 from torchbus.compat.required import private, require
 
 will_execute_node: Callable[[Any], bool] = private(
@@ -27,13 +28,32 @@ version: Callable[[Tensor], int] = attrgetter("_version")
 sparse_values: Callable[[Tensor], Tensor] = Tensor._values
 """Of a sparse tensor that may not be coalesced. Without it: AttributeError when ddp is imported."""
 
-preserved_version: Callable[[Tensor], AbstractContextManager[None]] = private(
-    torch.autograd, "_unsafe_preserve_version_counter", "keeps graphs valid while DDP is made"
-)
-"""Without it: UsageError at the first backward, if DDP has no ``init_sync=``."""
-
 parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
 """Of one module, by name. Without it: AttributeError when a model is found."""
+
+
+HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+
+
+@contextmanager
+def without_initial_broadcast() -> Iterator[None]:
+    """Keep DDP from sending rank 0's parameters, which all ranks have.
+
+    A torch without ``init_sync=`` sends them between a forward and its backward, so autograd takes
+    them for changed. 2.6 can't send complex ones with gloo. Without ``_sync_module_states`` there:
+    UsageError at the first backward.
+    """
+    if HAS_INIT_SYNC:
+        yield
+        return
+    name = "_sync_module_states"
+    require(distributed, name, "keeps DDP from sending parameters that are equal")
+    original = getattr(distributed, name)
+    setattr(distributed, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        setattr(distributed, name, original)
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:

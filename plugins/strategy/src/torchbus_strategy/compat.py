@@ -280,7 +280,7 @@ def forget_meshes() -> None:
     from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 
     dispatcher: Any = DTensor._op_dispatcher
-    dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     is_new = torch.__version__ >= SEEN_BY
     for holder, name in (
         (torch._C, "_clear_DTensor_sharding_propagator_cache"),

@@ -46,7 +46,7 @@ def write(where: Path, groups: Groups, exchange: Exchange) -> dict[str, Entry]:
     plans = exchange.gather(plan)
     left: list[list[int] | None] = []
     if exchange.is_main:
-        finished, index = planner.create_global_plan(plans)
+        finished, index = planner.create_global_plan([*plans])  # torch 2.6 changes the list
         refuse_missing(index, where)
         left = list(map(_left, plans, finished))
     chosen = exchange.scatter(left)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import TypedDict, cast
 
 import torch
@@ -13,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchbus.plugin import Context, mark_internal
 
-from torchbus_ddp._compat import ReducerOnly, preserved_version, rebuild_buckets
+from torchbus_ddp._compat import (
+    HAS_INIT_SYNC,
+    ReducerOnly,
+    rebuild_buckets,
+    without_initial_broadcast,
+)
 from torchbus_ddp._compat import parameters as own_parameters
-
-HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 class ReducerOptions(TypedDict, total=False):
@@ -33,19 +34,6 @@ def reducer_options(bucket_cap_mb: float) -> ReducerOptions:
     if HAS_INIT_SYNC:
         options["init_sync"] = False
     return options
-
-
-@contextmanager
-def unchanged_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Keep autograd from taking the tensors for changed.
-
-    An older torch broadcasts the parameters when it makes DDP, here between a forward and its
-    backward. Their values stay the same.
-    """
-    with ExitStack() as stack:
-        for tensor in tensors:
-            stack.enter_context(preserved_version(tensor))
-        yield
 
 
 class ParameterHolder(nn.Module):
@@ -104,7 +92,7 @@ def make_reducer(
     with (
         warnings.catch_warnings(),
         torch.enable_grad(),
-        unchanged_versions([] if HAS_INIT_SYNC else parameters),
+        without_initial_broadcast(),
     ):
         # torch renames broadcast_buffers; both names can't be given
         warnings.simplefilter("ignore", FutureWarning)

@@ -19,7 +19,7 @@ DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 class EngineOptions(TypedDict, total=False):
     """Arguments of ``fully_shard``."""
 
-    reshard_after_forward: bool | None
+    reshard_after_forward: bool
     mp_policy: MixedPrecisionPolicy
     offload_policy: OffloadPolicy
 
@@ -110,7 +110,9 @@ class ShardingOptions:
         Under mixed precision a model returns the dtype ``outputs``. Its inner units, with None,
         return the dtype of their computation.
         """
-        options = EngineOptions(reshard_after_forward=self.reshard_after_forward)
+        options = EngineOptions()
+        if self.reshard_after_forward is not None:
+            options["reshard_after_forward"] = self.reshard_after_forward
         if self.mixed_precision is not None:
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=DTYPES[self.mixed_precision],

@@ -193,7 +193,7 @@ def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 
 
 def leaves_below(roots: Iterable[Any]) -> list[Tensor]:
-    """Return the leaves of a graph that are no ``nn.Parameter``."""
+    """Return the leaves of a graph other than ``nn.Parameter``."""
     return _leaves(roots, lambda node: node.next_functions)
 
 
