@@ -74,7 +74,7 @@ class OtherLeaves:
             leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
     def _is_divided(self) -> bool:
-        """Whether each rank has samples of its own."""
+        """Whether no two ranks have the same samples."""
         world = self._session.world
         return bool(
             world.data.parts == self._session.world_size > 1
