@@ -30,10 +30,10 @@ BODY = """
         torch.manual_seed(0)
         net = Centered()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        data = TensorDataset(torch.randn(36, 3))
+        data = TensorDataset(torch.randn(40, 3))  # shares are uneven
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            for (x,) in DataLoader(data, batch_size=6, shuffle=True):
+            for (x,) in DataLoader(data, batch_size=7, shuffle=True):
                 optimizer.zero_grad()
                 net(x).square().mean().backward()
                 optimizer.step()

@@ -21,7 +21,7 @@ LOOKS = 3
 DIFFER = (
     "the forward fills {} from its batch, so each rank's is another one, and after each backward"
     " all ranks get {}: the samples of the other ranks do not enter as in one process."
-    " sync_buffers={{'{}': 'mean'}} is exact for a running mean of equal shares, and 'sum' for"
+    " sync_buffers={{'{}': 'mean'}} is exact for a running mean over samples, and 'sum' for"
     " counts, sums, and a bank in which each sample writes its own row; of a queue, or a running"
     " mean of sums, gather what is written: s.all_gather(...)"
 )
@@ -118,6 +118,7 @@ class SyncBuffers:
     def _combine(self, entry: Entry) -> None:
         way, tensor = self._way(entry), entry.tensor.data
         if way == "mean" and tensor.is_floating_point():
+            tensor.mul_(self._session.share.weight)  # 1 on every rank if their shares are equal
             dist.all_reduce(tensor)
             tensor.div_(dist.get_world_size())
         elif way == "sum" and (before := self._common.of(entry)) is not None:
