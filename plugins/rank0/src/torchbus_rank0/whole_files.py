@@ -40,11 +40,12 @@ def absolute(path: Any) -> str:
 def is_private(path: str) -> bool:
     """Return whether a file does not belong to the script.
 
-    Such files are devices, those in hidden folders at home, and those in the system's temporary
-    folder, unless the script works in it.
+    Such files are devices (/dev/shm has none), those in hidden folders at home, and those in the
+    system's temporary folder, unless the script works in it.
     """
     temporary, home = tempfile.gettempdir() + os.sep, os.path.join(os.path.expanduser("~"), ".")
-    if path.startswith(("/dev/", "/proc/", "/sys/", home)):
+    is_device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
+    if is_device or path.startswith(("/proc/", "/sys/", home)):
         return True
     return path.startswith(temporary) and not path.startswith(os.getcwd() + os.sep)
 
