@@ -199,7 +199,7 @@ with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_
 
 def test_ranks_that_wait_in_different_collectives_of_one_backward() -> None:
     result = fork_script(FSDP)
-    assert result.ok(1).stderr.count("RanksDiverged: the ranks wait for each other") == 1
+    assert result.ok(1).stderr.count("RanksDiverged: deadlock: the ranks wait for each other") == 1
 
 
 PIPELINE = """
