@@ -71,9 +71,12 @@ NAME = "torchbus_simulated_accelerator"
 ALLOCATOR = "c10/core/CachingDeviceAllocator.h"
 FLAGS = ["-O0", "-g0"]
 LOAD = f"""
-import sys
-from torch.utils.cpp_extension import load
-load(sys.argv[1], sys.argv[3:], extra_cflags={FLAGS}, build_directory=sys.argv[2], verbose=True)
+import shlex, sys
+from torch.utils import cpp_extension
+# which writes -L without quotes: the path of an environment may have spaces
+cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
+name, folder, *sources = sys.argv[1:]
+cpp_extension.load(name, sources, extra_cflags={FLAGS}, build_directory=folder, verbose=True)
 """
 
 
