@@ -105,7 +105,10 @@ def test_ranks_that_wait_in_a_step_and_in_a_backward_are_found_out() -> None:
         fails=True,
     )
     assert result.status == 1
-    assert "RanksDiverged: deadlock: the ranks wait for each other in different places" in result.stderr
+    assert (
+        "RanksDiverged: deadlock: the ranks wait for each other in different places"
+        in result.stderr
+    )
     assert "rank 0 waits in SGD.step() after backward 0" in result.stderr
     assert "rank 1 waits in backward 1" in result.stderr
 

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
+from torchbus import session
+from torchbus.plugin import UsageError
 
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result, start
@@ -156,3 +160,15 @@ def test_a_count_of_all_tensors_passes_over_what_is_empty():
     """
     result = fork_script(HEAD + f"with opened() as s:{body}", timeout_s=60)
     assert result.ok() and result.stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "fsdp"}, {"strategy": "ddp_sharded", "shard_gradients": True}]
+)
+def test_a_torch_whose_engine_is_not_exact_is_refused_on_several_ranks(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.1"))
+    words = "strategy='fsdp' needs torch 2.11 or later on several ranks, and this is 2.10.1"
+    with pytest.raises(UsageError, match=words), session(**options, devices=2):
+        pass

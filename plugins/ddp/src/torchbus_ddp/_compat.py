@@ -6,7 +6,7 @@ All were seen in 2.6 to 2.13.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel, distributed
 from torchbus.compat.required import private, require
+from torchbus.plugin import UsageError
 
 will_execute_node: Callable[[Any], bool] = private(
     torch._C, "_will_engine_execute_node", "finds the parameters that a backward reaches"
@@ -61,6 +62,22 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
     first backward.
     """
     ddp.reducer._rebuild_buckets()
+
+
+COMPLEX_SINCE = "2.11"
+"""Seen in 2.6 to 2.8: gloo sends no complex numbers. 2.9 and 2.10: not tried."""
+
+
+def refuse_complex(parameters: Iterable[Tensor]) -> None:
+    """Raise UsageError for a complex parameter that this torch can't average on CPUs."""
+    if torch.__version__ < COMPLEX_SINCE and any(
+        one.is_complex() and one.device.type == "cpu" for one in parameters
+    ):
+        raise UsageError(
+            f"complex parameters on CPUs need torch {COMPLEX_SINCE} or later with several ranks,"
+            f" and this is {torch.__version__}: upgrade torch, or hold them as real numbers and use"
+            " torch.view_as_complex in the forward"
+        )
 
 
 class ReducerOnly(DistributedDataParallel):

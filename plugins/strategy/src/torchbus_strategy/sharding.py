@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Unsupported
+from torchbus.plugin import Context, Unsupported, UsageError
 
 from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import READ, forget_meshes, handlers, local_part
@@ -272,6 +272,16 @@ def default_operator(operator: object) -> Iterator[None]:
     finally:
         if ours is not None:
             known[operator] = ours
+
+
+def refuse_older_torch(session: Context, strategy: str, needed: str) -> None:
+    """Raise UsageError if several ranks are to divide tensors, and this torch does so inexactly."""
+    if torch.__version__ < needed and session.has_many_ranks():
+        raise UsageError(
+            f"the engine of strategy={strategy!r} needs torch {needed} or later on several ranks, and"
+            f" this is {torch.__version__}, which fails there or gives other numbers: upgrade torch, or use"
+            " strategy='ddp'"
+        )
 
 
 def forget_other_meshes(session: Context) -> None:

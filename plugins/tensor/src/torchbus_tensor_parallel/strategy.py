@@ -7,7 +7,7 @@ from typing import Literal
 
 from torchbus.plugin import Context, UsageError, World, expect, hookimpl
 
-from torchbus_strategy import options
+from torchbus_strategy import options, sharding
 from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.checks import first_steps, replicas
 from torchbus_strategy.parameters import averaging
@@ -16,6 +16,9 @@ from torchbus_tensor_parallel.dtensor.install import as_whole
 from torchbus_tensor_parallel.dtensor.loss import divide_losses
 from torchbus_tensor_parallel.models import DividedModels, Ranks
 from torchbus_tensor_parallel.plans import Plan, PlanOption
+
+EXACT_SINCE = "2.13"
+"""2.11 can't divide the heads of a transformer. 2.12: not tried."""
 
 
 class TensorParallel(Strategy):
@@ -73,6 +76,7 @@ class TensorParallel(Strategy):
     @hookimpl
     def launch(self, session: Context) -> World:
         """Start the ranks, and give the ranks of a tensor group the same part of the data."""
+        sharding.refuse_older_torch(session, "tp", EXACT_SINCE)
         if session.ranks_asked_for > 1:
             self._tensor_size(session.ranks_asked_for)
         world = session.start_ranks()

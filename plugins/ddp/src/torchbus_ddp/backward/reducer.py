@@ -15,6 +15,7 @@ from torchbus_ddp._compat import (
     HAS_INIT_SYNC,
     ReducerOnly,
     rebuild_buckets,
+    refuse_complex,
     without_initial_broadcast,
 )
 from torchbus_ddp._compat import parameters as own_parameters
@@ -88,6 +89,7 @@ def make_reducer(
 
     ``sparse`` holds ids of parameters.
     """
+    refuse_complex(parameters)
     holder = ParameterHolder([*(parameters[index] for index in members), header], sparse)
     with (
         warnings.catch_warnings(),

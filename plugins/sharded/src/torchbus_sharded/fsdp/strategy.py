@@ -23,6 +23,9 @@ from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
 from torchbus_strategy import sharding
 from torchbus_strategy.strategy import Strategy
 
+EXACT_SINCE = "2.11"
+"""Gloo can't average in 2.7, and 2.8 reduces numbers of 64 bits as 32. 2.9 and 2.10: not tried."""
+
 
 class FSDP(Strategy):
     """Fully sharded data parallel: shards parameters, gradients and optimizer states over ranks.
@@ -93,6 +96,7 @@ class FSDP(Strategy):
     @hookimpl
     def launch(self, session: Context) -> World:
         """Start the ranks. With ``hybrid``, parameters are sharded over the ranks of a node."""
+        sharding.refuse_older_torch(session, "fsdp", EXACT_SINCE)
         if session.ranks_asked_for > 1:
             self.sharding.check_ranks(session.ranks_asked_for)
         world = session.start_ranks(self.form)
