@@ -130,6 +130,8 @@ class Late:
         if session.is_main:
             session.on_close.callback(os.kill, os.getpid(), signal.NAME)
 
+signal.signal(signal.NAME, signal.SIG_DFL)  # also under nohup
+
 with session(Late(), strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
     torch.nn.Linear(3, 1)(torch.ones(4, 3)).mean().backward()
 try:

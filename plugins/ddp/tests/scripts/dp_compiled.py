@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 from torchbus import session
 
 warnings.simplefilter("ignore")
+torch.ones(1, requires_grad=True).sum().backward()  # a build for GPUs counts them before a trace
 torch.set_default_dtype(torch.float64)
 DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 rows = []

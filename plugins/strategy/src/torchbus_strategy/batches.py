@@ -87,8 +87,13 @@ def _references(tensor: Tensor) -> int:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is in memory, in one piece."""
-    return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
+    """Whether the tensor is in memory, in one piece; those inside of ``torch.func`` are not."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
+        return False
+    try:
+        return bool(tensor.untyped_storage())
+    except NotImplementedError:
+        return False
 
 
 def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:

@@ -278,9 +278,9 @@ def refuse_older_torch(session: Context, strategy: str, needed: str) -> None:
     """Raise UsageError if several ranks are to divide tensors, and this torch does so inexactly."""
     if torch.__version__ < needed and session.has_many_ranks():
         raise UsageError(
-            f"the engine of strategy={strategy!r} needs torch {needed} or later on several ranks, and"
-            f" this is {torch.__version__}, which fails there or gives other numbers: upgrade torch, or use"
-            " strategy='ddp'"
+            f"the engine of strategy={strategy!r} needs torch {needed} or later on several ranks,"
+            f" and this is {torch.__version__}, which fails there or gives other numbers: upgrade"
+            " torch, or use strategy='ddp'"
         )
 
 

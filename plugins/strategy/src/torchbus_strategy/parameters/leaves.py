@@ -174,6 +174,7 @@ class OtherLeaves:
             isinstance(tensor, Tensor)
             and tensor.is_leaf
             and not isinstance(tensor, nn.Parameter)
+            and is_plain(tensor)
             and not self._is_known(tensor)
         )
 
