@@ -17,7 +17,7 @@ WINDOW = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.1
 LOOPS = {"ddp": 1e-6, "accumulate": 1e-6, "bf16": 1e-2}
 """The loops of ``tests/two_ranks.py``, and how far two ranks may be from one process."""
 PAGE = ROOT / "docs" / "compatibility.md"
-ROW = re.compile(r"^\| (\d+\.\d+\.\d+) \|.*\n", re.M)
+ROW = re.compile(r"^\| (\d+\.\d+\.\d+) \| (\d+\.\d+)\..*\n", re.M)  # torch, Python's minor
 
 
 def run(torches: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def _tried(environment: Environment) -> bool:
     finally:
         shutil.rmtree(environment.folder, ignore_errors=True)
     (version,) = {torch.partition("+")[0] for torch, _ in found.values()}
-    PAGE.write_text(with_row(PAGE.read_text("utf-8"), version, row(version, found)), "utf-8")
+    PAGE.write_text(with_row(PAGE.read_text("utf-8"), row(version, found)), "utf-8")
     return all(apart <= LOOPS[name] for name, (_, apart) in found.items())
 
 
@@ -55,9 +55,9 @@ def row(version: str, found: dict[str, tuple[str, float]]) -> str:
     return f"| {version} | {platform.python_version()} | {day} | {commit.strip()} | {apart} |\n"
 
 
-def with_row(page: str, version: str, line: str) -> str:
-    """The page with this row in its place: by version."""
-    rows = {one[1]: one[0] for one in ROW.finditer(page)} | {version: line}
-    ordered = sorted(rows, key=lambda one: [int(part) for part in one.split(".")])
+def with_row(page: str, line: str) -> str:
+    """The page with this row in its place: by torch, then by Python."""
+    rows = {one.groups(): one[0] for one in ROW.finditer(page + line)}
+    ordered = sorted(rows, key=lambda one: [int(part) for part in ".".join(one).split(".")])
     before, rule, rest = page.partition("|---|---|---|---|---|---|---|\n")
     return before + rule + "".join(rows[one] for one in ordered) + ROW.sub("", rest)

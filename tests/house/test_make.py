@@ -53,9 +53,11 @@ def test_only_torch_differs(make: ModuleType, torch: str | None, line: str) -> N
 
 def test_a_row_of_a_version_has_one_place(make: ModuleType) -> None:
     page = "before\n|---|---|---|---|---|---|---|\nafter\n"
-    for version in ("2.10.0", "2.9.1", "2.13.0", "2.9.1"):
-        page = make.versions.with_row(page, version, f"| {version} | x |\n")
-    rows = "".join(f"| {version} | x |\n" for version in ("2.9.1", "2.10.0", "2.13.0"))
+    given = ("2.10.0 | 3.9.1", "2.10.0 | 3.10.2", "2.9.1 | 3.9.1", "2.13.0 | 3.9.1")
+    for number, one in enumerate((*given, "2.9.1 | 3.9.2")):
+        page = make.versions.with_row(page, f"| {one} | {number} |\n")
+    rows = "| 2.9.1 | 3.9.2 | 4 |\n| 2.10.0 | 3.9.1 | 0 |\n"
+    rows += "| 2.10.0 | 3.10.2 | 1 |\n| 2.13.0 | 3.9.1 | 3 |\n"
     assert page == f"before\n|---|---|---|---|---|---|---|\n{rows}after\n"
 
 
