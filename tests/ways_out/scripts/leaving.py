@@ -35,7 +35,7 @@ def train(s: Session, who: int, how: str, folder: Path) -> None:
     for step in range(10**9 if how == "endless" else STEPS):
         if step == AT:
             if s.rank == who:
-                (folder / "left").touch()
+                os.mknod(folder / "left")  # past what ranks do together
             if s.rank == who or how in ALL_DO:
                 if how == "break":
                     break

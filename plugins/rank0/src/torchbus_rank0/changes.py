@@ -203,14 +203,19 @@ class Changes:
             self._job.note(f"torchbus: {text} ({_line()})")
 
     def _say(self, kind: str, path: str, why: str) -> None:
-        """Let rank 0 show it, unless the rank's number, process or host is in the path."""
+        """Let rank 0 show it, unless the rank's number, process or host is in the path.
+
+        While this rank leaves by an exception, that is what is shown first.
+        """
         rank = self._session.rank
         if why == ENDED:
             self._job.note(
                 f"torchbus: rank 0 ended its loop before the {kind} of {path} that rank {rank}"
                 f" makes at {_line()}"
             )
-        elif why != ELSEWHERE or not is_of_rank(path, self._rank0s, rank):
+        elif sys.exc_info()[1] is None and (
+            why != ELSEWHERE or not is_of_rank(path, self._rank0s, rank)
+        ):
             self._job.note(f"torchbus: {LOCAL.format(kind=kind, path=path, rank=rank)} ({_line()})")
 
 
