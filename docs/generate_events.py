@@ -8,11 +8,12 @@ Read as text, not imported: nothing needs to be installed.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
 from pathlib import Path
+
+from written import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "events.md"
@@ -116,24 +117,5 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(paragraphs).replace("``", "`") + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Write docs/events.md from the files that declare events."
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; exit status 1 if the page is not up to date",
-    )
-    if not parser.parse_args().check:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page():
-        print(
-            "docs/events.md is not up to date: run python docs/generate_events.py", file=sys.stderr
-        )
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, page, __doc__))

@@ -8,10 +8,11 @@ Read as text, not imported: nothing needs to be installed.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 from pathlib import Path
+
+from written import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "first-lines.md"
@@ -59,17 +60,5 @@ def _first_line(node: ast.Module | ast.ClassDef) -> str:
     return " ".join(first.split()).replace("``", "`").replace("<", "&lt;").replace("|", "&#124;")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("::")[0])
-    parser.add_argument("--check", action="store_true")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print("run docs/generate_first_lines.py")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, page, __doc__))

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from itertools import groupby
 from pathlib import Path
 
 from torchbus.bus import discovery
+from written import run
 
 from torchbus_cli.options import Option, known_options
 
@@ -77,16 +77,5 @@ def _row(one: Option) -> str:
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, and compare")
-    if parser.parse_args().check:
-        is_old = PAGE.read_text(encoding="utf-8") != page()
-        print("run docs/generate_options.py" if is_old else "up to date")
-        return int(is_old)
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, page, __doc__))

@@ -6,10 +6,11 @@ python docs/generate_rules.py --check    # exit status 1 if it is not up to date
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
+
+from written import run
 
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import RULES
@@ -31,17 +32,5 @@ def page(text: str) -> str:
     return PLACE.sub(lambda _: table, text)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, and compare")
-    text = PAGE.read_text(encoding="utf-8")
-    if not parser.parse_args().check:
-        PAGE.write_text(page(text), encoding="utf-8")
-    elif page(text) != text:
-        print(f"{PAGE.name} is not up to date: run python docs/generate_rules.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, lambda: page(PAGE.read_text(encoding="utf-8")), __doc__))

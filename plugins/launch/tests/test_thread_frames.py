@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from torchbus_launch import guard
-from torchbus_launch.guard import of_thread
+from torchbus_launch import threads
+from torchbus_launch.threads import frames_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -30,7 +30,7 @@ def reads_in_a_fork() -> int:
     """The exit status of a forked process that reads frames, if it can."""
     child = os.fork()
     if child == 0:
-        reads = threading.Thread(target=of_thread, args=[threading.main_thread().ident])
+        reads = threading.Thread(target=frames_of, args=[threading.main_thread().ident])
         reads.daemon = True
         reads.start()
         reads.join(10.0)
@@ -44,7 +44,7 @@ def test_a_process_forked_during_a_read_can_read_and_collects_garbage() -> None:
     begun, over = threading.Event(), threading.Event()
 
     def read() -> None:
-        with guard._empty_collected():
+        with threads._empty_collected():
             begun.set()
             over.wait(0.3)
 
@@ -60,7 +60,7 @@ def test_a_process_forked_during_a_read_can_read_and_collects_garbage() -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_fork_waits_until_native_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has just finished a collective may hold a lock that the child waits for forever."""
-    monkeypatch.setattr(guard, "NATIVE_THREADS_SLEEP_S", 60.0)
+    monkeypatch.setattr(threads, "SLEEP_WITHIN_S", 60.0)
     begun, measured, seconds = threading.Event(), threading.Event(), []
 
     def compute() -> None:
@@ -75,7 +75,7 @@ def test_a_fork_waits_until_native_threads_sleep(monkeypatch: pytest.MonkeyPatch
     thread.start()
     begun.wait()
     clock = time.pthread_getcpuclockid(thread.ident or 0)
-    guard.let_native_threads_sleep()
+    threads.let_native_threads_sleep()
     computed = time.clock_gettime(clock)
     measured.set()
     thread.join()

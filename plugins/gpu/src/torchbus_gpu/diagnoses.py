@@ -18,7 +18,7 @@ from torchbus_device import accelerators
 from torchbus_gpu.notices import Notices
 from torchbus_gpu.sources.own_gpu import LocalGpu
 from torchbus_gpu.users_code import Line, loader_line
-from torchbus_launch import guard
+from torchbus_launch import threads
 
 WINDOW = 10
 LEAST_BUSY_PCT = 50.0
@@ -284,7 +284,7 @@ class Whereabouts:
         return sum(recent) / max(1, len(recent))
 
     def look(self) -> None:
-        line = loader_line(guard.of_thread(self._thread))
+        line = loader_line(threads.frames_of(self._thread))
         self.loader = line or self.loader
         self._recent.append(line is not None)
         self._looks += 1

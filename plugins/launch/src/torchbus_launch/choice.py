@@ -20,6 +20,7 @@ from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank
 from torchbus_launch import relaunch
 from torchbus_launch.request import Request
+from torchbus_launch.threads import native
 
 if sys.platform != "win32":
     import fcntl
@@ -36,15 +37,6 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
-
-
-def names_of_tasks() -> Iterator[str]:
-    """Yield the names of this process's threads, native ones too; none without /proc."""
-    with contextlib.suppress(OSError):
-        for number in os.listdir("/proc/self/task"):
-            path = f"/proc/self/task/{number}/comm"
-            with open(path, encoding="utf-8", errors="replace") as file:
-                yield file.read().strip()
 
 
 def write_to_no_file_of_the_parent() -> None:
@@ -70,7 +62,6 @@ def _files_open_for_writing() -> Iterator[int]:
 
 
 USES = r"\.{0}\(|[\"']{0}|torch\.{0}\.(?!is_|device_count)"
-BACKWARD_THREAD = "pt_autograd_"
 COUNTS = r"torch\.{0}\.is_available|torch\.accelerator\.is_available"
 
 
@@ -91,14 +82,6 @@ def is_lost_in_a_fork(kind: str) -> bool:
     if pid == 0:
         os._exit(int(is_in_bad_fork()))
     return bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-
-
-def has_backward_threads() -> bool:
-    """Return whether a backward, of whatever device, has started torch's thread for each GPU.
-
-    Then backward raises in a forked process. torch has no other sign of it.
-    """
-    return any(name.startswith(BACKWARD_THREAD) for name in names_of_tasks())
 
 
 def count_devices_for_backward() -> None:
@@ -192,5 +175,5 @@ def _threads_lost_in_a_fork() -> Iterator[str]:
     yield from (
         thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
     )
-    names = list(names_of_tasks())  # the main thread's is the first
+    names = [name for name, _ in native()]  # the main thread's is the first
     yield from (name for name in names if name != names[0])

@@ -18,7 +18,6 @@ from torchbus_launch.choice import (
     count_devices_for_backward,
     first_use,
     fork,
-    has_backward_threads,
     is_lost_in_a_fork,
     write_to_no_file_of_the_parent,
 )
@@ -27,6 +26,7 @@ from torchbus_launch.joining import find_nodes
 from torchbus_launch.relaunch import wait_until_joined
 from torchbus_launch.request import Request
 from torchbus_launch.store import StoreBarrier
+from torchbus_launch.threads import has_backward_threads
 
 JOINS_WITHIN_S = 60.0
 LATE = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -11,77 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
-from torchbus.compat.python import frames_of_threads
 from torchbus.errors import RankFailed
 
 from torchbus_launch.broadcast_log import FairClock, Looking, leave_to_no_debugger
 from torchbus_launch.saying import say
-
-_one_at_a_time = threading.Lock()
-NATIVE_THREADS = b"(pt_"
-NATIVE_THREADS_SLEEP_S = 0.2
-
-
-def let_native_threads_sleep() -> None:
-    """Wait until torch's native threads sleep, up to ``NATIVE_THREADS_SLEEP_S``.
-
-    A thread that has just finished a collective drops the tensors, for which it takes the
-    interpreter's lock of thread states. If the process forks at that moment, the child waits for
-    this lock forever: Python before 3.12 renews it too late. Without /proc, there is no wait.
-    """
-    deadline = time.monotonic() + NATIVE_THREADS_SLEEP_S
-    while _a_native_thread_runs() and time.monotonic() < deadline:
-        time.sleep(0.0001)
-
-
-def _a_native_thread_runs() -> bool:
-    with contextlib.suppress(OSError):
-        for number in os.listdir("/proc/self/task"):
-            with contextlib.suppress(OSError), open(f"/proc/self/task/{number}/stat", "rb") as file:
-                name, _, state = file.read().rpartition(b") ")
-                if NATIVE_THREADS in name and state.startswith(b"R"):
-                    return True
-    return False
-
-
-if hasattr(os, "register_at_fork"):
-    if sys.version_info < (3, 12):
-        os.register_at_fork(before=let_native_threads_sleep)
-    # else a process that is forked during a read has the lock held, and no garbage collection
-    os.register_at_fork(
-        before=_one_at_a_time.acquire,
-        after_in_parent=_one_at_a_time.release,
-        after_in_child=_one_at_a_time.release,
-    )
-
-
-def of_thread(ident: int | None) -> list[FrameType]:
-    """Return the frames from the innermost outwards; [] for a thread that has ended."""
-    chain = []
-    with _empty_collected():
-        frame = frames_of_threads().get(ident or 0)
-        while frame is not None:
-            chain.append(frame)
-            frame = frame.f_back
-    return chain
-
-
-@contextmanager
-def _empty_collected() -> Iterator[None]:
-    with _one_at_a_time:
-        was_enabled = sys.version_info < (3, 12) and gc.isenabled()
-        if was_enabled:
-            gc.disable()
-        try:
-            yield
-        finally:
-            if was_enabled:
-                gc.enable()
-
+from torchbus_launch.threads import frames_of
 
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
@@ -291,7 +227,7 @@ class Guard:
         return self.leaving or self._stop.is_set()
 
     def _kill_myself(self) -> None:
-        innermost = of_thread(self._loop.ident)[:3]
+        innermost = frames_of(self._loop.ident)[:3]
         where = "".join(
             traceback.format_list(
                 traceback.StackSummary.extract(

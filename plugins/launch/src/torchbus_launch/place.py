@@ -11,7 +11,7 @@ from torch.nn import Module
 from torchbus.compat import loaders
 from torchbus.runtime.user_code import LIBRARIES, is_inside
 
-from torchbus_launch import guard
+from torchbus_launch import threads
 from torchbus_launch.compat import OPERATORS
 from torchbus_launch.stall import is_stopped
 
@@ -59,7 +59,7 @@ def find(rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: 
 
     ``waiting``: what it declared to wait for, if any.
     """
-    chain = guard.of_thread(thread)
+    chain = threads.frames_of(thread)
     user = next(
         (index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1
     )
@@ -124,7 +124,7 @@ def _note(inner: list[FrameType]) -> str:
 
 def waited_workers(thread: int) -> tuple[list[int], object]:
     """Return the workers that this thread waits for, and how many batches have come."""
-    iterator = _loader(guard.of_thread(thread))
+    iterator = _loader(threads.frames_of(thread))
     return (
         ([], None)
         if iterator is None

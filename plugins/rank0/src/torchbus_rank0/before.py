@@ -36,6 +36,8 @@ class Entry(NamedTuple):
 
 
 class Before:
+    """The contents of files before rank 0's last changes to them, in the job's store."""
+
     def __init__(self, session: Context, job: JobService) -> None:
         self._session = session
         self._job = job

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class SharedFiles(Protocol):
+class FileChanges(Protocol):
     """What a session does at changes of files."""
 
     def changing(self, kind: str, place: int) -> Make: ...
@@ -31,7 +31,7 @@ SQLITE = (
 )
 
 
-def follow_libraries(session: Context, files: SharedFiles) -> None:
+def follow_libraries(session: Context, files: FileChanges) -> None:
     """Replace the functions of libraries by which the script writes, once they are imported."""
     calls: dict[str, Callable[[], object]] = {
         "safetensors.torch": partial(_safetensors, session, files, "safetensors.torch"),
@@ -44,18 +44,18 @@ def follow_libraries(session: Context, files: SharedFiles) -> None:
     session.on_close.callback(imports.follow(calls))
 
 
-def _safetensors(session: Context, files: SharedFiles, module: str) -> None:
+def _safetensors(session: Context, files: FileChanges, module: str) -> None:
     """All its functions that write call this one, which is native."""
     session.replace(sys.modules[module], "serialize_file", files.changing("save", 1))
 
 
-def _transformers(session: Context, files: SharedFiles) -> None:
+def _transformers(session: Context, files: FileChanges) -> None:
     """Its ranks other than 0 may write nothing, and don't wait."""
     model = sys.modules["transformers.modeling_utils"].PreTrainedModel
     session.replace(model, "save_pretrained", files.waiting_after("save_pretrained", 1))
 
 
-def _sqlite(session: Context, files: SharedFiles) -> None:
+def _sqlite(session: Context, files: FileChanges) -> None:
     import sqlite3
 
     writes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
