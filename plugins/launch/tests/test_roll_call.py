@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch.distributed as dist
 from torchbus.world import World
@@ -56,6 +58,10 @@ def requests_at_the_end(rank: int, world_size: int) -> int:
     for word in ("loop ended", "ended", "left"):
         others_say(others, word, rank, world_size)
     ending.say_loop_ended(Ended(rank, 9, 9))
+    for _ in range(10_000):  # a rank that has not read an entry yet makes two requests more
+        if ending.have_loops_ended:
+            break
+        time.sleep(0.001)
     ending.say()
     log._thread.join(30)
     assert ending.is_complete and log.has(ALL_ENDED)
@@ -94,7 +100,7 @@ COUNTS = [requests_at_the_start, requests_of_a_launched_rank, requests_at_the_en
 def test_as_many_requests_in_any_world(count) -> None:
     for place in (0, -1):
         found = [count(place % size, size) for size in SIZES]
-        assert max(found) < 24 and max(found) - min(found) <= 4  # two entries read late
+        assert max(found) < 24 and max(found) - min(found) <= 4  # an entry read late
 
 
 def test_ranks_of_a_host_find_each_other_in_its_list() -> None:
