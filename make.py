@@ -34,6 +34,7 @@ from release.environment import NEWEST, Environment, say
 ROOT = Path(__file__).resolve().parent
 QUICK_S = 50.0
 PYTEST_AT_LEAST_S = 15.0
+SCRIPTS_WITH_TYPES = (ROOT / "tests/house/typed", ROOT / "examples/gallery")
 Words = Sequence["str | Path"]
 
 
@@ -42,10 +43,13 @@ def demo(environment: Environment, words: Words) -> int:
 
 
 def test(environment: Environment, words: Words) -> int:
-    tests = {"pytest": environment.pytest("--dist", "loadfile", *words)}
-    scripts = [ROOT / "tests/house/typed", ROOT / "examples/gallery"]
-    checks = check(environment, Path("."), environment.packages, *scripts)
-    return verdict({**checks, **tests})
+    """mypy runs beside the tests, which often wait for the processes that they start."""
+    types = environment.start(*types_of(environment.packages, *SCRIPTS_WITH_TYPES))
+    statuses = style(environment, Path("."))
+    statuses["pytest"] = environment.pytest("--dist", "loadfile", *words)
+    say("mypy")
+    print(types.communicate()[0], end="")
+    return verdict({**statuses, "mypy": types.returncode})
 
 
 def faults(environment: Environment, words: Words) -> int:
@@ -77,7 +81,8 @@ def quick(environment: Environment, words: Words) -> int:
     """
     began = time.monotonic()
     package, *rest = [package_of(Path(words[0])), *words[1:]]
-    statuses = check(environment, package, [package])
+    statuses = style(environment, package)
+    statuses["mypy"] = environment.run(*types_of([package]))
     left = max(QUICK_S - (time.monotonic() - began), PYTEST_AT_LEAST_S)
     given: Words = ["-p", "quick", f"--seconds={left:.0f}", package / "tests"]
     return verdict({**statuses, "pytest": environment.pytest("--dist", "load", *given, *rest)})
@@ -92,16 +97,17 @@ def package_of(path: Path) -> Path:
     sys.exit(f"make.py: {path} belongs to no package: name a folder such as plugins/ddp or core")
 
 
-def check(
-    environment: Environment, path: Path, packages: list[Path], *more: Path
-) -> dict[str, int]:
-    """Run ruff and mypy. ``more``: files for mypy beside the packages."""
-    sources = [folder for package in packages for folder in sorted(package.glob("src/*/"))]
+def style(environment: Environment, path: Path) -> dict[str, int]:
     return {
         "ruff": environment.run("-m", "ruff", "check", path),
         "format": environment.run("-m", "ruff", "format", "--check", "--quiet", path),
-        "mypy": environment.run("-m", "mypy", *sources, *more),
     }
+
+
+def types_of(packages: list[Path], *more: Path) -> list[str | Path]:
+    """The words that start mypy. ``more``: files beside the packages."""
+    sources = [folder for package in packages for folder in sorted(package.glob("src/*/"))]
+    return ["-m", "mypy", *sources, *more]
 
 
 def release(environment: Environment, words: Words) -> int:

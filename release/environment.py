@@ -16,7 +16,7 @@ from pathlib import Path
 from release import tree
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
+WORKERS = "3"  # for two cores: a test often waits for the processes that it starts
 OF_DEMO = ("redaction", "device", "launch", "rank0", "strategy", "sampler", "ddp")
 NEWEST = "newest"
 NEVER_IMPORTED = r"[/\\](tests|transformers[/\\]models)[/\\]"
@@ -138,6 +138,12 @@ class Environment:
     def run(self, *words: str | Path) -> int:
         say(" ".join(map(str, words)))
         return subprocess.run([self.python, *map(str, words)], cwd=ROOT).returncode
+
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        """Run it beside what follows. Its output waits in a pipe until it is read."""
+        command = [self.python, *map(str, words)]
+        out, both = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=both, text=True)
 
     def pytest(self, *words: str | Path) -> int:
         self._compile(*(folder / "src" for folder in self.packages))
