@@ -210,6 +210,10 @@ class Bus:
             by_position(impl, caller.spec.argnames) for impl in reversed(caller.get_hookimpls())
         )
 
+    def listened(self) -> set[str]:
+        """Return the events that somebody listens to."""
+        return {name for name, caller in vars(self.hook).items() if caller.get_hookimpls()}
+
     def has_listeners(self, event: str) -> bool:
         """Whether somebody listens to the event."""
         caller = getattr(self.hook, event, None)
