@@ -86,7 +86,9 @@ def listener(event: str, function: Callable[..., Any], given: filters.Filter) ->
 
     call.__name__ = event
     plugin = ScriptListener()
-    setattr(plugin, event, hookimpl(trylast=True, **given._asdict())(call))
+    every, once, main_only = given
+    mark = hookimpl(trylast=True, every=every, once=once, main_only=main_only)
+    setattr(plugin, event, mark(call))
     return plugin
 
 
