@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from snippets import Snippet, find
 
-from torchbus_advise.explain.own_session import PARTS, parts
+from torchbus_advise.explain import PARTS, parts
 from torchbus_testing.forking import fork_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "by-hand.md"

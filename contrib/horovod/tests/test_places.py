@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torchbus.world import World
 
-from torchbus_horovod import meeting
+from torchbus_horovod import strategy
 from torchbus_launch.relaunch import environment_variables
 
 
@@ -29,7 +29,7 @@ class Stub:
 
 def told(world: World, server: list[object], answers: list[object]) -> dict[str, str]:
     stub: Any = Stub(world, answers)
-    words = meeting._variables(stub, server)
+    words = strategy._variables(stub, server)
     return {name.removeprefix("HOROVOD_"): value for name, value in words.items()}
 
 
@@ -66,13 +66,13 @@ def test_the_interface_is_that_of_torchs_gloo(monkeypatch: pytest.MonkeyPatch) -
 def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     one_host: Any = Stub(World(one_host=True), [])
     several: Any = Stub(World(), [])
-    assert meeting._seen_address(one_host) == meeting._local_address(one_host) == "127.0.0.1"
+    assert strategy._seen_address(one_host) == strategy._local_address(one_host) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.2")
-    assert meeting._seen_address(several) == meeting._local_address(several) == "127.0.0.2"
+    assert strategy._seen_address(several) == strategy._local_address(several) == "127.0.0.2"
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # of no host: behind a translated address
-    assert meeting._local_address(several) == ""
+    assert strategy._local_address(several) == ""
     monkeypatch.delenv("MASTER_ADDR")
-    assert meeting._seen_address(several) == socket.gethostname()
+    assert strategy._seen_address(several) == socket.gethostname()
 
 
 def test_the_users_timeout_wins_and_a_launchers_place_returns(

@@ -10,7 +10,7 @@ import pytest
 from torchbus import session
 from torchbus.errors import PluginConflict, Unsupported, UsageError
 
-from torchbus_horovod import meeting
+from torchbus_horovod import strategy
 from torchbus_horovod import strategy as installed
 from torchbus_horovod.strategy import Horovod
 
@@ -133,4 +133,4 @@ def test_the_elastic_mode(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_horovod_was_initialised_before(built: Any) -> None:
     module = built(is_initialized=True, rank=0, size=1)
     with pytest.raises(UsageError, match="as rank 0 of 1, and the session has rank 1 of 2"):
-        meeting.open_horovod(two_ranks(), module, mpi=False)
+        strategy.open_horovod(two_ranks(), module, mpi=False)

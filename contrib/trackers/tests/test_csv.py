@@ -13,8 +13,7 @@ from torchbus.errors import UsageError
 
 from torchbus_log.trackers import tracker
 from torchbus_testing.disks import small_disk
-from torchbus_trackers.csv import CSVLogger
-from torchbus_trackers.table import Table
+from torchbus_trackers.csv import CSVLogger, Table
 
 pytestmark = [pytest.mark.timeout(300)]
 

@@ -9,8 +9,7 @@ from torchbus.errors import UsageError
 from torchbus_log.trackers.values import describe_run
 from torchbus_testing.scripts import run_script
 from torchbus_trackers import one_run
-from torchbus_trackers.flat import flat
-from torchbus_trackers.one_run import RunOfProject
+from torchbus_trackers.one_run import RunOfProject, flat
 
 NAMES = ("aim", "clearml", "comet", "dvclive", "mlflow", "swanlab", "trackio")
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from torchbus_profile.result import Profiled
 from torchbus_scale.rates import LearningRates
-from torchbus_throughput.windows import Window
+from torchbus_throughput.meter import Window
 
 Result = TypeVar("Result")
 Thing = TypeVar("Thing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import typing
 from collections.abc import Callable
 from types import TracebackType
@@ -93,16 +94,9 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         freeze_timeout: float = 600.0,
         **options: Unpack[KnownOptions],
     ) -> None:
-        arguments = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("self", "plugins", "options", "__class__")
-        }
-        self._arguments, self._plugins, self._options = (
-            plain(arguments),
-            plugins,
-            plain({**options}),
-        )
+        given = locals()
+        self._arguments = plain({name: given[name] for name in CORE_OPTIONS})
+        self._plugins, self._options = plugins, plain({**options})
         check_options(self._arguments | self._options)
         bus = Bus(events, dir(type(self)))
         self._context = Context(self, bus, plugins, self._arguments, self._options)
@@ -117,17 +111,17 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         the end of the block.
         """
         self._context.launcher.refuse_prompt()
-        self._context.block.enter(current_frame(1))
-        atexit.register(self._context.block.leave_at_exit)
+        self._context.enter(current_frame(1))
+        atexit.register(self._context.leave_at_exit)
         return self
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave a session that ``start()`` entered."""
-        atexit.unregister(self._context.block.leave_at_exit)
-        self._context.block.leave(error)
+        atexit.unregister(self._context.leave_at_exit)
+        self._context.leave(error)
 
     def __enter__(self) -> Session:
-        self._context.block.enter(current_frame(1))
+        self._context.enter(current_frame(1))
         return self
 
     def __exit__(
@@ -136,7 +130,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._context.block.leave(error)
+        self._context.leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call of it runs in a new session.
@@ -198,7 +192,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
 
         def listen(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._context.listeners.add(event, function, given)
+            self._context.add_listener(event, function, given)
             return function
 
         return listen if function is None else listen(function)
@@ -257,6 +251,11 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
 
 session = Session
+CORE_OPTIONS = tuple(
+    name
+    for name, one in inspect.signature(Session).parameters.items()
+    if one.kind is one.KEYWORD_ONLY
+)
 
 
 def current() -> Session | None:

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchbus_advise.estimate.hardware import GPUS
-from torchbus_advise.estimate.memory import activations
 from torchbus_advise.estimate.plans import Installed, Plan, Strategy
-from torchbus_advise.estimate.rows import Machine, Row, choose, rows
+from torchbus_advise.estimate.rows import GPUS, Machine, Row, activations, choose, rows
 from torchbus_advise.observing.facts import (
     Facts,
     LoaderFacts,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchbus import session
 from torchbus.errors import Unsupported, UsageError
 
-from torchbus_amp import float8_options
+from torchbus_amp import float8
 from torchbus_amp.plugin import Precision
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 
@@ -45,14 +45,14 @@ def test_an_old_gpu_is_refused(
     capability: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = SimpleNamespace(get_device_capability=lambda device: capability)
-    monkeypatch.setattr(float8_options.accelerators, "module", lambda kind: gpu)
-    config, device = float8_options.read("tensorwise"), torch.device("cuda:1")
-    float8_options.refuse_device_type("cuda", config)
+    monkeypatch.setattr(float8.accelerators, "module", lambda kind: gpu)
+    config, device = float8.read("tensorwise"), torch.device("cuda:1")
+    float8.refuse_device_type("cuda", config)
     if not words:
-        float8_options.refuse_device(device, config)
+        float8.refuse_device(device, config)
         return
     with pytest.raises(UsageError) as refused:
-        float8_options.refuse_device(device, config)
+        float8.refuse_device(device, config)
     assert str(refused.value) == (
         f"precision='fp8' on cuda:1: its compute capability is {words}, and float8 needs 8.9 or"
         f" later, as an H100 has. {H100}"
@@ -72,7 +72,7 @@ def test_torchao_is_missing(found: str, words: str, monkeypatch: pytest.MonkeyPa
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(float8_options, "version", version)
+    monkeypatch.setattr(float8, "version", version)
     with pytest.raises(UsageError) as refused:
         Precision("fp8")
     assert str(refused.value) == f"precision='fp8' needs {words}"
@@ -113,15 +113,15 @@ def test_weights_of_torchaos_own_type_are_refused() -> None:
 def test_layers_that_ranks_share_are_refused() -> None:
     context: Any = SimpleNamespace(options={"strategy": "fsdp", "tp": 2})
     with pytest.raises(Unsupported) as refused:
-        float8_options.refuse_tp(context)
+        float8.refuse_tp(context)
     assert str(refused.value) == (
         f"precision='fp8' with tp: each rank would choose a different scale for its part of a layer. {H100}"
     )
 
 
 def test_a_recipe_pads_partial_batches() -> None:
-    assert float8_options.read("rowwise_with_gw_hp").pad_inner_dim
-    assert float8_options.read("tensorwise").emulate is False
+    assert float8.read("rowwise_with_gw_hp").pad_inner_dim
+    assert float8.read("tensorwise").emulate is False
 
 
 def test_torch_the_model_and_its_copies_are_as_before() -> None:

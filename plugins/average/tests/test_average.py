@@ -15,7 +15,7 @@ from torch.optim.swa_utils import (
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_average.entries import Entry
+from torchbus_average.averages import Entry
 from torchbus_average.plugin import Average
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "averaging_loop.py"))

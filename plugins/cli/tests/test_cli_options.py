@@ -45,10 +45,10 @@ def third(monkeypatch: pytest.MonkeyPatch):
     """As if it were installed."""
     value = f"{__name__}:Third"
     offers = {
-        kind: discovery.Offers([metadata.EntryPoint(name, value, kind)])
+        kind: {name: [metadata.EntryPoint(name, value, kind)]}
         for kind, name in (("plugin", "third"), ("option", "third_mode"), ("verb", "third"))
     }
-    monkeypatch.setattr(discovery, "installed", lambda kind: offers.get(kind, discovery.Offers([])))
+    monkeypatch.setattr(discovery, "offers", lambda: offers)
     load = discovery.load
     monkeypatch.setattr(
         discovery, "load", lambda entry: Third if entry.value == value else load(entry)

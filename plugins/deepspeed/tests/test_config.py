@@ -10,9 +10,8 @@ import pytest
 import torch
 from torchbus.errors import UsageError
 
-from torchbus_deepspeed import _compat
-from torchbus_deepspeed.config import config as agreement
-from torchbus_deepspeed.config import known
+from torchbus_deepspeed import _compat, config
+from torchbus_deepspeed import config as agreement
 from torchbus_deepspeed.strategy import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -182,7 +181,7 @@ def test_batch_sizes_that_are_not_the_loops():
 
 def test_unknown_keys_of_zero_optimization():
     with pytest.raises(UsageError, match="did you mean 'reduce_bucket_size'"):
-        known.refuse_unknown_zero({"reduce_bucket": 1}, ["reduce_bucket_size", "stage"])
+        config.refuse_unknown_zero({"reduce_bucket": 1}, ["reduce_bucket_size", "stage"])
 
 
 @pytest.mark.parametrize(
@@ -194,6 +193,6 @@ def test_deepspeed_is_missing_or_too_old(monkeypatch, found, words):
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr("torchbus_deepspeed.config.reading.version", version)
+    monkeypatch.setattr("torchbus_deepspeed.config.version", version)
     with pytest.raises(UsageError, match=words):
         DeepSpeed()

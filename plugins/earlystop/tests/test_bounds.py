@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_earlystop.bounds import seconds
+from torchbus_earlystop.judge import seconds
 from torchbus_testing.forking import fork_script
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchbus import session
 
-from torchbus_gpu.lint.dataset import objects_in
-from torchbus_gpu.lint.loader import workers_needed
+from torchbus_gpu.lint import objects_in, workers_needed
 from torchbus_testing.scripts import run_script
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 

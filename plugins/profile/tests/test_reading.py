@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch.autograd import DeviceType
 
-from torchbus_profile.reading import read
+from torchbus_profile.result import read
 
 
 def event(name, start, end, device=DeviceType.CPU, device_us=0.0, cpu_us=0.0):

@@ -12,7 +12,7 @@ from torchbus import session
 from torchbus.bus.base import hookimpl
 from torchbus.errors import Unsupported, UsageError
 
-from torchbus_quantize import choice, libraries
+from torchbus_quantize import checks, libraries
 from torchbus_quantize.plugin import Quantize
 
 with warnings.catch_warnings():
@@ -43,7 +43,7 @@ class Odd(nn.Module):
 
 
 def test_layers_that_others_need_as_they_are():
-    found = choice.choose(Odd(), "nf4", ("*.1",), libraries.load("torchao"))
+    found = checks.choose(Odd(), "nf4", ("*.1",), libraries.load("torchao"))
     assert list(found.layers) == ["whole.0"]
     assert found.left == {
         "tied": "another module has the same weight",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchbus_throughput.measures import peaks
+from torchbus_throughput.measures import flops
 
 
 @pytest.mark.parametrize(
@@ -22,20 +22,20 @@ from torchbus_throughput.measures import peaks
     ],
 )
 def test_peaks_of_data_sheets(name, dtype, tera):
-    assert peaks.peak(peaks.named(name), dtype) == tera * 1e12
+    assert flops.peak(flops.named(name), dtype) == tera * 1e12
 
 
 @pytest.mark.parametrize(
     "name", ["NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GeForce RTX 4090 Laptop GPU", "A10G", ""]
 )
 def test_other_devices_have_no_peak(name):
-    assert peaks.named(name) is None
+    assert flops.named(name) is None
 
 
 def test_float32_by_tf32():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert peaks.peak(peaks.named("NVIDIA A100-PCIE-40GB"), torch.float32) == 156e12
+        assert flops.peak(flops.named("NVIDIA A100-PCIE-40GB"), torch.float32) == 156e12
     finally:
         torch.set_float32_matmul_precision(before)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from torchbus_launch.store import SealedStore
 from torchbus_testing.counted_store import CountedStore
-from torchbus_throughput.windows import END, Exchange, Part
+from torchbus_throughput.meter import END, Exchange, Part
 
 WORLDS = (2, 64, 4096)
 PART = Part(2.0, 10.0, 30.0)

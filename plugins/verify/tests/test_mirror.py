@@ -41,7 +41,7 @@ def test_ranks_that_make_a_folder_in_one_that_exists(tmp_path):
         import os, sys
         from multiprocessing import get_context
         from pathlib import Path
-        from torchbus_verify.runs.mirror import Mirror
+        from torchbus_verify.runs.writes import Mirror
 
         original, own = Path(sys.argv[1]), Path(sys.argv[2])
         mirror = Mirror(original, own / "work")

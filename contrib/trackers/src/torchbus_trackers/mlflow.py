@@ -11,8 +11,7 @@ from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_log.trackers.tracker import NullObject, new_run_name
 from torchbus_log.trackers.values import Image
-from torchbus_trackers.flat import flat
-from torchbus_trackers.one_run import RunOfProject
+from torchbus_trackers.one_run import RunOfProject, flat
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

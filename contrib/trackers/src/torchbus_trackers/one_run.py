@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -109,3 +109,17 @@ def refuse_missing(name: str, module: str) -> None:
             f"logger {name!r} needs the package {module}, which is not installed:"
             f' pip install "torchbus-trackers[{name}]"'
         )
+
+
+def flat(values: Mapping[str, object], between: str = ".") -> dict[str, object]:
+    """Return the values of nested dicts by their joined names, as in ``{"net.width": 64}``."""
+    return dict(_items(values, between, ""))
+
+
+def _items(values: Mapping[str, object], between: str, before: str) -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _items(value, between, f"{name}{between}")
+        else:
+            yield name, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar, overload
@@ -10,6 +11,7 @@ import pluggy
 import torch
 
 from torchbus.bus import filters
+from torchbus.errors import UsageError
 
 Listener = TypeVar("Listener", bound=Callable[..., Any])
 
@@ -63,6 +65,31 @@ def hookimpl(
         return _mark(function, **marks)
 
     return mark if function is None else mark(function)
+
+
+class ScriptListener:
+    """A function of the script, as a plugin with one method. It gets no events of trials."""
+
+    hears_trials = False
+
+
+def listener(event: str, function: Callable[..., Any], given: filters.Filter) -> ScriptListener:
+    """Return a plugin that calls a function at an event, after all others."""
+    if not callable(function):
+        raise UsageError(
+            f"s.on({event!r}, {type(function).__name__}): pass a function to be called"
+        )
+
+    @functools.wraps(function)  # bound methods and objects can't be marked
+    def call(*arguments: object) -> object:
+        return function(*arguments)
+
+    call.__name__ = event
+    plugin = ScriptListener()
+    every, once, main_only = given
+    mark = hookimpl(trylast=True, every=every, once=once, main_only=main_only)
+    setattr(plugin, event, mark(call))
+    return plugin
 
 
 class Plugin:

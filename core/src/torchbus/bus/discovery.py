@@ -28,30 +28,13 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
 KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event", "companion")
-
-
-class Offers(dict[str, EntryPoint]):
-    """Entry points by name.
-
-    ``contested``: all entry points of a name that several packages offer.
-    """
-
-    def __init__(self, entries: Iterable[EntryPoint]) -> None:
-        self.contested: dict[str, list[EntryPoint]] = {}
-        for name, group in groupby(sorted(entries, key=_name_of), key=_name_of):
-            self[name], *others = _by_package(list(group))
-            if others:
-                self.contested[name] = [self[name], *others]
-
-
-def _name_of(entry: EntryPoint) -> str:
-    return entry.name
 
 
 def _by_package(entries: list[EntryPoint]) -> list[EntryPoint]:
@@ -66,25 +49,32 @@ def _by_package(entries: list[EntryPoint]) -> list[EntryPoint]:
 
 
 @cache
-def offers() -> dict[str, Offers]:
-    """Return all installed entry points of torchbus, by kind. It looks at the disk once."""
+def offers() -> dict[str, dict[str, list[EntryPoint]]]:
+    """Return all installed entry points of torchbus, by kind and name. It looks at the disk once.
+
+    A name that several packages offer has several.
+    """
     found = entry_points()
     groups = [group for group in found.groups if group.partition(".")[0] == "torchbus"]
     return {
-        group.partition(".")[2] or "plugin": Offers(found.select(group=group)) for group in groups
+        group.partition(".")[2] or "plugin": _named(found.select(group=group)) for group in groups
     }
 
 
-def installed(kind: str) -> Offers:
+def _named(entries: Iterable[EntryPoint]) -> dict[str, list[EntryPoint]]:
+    name_of = attrgetter("name")
+    groups = groupby(sorted(entries, key=name_of), key=name_of)
+    return {name: _by_package(list(same)) for name, same in groups}
+
+
+def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the installed entry points of a kind, by name."""
-    return offers().get(kind) or Offers(())
+    return {name: entries[0] for name, entries in offers().get(kind, {}).items()}
 
 
 def every(kind: str) -> list[EntryPoint]:
     """Return all installed entry points of a kind, contested ones too."""
-    offers = installed(kind)
-    contested = offers.contested if isinstance(offers, Offers) else {}
-    return [one for name, entry in offers.items() for one in contested.get(name, [entry])]
+    return [entry for entries in offers().get(kind, {}).values() for entry in entries]
 
 
 def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
@@ -147,11 +137,9 @@ def _read(name: str) -> dict[str, dict[str, str]]:
 
 def refuse_contested(kind: str, name: str) -> None:
     """Raise PluginConflict if several packages offer that name."""
-    offers = installed(kind)
-    if isinstance(offers, Offers) and name in offers.contested:
-        packages = " and ".join(
-            f"{version(entry)} ({entry.value})" for entry in offers.contested[name]
-        )
+    entries = offers().get(kind, {}).get(name, [])
+    if entries[1:]:
+        packages = " and ".join(f"{version(entry)} ({entry.value})" for entry in entries)
         raise PluginConflict(
             f"{_what(kind, name)} is offered by {packages}: uninstall one of them, or pass the"
             " plugin itself as an object"

@@ -16,22 +16,6 @@ from torch.utils.data import DataLoader
 from torchbus.errors import UsageError
 
 FORMS = ("auto", "script", "fork", "spawn")
-CORE_OPTIONS = (
-    "strategy",
-    "devices",
-    "accelerator",
-    "num_nodes",
-    "launch",
-    "logger",
-    "capture",
-    "seed",
-    "prefetch",
-    "verbose",
-    "print_all_ranks",
-    "timeout_s",
-    "hang_timeout",
-    "freeze_timeout",
-)
 
 
 def plain(given: dict[str, Any]) -> dict[str, Any]:

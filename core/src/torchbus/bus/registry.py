@@ -17,6 +17,8 @@ from torchbus.bus import discovery
 from torchbus.bus.filters import EVERYTHING, Filtered
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
 
+Function = Callable[..., Any]
+
 
 class Bus:
     """Plugin registry on pluggy's PluginManager, with cached call lists for hot events.
@@ -36,10 +38,10 @@ class Bus:
         self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)
         self.hook = self._manager.hook
-        self._compiled = Compiled(self.hook)
-        self._muted = Muted(self._manager, self._name_errors)
-        self.listeners, self.release = self._compiled.listeners, self._compiled.release
-        self.on_change: list[Callable[[], object]] = [self._compiled.refresh]
+        self._held: dict[str, WeakSet[Listeners]] = {}
+        self._before_mute: list[tuple[str, object]] = []
+        self._silent: list[object] = []
+        self.on_change: list[Callable[[], object]] = [self._recompile]
         """Called when a plugin was registered or removed."""
 
     def add_events(self, specs: ModuleType | type) -> None:
@@ -74,7 +76,8 @@ class Bus:
             raise
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin) if self._manager.is_registered(plugin) else None
-            raise UsageError(f"plugin {name}: {self._explain_validation(error)}") from error
+            said = str(error).replace("\n", " ")
+            raise UsageError(f"plugin {name}: {said}") from error
         except Exception as error:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
         self._refuse_second_engine(plugin, name)
@@ -155,22 +158,61 @@ class Bus:
         return sorted(declared, key=lambda name: order.index(name) if name in order else len(order))
 
     def plugins(self) -> list[tuple[str, object]]:
-        """Active plugins with their names, in order of registration."""
-        return self._muted.there()
+        """Active plugins with their names, in order of registration. Muted ones are included."""
+        found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
+        before = [pair for pair in self._before_mute if pair in found or pair[1] in self._silent]
+        return [*before, *(pair for pair in found if pair not in self._before_mute)]
 
     @contextmanager
     def muted(self, plugins: list[object]) -> Iterator[None]:
         """Inside, these plugins get no events.
 
-        They stay registered, in their place of the order.
+        They stay registered, in their place of the order. Plugins that are registered meanwhile
+        stay last.
         """
-        self._muted.take(plugins)
+        self._before_mute, self._silent = self.plugins(), plugins
+        for one in plugins:
+            self._manager.unregister(one)
         self._report_of_change()
         try:
             yield
         finally:
-            self._muted.give_back()
+            order = self.plugins()
+            for one in self._manager.get_plugins():
+                self._manager.unregister(one)
+            self._before_mute, self._silent = [], []
+            for name, one in order:
+                self._manager.register(one, name)
+                self._name_errors(one)
             self._report_of_change()
+
+    def listeners(self, event: str) -> Listeners:
+        """Return the functions of a hot event, and keep them up to date from now on."""
+        held = Listeners(self._functions(event))
+        self._held.setdefault(event, WeakSet()).add(held)
+        return held
+
+    def release(self, held: Listeners) -> None:
+        """Empty these listeners permanently: their holder must send no more events."""
+        for those in self._held.values():
+            those.discard(held)
+        held.now = ()
+
+    def _recompile(self) -> None:
+        for event, those in self._held.items():
+            functions = self._functions(event)
+            for held in those:
+                held.now = functions
+
+    def _functions(self, event: str) -> tuple[Function, ...]:
+        caller = getattr(self.hook, event)
+        return tuple(
+            by_position(impl, caller.spec.argnames) for impl in reversed(caller.get_hookimpls())
+        )
+
+    def listened(self) -> set[str]:
+        """Return the events that somebody listens to."""
+        return {name for name, caller in vars(self.hook).items() if caller.get_hookimpls()}
 
     def has_listeners(self, event: str) -> bool:
         """Whether somebody listens to the event."""
@@ -252,10 +294,6 @@ class Bus:
         name = f"{impl.plugin_name}.{impl.function.__name__}"
         impl.function = self._filtered.apply(impl.function, name, given)  # type: ignore[misc]
 
-    @staticmethod
-    def _explain_validation(error: pluggy.PluginValidationError) -> str:
-        return str(error).replace("\n", " ")
-
 
 def is_event(thing: object) -> bool:
     """Whether it is marked ``hookspec``."""
@@ -273,10 +311,6 @@ def _naming(function: Callable[..., object], plugin: str, event: str) -> Callabl
             raise PluginError(f"plugin {plugin} failed in {event}: {error!r}") from error
 
     return call
-
-
-Function = Callable[..., Any]
-Named = tuple[str, object]
 
 
 class Manager(pluggy.PluginManager):
@@ -305,39 +339,6 @@ class Listeners:
         self.now = now
 
 
-class Compiled:
-    """Recompiles the ``Listeners`` in use when plugins change."""
-
-    def __init__(self, hook: object) -> None:
-        self._hook = hook
-        self._held: dict[str, WeakSet[Listeners]] = {}
-
-    def listeners(self, event: str) -> Listeners:
-        """Return the functions of an event, and keep them up to date from now on."""
-        held = Listeners(self._functions(event))
-        self._held.setdefault(event, WeakSet()).add(held)
-        return held
-
-    def release(self, held: Listeners) -> None:
-        """Empty these listeners permanently: their holder must send no more events."""
-        for those in self._held.values():
-            those.discard(held)
-        held.now = ()
-
-    def refresh(self) -> None:
-        """Update all listeners after a plugin was registered or removed."""
-        for event, those in self._held.items():
-            functions = self._functions(event)
-            for held in those:
-                held.now = functions
-
-    def _functions(self, event: str) -> tuple[Function, ...]:
-        caller = getattr(self._hook, event)
-        return tuple(
-            by_position(impl, caller.spec.argnames) for impl in reversed(caller.get_hookimpls())
-        )
-
-
 def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
     """Return the function itself if it takes all arguments in order.
 
@@ -353,39 +354,3 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
         only = picked[0]
         return lambda *arguments: function(arguments[only])
     return lambda *arguments: function(*[arguments[i] for i in picked])
-
-
-class Muted:
-    """Removes plugins from a manager temporarily, and restores their order of calls.
-
-    ``registered``: called with each plugin that was registered again.
-    """
-
-    def __init__(self, manager: Manager, registered: Callable[[object], object]) -> None:
-        self._manager = manager
-        self._registered = registered
-        self._before: list[Named] = []
-        self._silent: list[object] = []
-
-    def there(self) -> list[Named]:
-        """Return all plugins in the order of registration, including muted ones."""
-        found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
-        unchanged = [pair for pair in self._before if pair in found or pair[1] in self._silent]
-        return [*unchanged, *(pair for pair in found if pair not in self._before)]
-
-    def take(self, plugins: list[object]) -> None:
-        """Mute these plugins."""
-        self._before = self.there()
-        self._silent = list(plugins)
-        for one in plugins:
-            self._manager.unregister(one)
-
-    def give_back(self) -> None:
-        """Unmute all, in their old order. Plugins that were registered meanwhile stay last."""
-        order = self.there()
-        for one in self._manager.get_plugins():
-            self._manager.unregister(one)
-        self._before, self._silent = [], []
-        for name, one in order:
-            self._manager.register(one, name)
-            self._registered(one)

@@ -9,7 +9,6 @@ from importlib.metadata import EntryPoint
 
 from torchbus.bus import discovery
 from torchbus.bus import options as torchbus_options
-from torchbus.bus.options import CORE_OPTIONS
 from torchbus.bus.registry import Bus
 from torchbus.errors import PluginConflict, PluginError, UsageError
 
@@ -52,16 +51,20 @@ def default_strategy() -> str:
 
 
 def resolve(
-    plugins: tuple[object, ...], strategy: object, logger: object, options: Mapping[str, object]
+    plugins: tuple[object, ...],
+    strategy: object,
+    core_options: Mapping[str, object],
+    options: Mapping[str, object],
 ) -> Named:
     """Return plugin objects with their names.
 
     They are those given, the strategy, the loggers, and the owners of the options.
     """
+    logger = core_options["logger"]
     objects = [plugin for plugin in plugins if not isinstance(plugin, str)]
     for plugin in objects:
         torchbus_options.refuse_no_plugin(plugin)
-    named: Named = [_given(plugin) for plugin in objects]
+    named: Named = [(type(plugin).__name__, plugin) for plugin in objects]
     wanted = Wanted()
     for name in [plugin for plugin in plugins if isinstance(plugin, str)]:
         wanted.once(discovery.find("plugin", name))
@@ -69,16 +72,16 @@ def resolve(
     if chosen is not None:
         wanted.options_of(chosen)
     elif strategy is not None:
-        named.append(_given(strategy))
+        named.append((type(strategy).__name__, strategy))
     loggers = logger if isinstance(logger, list | tuple) else [logger]
     loggers = [one for one in loggers if one is not None and one is not False]
     for one in loggers:
         if one is True or isinstance(one, str):
             wanted.options_of(discovery.find("logger", "local" if one is True else one))
         else:
-            named.append(_given(one))
+            named.append((type(one).__name__, one))
     for name, value in options.items():
-        wanted.options_of(_owner(name, chosen))[name] = value
+        wanted.options_of(_owner(name, chosen, tuple(core_options)))[name] = value
     named += [(name, _make(entry, given, named)) for name, (entry, given) in wanted.items()]
     _refuse_options_of_another_strategy(named, wanted, chosen)
     serving = [entry.value for entry in discovery.every("default") if entry.name == "logger"]
@@ -172,30 +175,14 @@ def _companions(named: Named, more: tuple[str, ...]) -> Named:
     that the script has imported.
     """
     names = [*more, *(name for _, plugin in named for name in getattr(plugin, "companions", ()))]
-    for name in names:
-        discovery.refuse_contested("plugin", name)
     imported = [entry.value for entry in discovery.every("companion") if entry.name in sys.modules]
-    entries = [
-        entry
-        for entry in discovery.every("plugin")
-        if entry.name in names or entry.value in imported
-    ]
-    active = {type(plugin) for _, plugin in named}
-    return [
-        (entry.name, _make(entry, {}, named))
-        for entry in entries
-        if discovery.load(entry) not in active
-    ]
+    return _not_active(names, imported, [type(plugin) for _, plugin in named])
 
 
 def companions_of(module: str, active: Sequence[type]) -> Named:
     """Return the plugins that come along with this module, and are not active."""
     wanted = [entry.value for entry in discovery.every("companion") if entry.name == module]
-    return [
-        (entry.name, _make(entry, {}, []))
-        for entry in discovery.every("plugin")
-        if entry.value in wanted and discovery.load(entry) not in active
-    ]
+    return _not_active((), wanted, active)
 
 
 def with_companions(entry: EntryPoint, active: Sequence[type]) -> Named:
@@ -203,31 +190,27 @@ def with_companions(entry: EntryPoint, active: Sequence[type]) -> Named:
     wanted = Wanted()
     wanted.options_of(entry)
     named: Named = [(name, _make(one, {}, [])) for name, (one, _) in wanted.items()]
-    companions = getattr(named[0][1], "companions", ())
-    for name in companions:
+    return named + _not_active(getattr(named[0][1], "companions", ()), (), active)
+
+
+def _not_active(names: Sequence[str], values: Sequence[str], active: Sequence[type]) -> Named:
+    """Return the installed plugins of these names and values, unless they are active."""
+    for name in names:
         discovery.refuse_contested("plugin", name)
-    return named + [
-        (one.name, _make(one, {}, named))
-        for one in discovery.every("plugin")
-        if one.name in companions and discovery.load(one) not in active
+    return [
+        (entry.name, _make(entry, {}, []))
+        for entry in discovery.every("plugin")
+        if (entry.name in names or entry.value in values) and discovery.load(entry) not in active
     ]
 
 
-def _owner(option: str, chosen: EntryPoint | None) -> EntryPoint:
+def _owner(option: str, chosen: EntryPoint | None, core: tuple[str, ...]) -> EntryPoint:
     """Return the plugin that an option belongs to: the chosen strategy before all others."""
-    if chosen is not None and _takes(chosen, option):
-        return chosen
-    return discovery.find("option", option, CORE_OPTIONS)
-
-
-def _takes(strategy: EntryPoint, option: str) -> bool:
-    """Whether the chosen strategy has this option. Another plugin may have one of that name too."""
-    maker = discovery.load(strategy)
-    return callable(maker) and option in inspect.signature(maker).parameters
-
-
-def _given(plugin: object) -> tuple[str, object]:
-    return type(plugin).__name__, plugin
+    if chosen is not None:  # another plugin may have one of that name, too
+        maker = discovery.load(chosen)
+        if callable(maker) and option in inspect.signature(maker).parameters:
+            return chosen
+    return discovery.find("option", option, core)
 
 
 def _make(entry: EntryPoint, options: dict[str, object], given: Named) -> object:

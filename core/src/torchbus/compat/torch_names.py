@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, _guards
 from torch._functorch import pyfunctorch
 from torch.nn import Module
-from torch.nn.modules import module
 from torch.nn.utils import clip_grad
-from torch.optim import Optimizer, lr_scheduler, optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchbus.compat.required import absent, private, require
@@ -27,19 +26,8 @@ current_graph_task_id: Callable[[], int] = private(
     torch._C, "_current_graph_task_id", "distinguishes a nested backward from the loop's"
 )
 """Seen in 2.6 to 2.13. Without it: UsageError at the first backward."""
-use_count: Callable[[Tensor], int] = private(
-    Tensor, "_use_count", "finds the batch that a graph has saved"
-)
-"""One for Python, and one for each graph or view.
-
-Seen in 2.6 to 2.13. Without it: UsageError at the first backward after a batch.
-"""
 version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Seen in 2.6 to 2.13. Without it: AttributeError in backward."""
-foreach_mul_: Callable[..., None] = private(
-    torch, "_foreach_mul_", "multiplies all gradients at once"
-)
-"""Seen in 2.6 to 2.13. Without it: UsageError where gradients are weighted."""
 
 
 def outside_transforms() -> AbstractContextManager[object]:
@@ -73,20 +61,6 @@ CALL: CodeType = Module._wrapped_call_impl.__code__
 """What calls a module's forward. Without it: AttributeError at ``import torchbus``."""
 COMPILER = "torch._dynamo.eval_frame"
 """Loaded once somebody compiles. Without it: ImportError at the first ``torch.compile``."""
-HOOK_TABLES: dict[str, dict[Any, Any]] = {
-    "module forward hooks": module._global_forward_hooks,
-    "module forward pre-hooks": module._global_forward_pre_hooks,
-    "module backward hooks": module._global_backward_hooks,
-    "module backward pre-hooks": module._global_backward_pre_hooks,
-    "module registration hooks": module._global_module_registration_hooks,
-    "parameter registration hooks": module._global_parameter_registration_hooks,
-    "buffer registration hooks": module._global_buffer_registration_hooks,
-    "optimizer step pre-hooks": optimizer._global_optimizer_pre_hooks,
-    "optimizer step post-hooks": optimizer._global_optimizer_post_hooks,
-}
-"""What the testing kit compares before and after a session. Without one: AttributeError at
-``import torchbus``.
-"""
 
 
 def compiler() -> tuple[list[Any], type[Module]]:

@@ -47,9 +47,8 @@ class Seams:
     @undisturbed()
     def refresh(self) -> None:
         """Install exactly the patches whose events some plugin listens to."""
-        wanted = [
-            seam for seam in ALL if any(self._bus.has_listeners(event) for event in seam.events)
-        ]
+        listened = self._bus.listened()
+        wanted = [seam for seam in ALL if listened.intersection(seam.events)]
         self._remove([seam for seam, _ in self._installed if seam not in wanted])
         there = {seam.place for seam, _ in self._installed} | self._retired
         for seam in wanted:

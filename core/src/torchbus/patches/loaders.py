@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
-from torchbus.patches.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits, subclasses
 from torchbus.world import ElasticOrder, Share
 
 
@@ -157,26 +157,18 @@ def replace_custom_iter(
     emitter: EventEmitter, make_iter: Make, seen: SeenPasses
 ) -> Callable[[], None]:
     """Patch these subclasses. Return the function that undoes it."""
-    undos: list[Callable[[], None]] = []
+    undo = ExitStack()
 
-    def patch(kind: type[DataLoader[object]]) -> None:
+    def patch(kind: Kind) -> None:
         if "__iter__" in vars(kind):
-            make = (
-                make_iter
-                if _is_like_torchs(vars(kind)["__iter__"])
-                else _make_watched(emitter, seen)
-            )
-            undos.append(emitter.replace(kind, "__iter__", make))
+            is_like_torchs = _is_like_torchs(vars(kind)["__iter__"])
+            make = make_iter if is_like_torchs else _make_watched(emitter, seen)
+            undo.callback(emitter.replace(kind, "__iter__", make))
 
-    for kind in _subclasses(DataLoader):
+    for kind in subclasses(DataLoader):
         patch(kind)
-    undos.append(_patch_later_ones(patch))
-
-    def undo() -> None:
-        while undos:
-            undos.pop()()
-
-    return undo
+    undo.callback(_patch_later_ones(patch))
+    return undo.close
 
 
 class Stateful(Protocol):
@@ -228,10 +220,6 @@ def _is_like_torchs(function: Callable[..., object]) -> bool:
     return (
         code is not None and loaders.GET_ITERATOR in code.co_names and "super" not in code.co_names
     )
-
-
-def _subclasses(kind: Kind) -> list[Kind]:
-    return [one for child in kind.__subclasses__() for one in [child, *_subclasses(child)]]
 
 
 def _patch_later_ones(patch: Callable[[Kind], None]) -> Callable[[], None]:

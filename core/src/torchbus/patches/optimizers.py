@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -96,41 +98,31 @@ def optimizer_parameters(emitter: EventEmitter) -> Callable[[], None]:
     """Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
     ``torch.load`` or ``copy.deepcopy`` makes gets them by ``__setstate__``.
     """
-    added = emitter.replace(Optimizer, "add_param_group", _adding(emitter))
-    copied = emitter.replace(Optimizer, "__setstate__", _copying(emitter))
 
-    def undo() -> None:
-        copied()
-        added()
+    def announce(optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        if not is_marked(optimizer):
+            emitter.hook.parameters_added(optimizer=optimizer, parameters=parameters)
 
-    return undo
-
-
-def _adding(emitter: EventEmitter) -> Callable[[Any], object]:
-    def make(original: Callable[..., None]) -> Callable[..., None]:
+    def adding(original: Callable[..., None]) -> Callable[..., None]:
         def add_param_group(self: Optimizer, param_group: dict[str, object]) -> None:
             original(self, param_group)
-            if not is_marked(self):
-                added = list(self.param_groups[-1]["params"])
-                emitter.hook.parameters_added(optimizer=self, parameters=added)
+            announce(self, list(self.param_groups[-1]["params"]))
 
         return add_param_group
 
-    return make
-
-
-def _copying(emitter: EventEmitter) -> Callable[[Any], object]:
-    def make(original: Callable[..., None]) -> Callable[..., None]:
+    def copying(original: Callable[..., None]) -> Callable[..., None]:
         def __setstate__(self: Optimizer, state: dict[str, object]) -> None:
             made = "param_groups" not in vars(self)  # else load_state_dict calls it
             original(self, state)
-            if made and not is_marked(self):
-                given = [parameter for group in self.param_groups for parameter in group["params"]]
-                emitter.hook.parameters_added(optimizer=self, parameters=given)
+            if made:
+                announce(self, [one for group in self.param_groups for one in group["params"]])
 
         return __setstate__
 
-    return make
+    undo = ExitStack()
+    undo.callback(emitter.replace(Optimizer, "add_param_group", adding))
+    undo.callback(emitter.replace(Optimizer, "__setstate__", copying))
+    return undo.close
 
 
 STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step")
@@ -140,14 +132,10 @@ STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step
 def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
     """Every optimizer's step, through torch's own global hooks."""
     hooks = StepHooks(*(emitter.listeners(event) for event in STEP_EVENTS))
-    before = register_optimizer_step_pre_hook(hooks.before)
-    after = register_optimizer_step_post_hook(hooks.after)
-
-    def undo() -> None:
-        before.remove()
-        after.remove()
-
-    return undo
+    undo = ExitStack()
+    undo.callback(register_optimizer_step_pre_hook(hooks.before).remove)
+    undo.callback(register_optimizer_step_post_hook(hooks.after).remove)
+    return undo.close
 
 
 class StepHooks:

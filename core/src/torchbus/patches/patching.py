@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
 from torchbus.bus.registry import Bus, Listeners
 from torchbus.objects import mark_internal
 
+T = TypeVar("T")
 MISSING = object()
 PUTS_BACK = "torchbus_puts_back"
 
@@ -210,6 +211,17 @@ def emits(
 ) -> Callable[[Callable[[EventEmitter], Callable[[], None]]], Patch]:
     """Make the decorated ``install`` function a ``Patch``."""
     return lambda install: Patch(place, events, install)
+
+
+def subclasses(cls: type[T]) -> list[type[T]]:
+    """Return all classes below this one, each once."""
+
+    def below(cls: type[T]) -> Iterator[type[T]]:
+        for child in cls.__subclasses__():
+            yield child
+            yield from below(child)
+
+    return list(dict.fromkeys(below(cls)))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from torch.optim import Optimizer
@@ -14,7 +14,7 @@ from torchbus import objects
 from torchbus.compat import torch_names
 from torchbus.objects import is_marked
 from torchbus.patches.optimizers import Given
-from torchbus.patches.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits, subclasses
 
 NONE_GIVEN = Given(Optimizer, (), {})
 
@@ -163,18 +163,6 @@ def scheduler_steps(emitter: EventEmitter) -> Callable[[], None]:
         if "step" in vars(cls):
             stack.callback(emitter.replace(cls, "step", make))
     return stack.close
-
-
-def subclasses(cls: type) -> list[type]:
-    """Return all classes below this one, each once."""
-
-    def below(cls: type) -> Iterator[type]:
-        child: type
-        for child in cls.__subclasses__():
-            yield child
-            yield from below(child)
-
-    return list(dict.fromkeys(below(cls)))
 
 
 def _redirect(functions: dict[object, object]) -> None:

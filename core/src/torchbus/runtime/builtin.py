@@ -103,15 +103,12 @@ class ExplainFirstEpoch:
         self._printed = True
 
 
-EVENT = "optimizer_ready"
-
-
 def on_demand(session: Context) -> None:
     """Register ``NewOptimizers`` as soon as somebody listens to ``optimizer_ready``."""
     bus, waits = session.bus, NewOptimizers(session)
 
     def look() -> None:
-        if bus.has_listeners(EVENT):
+        if bus.has_listeners("optimizer_ready"):
             bus.on_change.remove(look)
             bus.register(waits)
 
@@ -159,19 +156,9 @@ class FirstUse:
     def loader_start(self) -> None:
         self._optimizers.emit()
 
+    before_zero_grad = before_backward = step_called = loader_start
+
     @hookimpl(tryfirst=True)
     def model_found(self, calling: bool) -> None:
         if calling:
             self._optimizers.emit()
-
-    @hookimpl(tryfirst=True)
-    def before_zero_grad(self) -> None:
-        self._optimizers.emit()
-
-    @hookimpl(tryfirst=True)
-    def before_backward(self) -> None:
-        self._optimizers.emit()
-
-    @hookimpl(tryfirst=True)
-    def step_called(self) -> None:
-        self._optimizers.emit()

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from torchbus.bus import discovery, imports
 from torchbus.bus import selection as arguments
+from torchbus.bus.base import listener
+from torchbus.bus.filters import Filter
 from torchbus.bus.registry import Bus
 from torchbus.bus.verbs import Verbs
 from torchbus.errors import UsageError
@@ -21,7 +23,6 @@ from torchbus.patches.active import Seams
 from torchbus.ranks import Collectives, Ranks
 from torchbus.redacting import Unredacted
 from torchbus.runtime import active
-from torchbus.runtime.listeners import Listeners
 from torchbus.runtime.services import BatchService, JobService, RandomService, make, make_launcher
 from torchbus.runtime.steps import Steps
 from torchbus.runtime.user_code import Mark
@@ -40,10 +41,10 @@ class Context(Ranks):
     ``user``: the ``Session`` of the script. ``bus``: the registry of listeners. ``seams``: the
     patches of torch. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks,
     None if there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of
-    them feeds a backward. ``steps``: how many real ones the loop has made. ``listeners``: functions
-    of the script that listen to events. ``random``: the streams of random numbers. ``on_close``:
-    undone at the end of the block, the last first. ``options``: the words of the call.
-    ``redactor``: takes secrets out of what is written down.
+    them feeds a backward. ``steps``: how many real ones the loop has made. ``random``: the streams
+    of random numbers. ``on_close``: undone at the end of the block, the last first. ``options``:
+    the words of the call. ``redactor``: takes secrets out of what is written down. ``has_begun``:
+    ``session_start`` was sent, and the session is not over. ``is_inside``: the loop runs.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Context(Ranks):
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, core_options["capture"])
-        self.block = Block(self)
         self.share = Share()
         self.steps = Steps(self.bus)
-        self.listeners = Listeners(self)
         self.on_close = ExitStack()
         self.gathers_states = True
+        self.has_begun = self.is_inside = False
+        self._undo = ExitStack()
+        self._mark: Mark | None = None
+        self._was_used = False
         self.rank_asked = False
         """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
         each rank.
@@ -113,7 +116,7 @@ class Context(Ranks):
         if strategy == "auto":
             is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
             strategy = arguments.default_strategy() if is_needed else None
-        named = arguments.resolve(plugins, strategy, core_options["logger"], options)
+        named = arguments.resolve(plugins, strategy, core_options, options)
         self.bus.on_change.append(self.verbs.forget)
         for name, plugin in named:
             self.bus.register(plugin, name)
@@ -163,11 +166,21 @@ class Context(Ranks):
         self.bus.register(plugin, name)
         try:
             self.bus.check_pending()
-            if self.block.has_begun:
+            if self.has_begun:
                 self.bus.start(plugin, self)
         except BaseException:
             self.bus.unregister(plugin)
             raise
+
+    def add_listener(self, event: str, function: Callable[..., Any], given: Filter) -> None:
+        """Register a function of the script. It comes after all plugins and earlier functions.
+
+        Its name is the same on all ranks. Raises UsageError if there is no such event, or the
+        function takes other arguments.
+        """
+        before = f"s.on {event} "
+        there = sum(name.startswith(before) for name, _ in self.bus.plugins())
+        self.add_plugin(listener(event, function, given), f"{before}{there + 1}")
 
     def follow_imports(self) -> None:
         """Register the plugins of modules that the script imports inside the block."""
@@ -193,26 +206,12 @@ class Context(Ranks):
     @property
     def frame(self) -> FrameType | None:
         """The frame that entered the block, while it runs."""
-        return self.block.frame
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether ``session_start`` was sent, and the session is not over."""
-        return self.block.has_begun
+        return None if self._mark is None else self._mark.find()
 
     def stop_for(self, error: BaseException) -> None:
         """End the job for an error that is about to be raised, even if the loop catches it."""
         if self.job is not None:
             self.job.stop_for(error)
-
-    def let_go_in_fork(self) -> None:
-        """Detach in a child process that the loop has forked, such as a DataLoader worker."""
-        self.block.let_go_in_fork()
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the loop runs: False until ``session_start`` is over, and after the end."""
-        return self.block.runs
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
@@ -264,70 +263,43 @@ class Context(Ranks):
         """Remove the hook that looks for models: they are all known."""
         self.seams.retire("model_found")
 
-    def forget(self) -> None:
-        """Release references to the caller's objects, after the end."""
-        self.world = dataclasses.replace(self.world, store=None, open_mesh=None)
-        self.verbs.forget()
-        self.adopted.clear()
-        if "batches" in vars(self):
-            self.batches.clear()
-
-
-class Block:
-    """Enters and leaves a session.
-
-    Leaving undoes each step of entering, in reverse order. An error in one part does not keep the
-    others from running. ``has_begun``: ``session_start`` was sent. ``runs``: the loop is inside.
-    """
-
-    def __init__(self, session: Context) -> None:
-        self._session = session
-        self._stack = ExitStack()
-        self._used = False
-        self.has_begun = False
-        self.runs = False
-        self._mark: Mark | None = None
-
-    @property
-    def frame(self) -> FrameType | None:
-        """The caller's frame, while it runs."""
-        return None if self._mark is None else self._mark.find()
+    # Ways in and out. Leaving undoes each step of entering, in reverse order. An error in one part
+    # does not keep the others from running.
 
     def enter(self, frame: FrameType) -> None:
         """Enter from the caller's ``frame``. Raises UsageError if a session can't begin here."""
         active.refuse_nesting()
-        if self._used:
+        if self._was_used:
             raise UsageError(
                 "this session was used already: make a new one, session(...), for each block"
             )
-        self._used = True
-        session = self._session
+        self._was_used = True
         self._mark = Mark(frame)
         with ExitStack() as stack:
             stack.callback(self._forget)
-            active.set_current(session)
-            refuse_missing_ranks(session, session.bus.hook.launch(session=session))
+            active.set_current(self)
+            refuse_missing_ranks(self, self.bus.hook.launch(session=self))
             stack.push(self._part_from_ranks)
-            stack.push(session.on_close)
+            stack.push(self.on_close)
             stack.push(self._sync_ranks)
             for entry in discovery.every("always"):
-                for plugin in discovery.load(entry)(session):
-                    session.bus.register(plugin, f"{entry.name}.{type(plugin).__name__}")
+                for plugin in discovery.load(entry)(self):
+                    self.bus.register(plugin, f"{entry.name}.{type(plugin).__name__}")
             self.has_begun = True
-            session.bus.hook.session_start(session=session)
-            stack.callback(session.seams.close)
-            session.adopted.add_named_in(frame)
-            session.seams.refresh()
-            session.bus.on_change.append(session.seams.refresh)
-            stack.callback(session.bus.on_change.remove, session.seams.refresh)
-            session.follow_imports()
-            self._stack = stack.pop_all()
-            self.runs = True
+            self.bus.hook.session_start(session=self)
+            stack.callback(self.seams.close)
+            self.adopted.add_named_in(frame)
+            self.seams.refresh()
+            self.bus.on_change.append(self.seams.refresh)
+            stack.callback(self.bus.on_change.remove, self.seams.refresh)
+            self.follow_imports()
+            self._undo = stack.pop_all()
+            self.is_inside = True
 
     def leave(self, error: BaseException | None) -> None:
-        session, stack, self._stack = self._session, self._stack, ExitStack()
-        final = error if session.job is None else session.job.end_loop(error)
-        stack.push(lambda *_: session.bus.hook.session_end(session=session, error=final) and None)
+        stack, self._undo = self._undo, ExitStack()
+        final = error if self.job is None else self.job.end_loop(error)
+        stack.push(lambda *_: self.bus.hook.session_end(session=self, error=final) and None)
         left_by = final or error
         stack.__exit__(
             type(left_by) if left_by else None, left_by, left_by.__traceback__ if left_by else None
@@ -339,39 +311,42 @@ class Block:
         self.leave(getattr(sys, "last_value", None))
 
     def let_go_in_fork(self) -> None:
-        """Restore torch in a process that the loop forks, such as a loader's worker (not a rank).
+        """Detach in a child process that the loop has forked, such as a DataLoader worker.
 
         ``launch="fork"`` forks its ranks earlier, while the session is being entered.
         """
-        if self.runs:
-            self._session.seams.close()
-            if "random" in vars(self._session):
-                self._session.random.forget()
-            if self._session.job is not None:
-                self._session.job.let_go_in_fork()
+        if self.is_inside:
+            self.seams.close()
+            if "random" in vars(self):
+                self.random.forget()
+            if self.job is not None:
+                self.job.let_go_in_fork()
             active.set_current(None)
 
     def _forget(self) -> None:
         """Release references to the caller's objects."""
-        self.runs = self.has_begun = False
+        self.is_inside = self.has_begun = False
         self._mark = None
         active.set_current(None)
-        self._session.forget()
+        self.world = dataclasses.replace(self.world, store=None, open_mesh=None)
+        self.verbs.forget()
+        self.adopted.clear()
+        if "batches" in vars(self):
+            self.batches.clear()
 
     def _sync_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for the others at the end, or settle whose error it is."""
-        if self._session.job is not None:
-            final = self._session.job.finish(error)
+        if self.job is not None:
+            final = self.job.finish(error)
             if final is not None and final is not error:
                 raise final from None
 
     def _part_from_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
-        job = self._session.job
-        if job is not None:
-            job.part(error)
-            if job.ends_with_block:
+        if self.job is not None:
+            self.job.part(error)
+            if self.job.ends_with_block:
                 active.set_current(None)
-                job.end_process(error)
+                self.job.end_process(error)
 
 
 def refuse_missing_ranks(session: Context, answer: World | None) -> None:

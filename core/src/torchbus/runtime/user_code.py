@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ def users_frame() -> tuple[FrameType, int]:
     User code is outside torchbus, its plugins and torch. It is also outside installed packages
     (``for batch in tqdm(loader)``), unless there is nothing else.
     """
-    frames = _outwards(current_frame(1))
+    frames = outwards(current_frame(1))
     outside = [level for level, frame in enumerate(frames) if not is_inside(frame)]
     mine = next(
         (level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)),
@@ -51,20 +49,13 @@ def users_frame() -> tuple[FrameType, int]:
     return frames[level], level
 
 
-def users_frames(outermost: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user's code, innermost first, up to that frame."""
-    frames = _outwards(current_frame(1))
-    if outermost in frames:
-        frames = frames[: frames.index(outermost) + 1]
-    return [frame for frame in frames if is_users_module(frame.f_globals.get("__name__") or "")]
-
-
-def is_users_module(name: str) -> bool:
-    """Whether a module is the user's: not torchbus, torch or an installed package."""
-    path = getattr(sys.modules.get(name), "__file__", None) or ""
-    return name == "__main__" or not (
-        name == "torch" or name.startswith(INSIDE) or not path or path.startswith(LIBRARIES)
-    )
+def outwards(frame: FrameType | None) -> list[FrameType]:
+    """Return a frame and its callers."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 def is_inside(frame: FrameType) -> bool:
@@ -73,47 +64,9 @@ def is_inside(frame: FrameType) -> bool:
     return name == "torch" or name.startswith(INSIDE)
 
 
-def _outwards(frame: FrameType | None) -> list[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn as if the user's line had done it."""
     warnings.warn(redacted(text), category, stacklevel=users_frame()[1] + 1)
-
-
-def warn_of_gradients(text: str) -> None:
-    """Warn of what may make gradients wrong.
-
-    A script that ignores all warnings still gets it, on stderr; a filter that names its words hides
-    it.
-    """
-    warn(text)
-    text = redacted(text)
-    if _ignores_everything(text):
-        frame = users_frame()[0]
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        print(f"{where}: torchbus: your gradients may be wrong: {text}", file=sys.stderr)
-
-
-def _ignores_everything(text: str) -> bool:
-    """Whether the first of the script's filters that fits names no message, and ignores it."""
-    fits = [
-        (action, message)
-        for action, message, category, _, _ in warnings.filters
-        if issubclass(UserWarning, category) and (message is None or _matches(message, text))
-    ]
-    return bool(fits) and fits[0] == ("ignore", None)
-
-
-def _matches(message: object, text: str) -> bool:
-    """Filters hold a pattern, or, if Python itself made them, a plain text."""
-    pattern = re.compile(message, re.I) if isinstance(message, str) else message
-    return isinstance(pattern, re.Pattern) and pattern.match(text) is not None
 
 
 def deprecated(what: str, since: str, instead: str) -> None:

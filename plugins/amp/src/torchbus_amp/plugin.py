@@ -9,7 +9,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
-from torchbus_amp import float8_options
+from torchbus_amp import float8
 from torchbus_amp.float8 import Float8
 from torchbus_amp.models import Autocast, Converted, Models
 from torchbus_amp.scaling import LossScaling
@@ -85,7 +85,7 @@ class Precision:
                 " precision='fp8', or leave them out"
             )
         self.precision = precision
-        self._float8: Any = float8_options.read(fp8_config) if precision == "fp8" else None
+        self._float8: Any = float8.read(fp8_config) if precision == "fp8" else None
         self._skip = tuple(fp8_skip)
         self._session: Context | None = None
         self.models: Models | None = None
@@ -95,8 +95,8 @@ class Precision:
     def launch(self, session: Context) -> None:
         """Before any rank starts."""
         if self._float8 is not None:
-            float8_options.refuse_device_type(session.device.type, self._float8)
-            float8_options.refuse_tp(session)
+            float8.refuse_device_type(session.device.type, self._float8)
+            float8.refuse_tp(session)
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -111,7 +111,7 @@ class Precision:
 
     def _models(self, session: Context) -> Models:
         if self._float8 is not None:
-            float8_options.refuse_device(session.device, self._float8)
+            float8.refuse_device(session.device, self._float8)
             return Float8(session, self._float8, self._skip)
         kind, way = self.precision.split("-")
         return (Autocast if way == "mixed" else Converted)(session, DTYPES[kind])

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchbus.bus import discovery
-from torchbus.bus.options import CORE_OPTIONS
 from torchbus.compat.python import arguments_of
 from torchbus.plugin import PluginError, TorchbusError
+from torchbus.session import CORE_OPTIONS
 
 from torchbus_cli import parser
 from torchbus_cli.parser import Parser, complain

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torchbus.bus import discovery
-from torchbus.bus.options import CORE_OPTIONS
 from torchbus.errors import PluginNotInstalled
 from torchbus.plugin import PluginError, TorchbusError, UsageError, hookimpl
-from torchbus.session import Session
+from torchbus.session import CORE_OPTIONS, Session
 
 from torchbus_cli import programs as program
 from torchbus_cli.parser import Parser, complain

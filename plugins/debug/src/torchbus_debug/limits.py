@@ -2,12 +2,220 @@
 
 from __future__ import annotations
 
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-from torchbus_debug.passes import Limit, LimitedPasses
+import torch
+from torch.utils.data import DataLoader
+from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, warn
+from torchbus.runtime.steps import Steps
+
 from torchbus_debug.same import SameSamples
-from torchbus_debug.summary import Summary
-from torchbus_debug.tried import TriedFiles
+from torchbus_strategy.evaluating import (
+    DecidingModels,
+    TrainedLoaders,
+    in_eval_mode,
+    without_gradients,
+)
+
+BESIDE = ".fast_dev_run"
+
+
+class TriedFiles:
+    """Lets the block load its saved files, and leaves the files of real runs as they are."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._saved: set[str] = set()
+        session.replace(torch, "load", self._loads)
+        session.on_close.callback(self._remove)
+
+    @hookimpl(tryfirst=True)
+    def save_file(self, path: str, write: Callable[[str], None]) -> bool | None:
+        if path.endswith(BESIDE):
+            return None
+        beside, real = path + BESIDE, os.path.realpath(path)
+        self._saved.add(real)
+        if self._session.bus.hook.save_file(path=beside, write=write) is None:
+            write(beside)
+        if self._session.world_size > 1:
+            self._session.world.shared.set(_key(real), "")
+        return True
+
+    def _loads(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(f, str | os.PathLike) and self._has(os.path.realpath(os.fspath(f))):
+                f = f"{os.fspath(f)}{BESIDE}"
+            return original(f, *args, **kwargs)
+
+        return load
+
+    def _has(self, real: str) -> bool:
+        if real in self._saved or self._session.world_size == 1:
+            return real in self._saved
+        return self._session.world.shared.check([_key(real)])
+
+    def _remove(self) -> None:
+        for path in self._saved:
+            with suppress(OSError):
+                os.unlink(path + BESIDE)
+
+
+def _key(path: str) -> str:
+    return f"debug/tried/{path}"
+
+
+@dataclass
+class Ran:
+    """What ran of one loader. ``evaluates``: what its latest pass did."""
+
+    name: str
+    passes: int = 0
+    batches: int = 0
+    evaluates: bool = False
+
+
+class Summary:
+    """Counts what runs, and prints it when the loop has ended without an error."""
+
+    def __init__(self, steps: Steps, passes: LimitedPasses) -> None:
+        self._steps = steps
+        self._passes = passes
+        self._ran: list[Ran] = []
+        self._loaders: weakref.WeakKeyDictionary[DataLoader[object], Ran] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @hookimpl
+    def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        ran = self._loaders.get(loader)
+        if ran is None:
+            ran = self._loaders[loader] = Ran(iterator.origin.name)
+            self._ran.append(ran)
+        ran.passes += 1
+        ran.evaluates = self._passes.evaluates(loader)
+
+    @hookimpl
+    def batch_ready(self, loader: DataLoader[object]) -> None:
+        if loader in self._loaders:
+            self._loaders[loader].batches += 1
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        if error is None:
+            print("\n".join(self.lines()), file=sys.stderr, flush=True)
+
+    def lines(self) -> list[str]:
+        return [
+            f"torchbus: fast_dev_run: the loop ran to its end, with {self._steps.count} real"
+            " optimizer steps; no checkpoint was written, and no logger started",
+            *(
+                f"  {'evaluation' if one.evaluates else 'training'}: {one.name},"
+                f" passes: {one.passes}, batches on rank 0: {one.batches}"
+                for one in self._ran
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many batches of a pass an option allows: an int, or as a float a part of them."""
+
+    option: str
+    value: int | float
+
+    def of(self, length: int) -> int:
+        """Return how many of so many batches. Raises UsageError for a part that is none at all."""
+        if isinstance(self.value, int):
+            return min(self.value, length)
+        count = math.floor(self.value * length)
+        if length and not count and self.value:
+            raise UsageError(
+                f"{self} of a loader that has {length} batches is none: choose a larger part, or"
+                " a number of batches"
+            )
+        return count
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.value!r}"
+
+
+class LimitedPasses:
+    """Sets the limit of each pass, by whether it trains or evaluates.
+
+    A loader that has trained evaluates only without gradients. Of another one, the latest pass
+    says it, and before its first pass the mode of the models.
+    """
+
+    def __init__(self, session: Context, train: Limit | None, evaluate: Limit | None) -> None:
+        self._session = session
+        self._train, self._evaluate = train, evaluate
+        self._models, self._trained = DecidingModels(), TrainedLoaders()
+        session.bus.register(self._models, "debug.models")
+        session.bus.register(self._trained, "debug.trained")
+        self._evaluates: weakref.WeakKeyDictionary[DataLoader[object], bool] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @hookimpl(tryfirst=True)
+    def loader_start(self, loader: DataLoader[object]) -> None:
+        self._evaluates[loader] = self._looks_like_evaluation(loader)
+
+    @hookimpl(tryfirst=True)
+    def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        limit = self._limit(loader)
+        if limit is not None:
+            iterator.limit = limit.value if isinstance(limit.value, int) else _part(loader, limit)
+
+    @hookimpl(wrapper=True, trylast=True)
+    def loader_length(
+        self, loader: DataLoader[object], whole: Callable[[], int]
+    ) -> Generator[None, int | None, int | None]:
+        length, limit = (yield), self._limit(loader)
+        if limit is None:
+            return length
+        return limit.of(whole() if length is None else length)
+
+    @hookimpl
+    def loader_bypassed(self, loader: DataLoader[object]) -> None:
+        limit = self._limit(loader)
+        if limit is not None:
+            warn(
+                f"{limit}: {type(loader).__name__} defines its own __iter__, so its passes keep"
+                " their length"
+            )
+
+    def evaluates(self, loader: DataLoader[object]) -> bool:
+        """Whether the loader's pass now, or its next one, counts as evaluation."""
+        known = None if loader in self._trained else self._evaluates.get(loader)
+        return self._looks_like_evaluation(loader) if known is None else known
+
+    def _looks_like_evaluation(self, loader: DataLoader[object]) -> bool:
+        if without_gradients():
+            return True
+        return loader not in self._trained and bool(in_eval_mode(self._models.now()))
+
+    def _limit(self, loader: DataLoader[object]) -> Limit | None:
+        if not self._session.captures(loader):
+            return None
+        return self._evaluate if self.evaluates(loader) else self._train
+
+
+def _part(loader: DataLoader[object], limit: Limit) -> int:
+    """Return the length of a pass that has a part of the batches."""
+    try:
+        return DataLoader.__len__(loader)
+    except TypeError:
+        raise UsageError(
+            f"{limit} with a loader over {type(loader.dataset).__name__}, which has no length: give"
+            " a number of batches"
+        ) from None
 
 
 class Limits:

@@ -23,8 +23,7 @@ from torchbus.plugin import (
     hookimpl,
 )
 
-from torchbus_debug.calls import Call, Calls, is_finite, local
-from torchbus_debug.layers import Layers
+from torchbus_debug.calls import Call, Calls, Layers, is_finite, local
 from torchbus_strategy.collectives import extremes
 from torchbus_strategy.loss.held import unscaled
 

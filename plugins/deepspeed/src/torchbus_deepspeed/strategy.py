@@ -10,11 +10,10 @@ from torch.nn import functional
 from torchbus.plugin import Context, UsageError, World, hookimpl
 
 from torchbus_deepspeed._compat import package
-from torchbus_deepspeed.config.config import Config
-from torchbus_deepspeed.config.reading import Given, require_deepspeed
+from torchbus_deepspeed.config import Config, Given, require_deepspeed
+from torchbus_deepspeed.engine.states import Gradients
 from torchbus_deepspeed.training.backward import ShardedReductions, ShardedSync
 from torchbus_deepspeed.training.engines import Clipping, Engines, Inputs
-from torchbus_deepspeed.training.optimizer_states import Gradients
 from torchbus_deepspeed.training.steps import Intake, Steps
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy import options

@@ -8,8 +8,7 @@ from typing import Literal, TypedDict
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_earlystop.bounds import MaxSteps, MaxTime, seconds
-from torchbus_earlystop.judge import Judge
+from torchbus_earlystop.judge import Judge, MaxSteps, MaxTime, seconds
 from torchbus_strategy.evaluating import TrainedLoaders
 
 UNBOUNDED = -1

@@ -15,9 +15,8 @@ import torch
 from torchbus.plugin import Context, hookimpl
 
 from torchbus_device import accelerators
-from torchbus_gpu.notices import Notices
-from torchbus_gpu.sources.own_gpu import LocalGpu
-from torchbus_gpu.users_code import Line, loader_line
+from torchbus_gpu.sources import LocalGpu
+from torchbus_gpu.users_code import Line, Notices, loader_line
 from torchbus_launch import threads
 
 WINDOW = 10

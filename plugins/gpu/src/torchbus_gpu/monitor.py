@@ -12,9 +12,8 @@ from typing import Protocol
 from torchbus.plugin import Context, TorchbusError
 
 from torchbus_gpu.diagnoses import IdleGpu, LocalWork, SlowRank, Whereabouts
-from torchbus_gpu.notices import Notices
-from torchbus_gpu.sources.host import Host
-from torchbus_gpu.sources.own_gpu import LocalGpu
+from torchbus_gpu.sources import Host, LocalGpu
+from torchbus_gpu.users_code import Notices
 
 LOOKS_PER_INTERVAL = 20
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import FrameType
@@ -11,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch.utils.data import dataloader
+
+from torchbus_redaction.redactor import redacted
 
 STANDARD_LIBRARY = tuple(
     {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
@@ -70,3 +75,29 @@ def loader_line(frames: Sequence[FrameType]) -> Line | None:
     """
     inside = [place for place, frame in enumerate(frames) if frame.f_code.co_filename == LOADER]
     return line_of(frames[inside[-1] :]) if inside else None
+
+
+MONITOR = Line("torchbus-gpu", 1)
+
+
+class Notices:
+    """Issues each warning once. ``warned``: the texts so far, in order."""
+
+    def __init__(self) -> None:
+        self.warned: list[str] = []
+
+    def warn(self, text: str, line: Line | None = None) -> None:
+        """Warn once, as if the line of the user's loop had done it.
+
+        If warnings are errors, write it to stderr: nothing would catch an exception in this thread.
+        """
+        text = redacted(text)
+        if text in self.warned:
+            return
+        self.warned.append(text)
+        where = line or MONITOR
+        try:
+            warnings.warn_explicit(text, UserWarning, where.file, where.number)
+        except UserWarning:
+            with contextlib.suppress(OSError):
+                print(f"{where}: {text}", file=sys.stderr)

@@ -5,6 +5,9 @@ All were seen in torch 2.6 to 2.13.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +17,9 @@ OPERATORS = tuple(module.__name__ for module in (torch._ops, torch._library))
 """Where the collectives of divided tensors end. Without one: AttributeError at
 ``import torchbus``.
 """
+
+frames_of_threads: Callable[[], dict[int, FrameType]] = sys._current_frames
+"""The innermost of each thread. Without it: AttributeError when the ranks are launched."""
 
 
 def device_types(group: Any) -> list[str]:

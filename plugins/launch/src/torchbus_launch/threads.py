@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from torchbus.compat.python import frames_of_threads
+from torchbus_launch.compat import frames_of_threads
 
 BACKWARD = "pt_autograd_"
 OF_TORCH = "pt_"

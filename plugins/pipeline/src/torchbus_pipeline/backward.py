@@ -13,8 +13,7 @@ from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, h
 
 from torchbus_pipeline._compat import buffers, is_view
 from torchbus_pipeline.calls import Calls
-from torchbus_pipeline.lazily.backward import LaterBackward
-from torchbus_pipeline.lazily.deferred import batch_of
+from torchbus_pipeline.lazily.backward import LaterBackward, batch_of
 from torchbus_pipeline.lazily.later import Later
 from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.model.cut import mark_of

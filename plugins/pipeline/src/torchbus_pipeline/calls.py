@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Context, Surround, Unsupported
 
-from torchbus_pipeline.lazily.deferred import Deferred
+from torchbus_pipeline.lazily.backward import Deferred
 from torchbus_pipeline.lazily.later import Later, number, output
 from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.model.cut import Between, Cut, after
 from torchbus_pipeline.options import GPIPE, PipelineOptions
-from torchbus_pipeline.schedule import stream
-from torchbus_pipeline.schedule.inputs import NO_EXTRA, Extra, Inputs, check, given_by_loop, rows_in
-from torchbus_pipeline.schedule.objects import refuse_reading
-from torchbus_pipeline.schedule.run import Link, Run
-from torchbus_pipeline.schedule.stream import LocalStream, Pass
+from torchbus_pipeline.schedule import run
+from torchbus_pipeline.schedule.inputs import (
+    NO_EXTRA,
+    Extra,
+    Inputs,
+    check,
+    given_by_loop,
+    refuse_reading,
+    rows_in,
+)
+from torchbus_pipeline.schedule.run import Link, LocalStream, Pass, Run
 
 
 @dataclass
@@ -139,7 +145,7 @@ class Calls:
         """Return the output, after all forwards. All ranks of the pipeline call it."""
         before, self._computes = self._computes, True
         try:
-            whole = stream.forward(one)
+            whole = run.forward(one)
         finally:
             self._computes = before
         if whole is None:
@@ -147,7 +153,7 @@ class Calls:
             raise AssertionError("some rank has had an error")
         if not one.run.trains:
             return whole
-        made: Tensor = stream.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
+        made: Tensor = run.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
         return made
 
     def _may_wait(self, cut: Cut) -> bool:

@@ -17,8 +17,7 @@ from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
 from torchbus_log.trackers.values import Table
 from torchbus_profile import _compat, result
 from torchbus_profile.plan import Recording, plan
-from torchbus_profile.reading import read
-from torchbus_profile.result import Exchange, Profiled
+from torchbus_profile.result import Exchange, Profiled, read
 
 MOST_RANGES = 1000  # a loop may make a name for each step
 

@@ -14,8 +14,7 @@ from torchbus import objects
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_quantize import checks, libraries
-from torchbus_quantize.checks import Done
-from torchbus_quantize.choice import choose
+from torchbus_quantize.checks import Done, choose
 from torchbus_quantize.layers import quantize_layer
 
 Name = Literal["nf4", "int8"]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torchbus.compat.torch_names import use_count
 from torchbus.patches.loaders import Counting
 from torchbus.plugin import Context, Origin, Share, UsageError, hookimpl
 from torchbus.tree import collect
+
+from torchbus_strategy.compat import use_count
 
 
 class TrackedBatch:

@@ -8,6 +8,7 @@ AttributeError.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -36,6 +37,17 @@ is_view: Callable[[Tensor], bool] = Tensor._is_view
 """Without it: AttributeError when ddp is imported."""
 flattened: Callable[[list[Tensor]], Tensor] = _utils._flatten_dense_tensors
 unflattened: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _utils._unflatten_dense_tensors
+use_count: Callable[[Tensor], int] = private(
+    Tensor, "_use_count", "finds the batch that a graph has saved"
+)
+"""One for Python, and one for each graph or view.
+
+Seen in 2.6 to 2.13. Without it: UsageError at the first backward after a batch.
+"""
+foreach_mul_: Callable[..., None] = private(
+    torch, "_foreach_mul_", "multiplies all gradients at once"
+)
+"""Seen in 2.6 to 2.13. Without it: UsageError where gradients are weighted."""
 foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = private(
     torch, "_foreach_copy_", "writes what rank 0 has sent"
 )
@@ -56,6 +68,11 @@ post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter
     "_post_accumulate_grad_hooks"
 )
 """Without it: AttributeError at the first backward."""
+
+
+def keep(thing: object) -> None:
+    """Add a reference that not even the end of the interpreter takes away."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def require_abort() -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torchbus.compat.python import keep
 from torchbus.plugin import Context, UsageError, World
 
 from torchbus_launch.broadcast_log import shut, sockets_opened
 from torchbus_launch.listening import gloo_on_loopback
 from torchbus_launch.store import StoreBarrier
 from torchbus_strategy.collectives import all_gather_object
-from torchbus_strategy.compat import engines_of_groups, forget_meshes
+from torchbus_strategy.compat import engines_of_groups, forget_meshes, keep
 
 WORKER = "pt_gloo_runloop"
 """torch's name for the threads that run gloo's collectives; older releases give them none."""

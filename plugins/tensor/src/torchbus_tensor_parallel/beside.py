@@ -15,11 +15,14 @@ from torch.nn import Module
 from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
 
 from torchbus_strategy import compat, sharding
+from torchbus_tensor_parallel import dtensor
 from torchbus_tensor_parallel.checks import refuse_graphs
-from torchbus_tensor_parallel.dtensor import gradients
-from torchbus_tensor_parallel.dtensor.gradients import Mixing
-from torchbus_tensor_parallel.dtensor.install import compute_divided
-from torchbus_tensor_parallel.dtensor.loss import divide_losses, refuse_divided_loss
+from torchbus_tensor_parallel.dtensor import (
+    Mixing,
+    compute_divided,
+    divide_losses,
+    refuse_divided_loss,
+)
 from torchbus_tensor_parallel.layers import Layers, gathered_copy
 from torchbus_tensor_parallel.plans import Plan, PlanOption
 
@@ -67,8 +70,8 @@ class TensorLayers(Plugin):
         layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy, False)
         self._models[model] = layers.divide(model)
         self._mixing.around(model, self._undo)
-        for one in gradients.undivided(model):  # fsdp calls the hooks for the gathered parameter
-            self._undo.callback(one.register_hook(gradients.whole).remove)
+        for one in dtensor.undivided(model):  # fsdp calls the hooks for the gathered parameter
+            self._undo.callback(one.register_hook(dtensor.whole).remove)
         return self._models[model]
 
     @hookimpl

@@ -20,7 +20,7 @@ from torchbus_tensor_parallel.checks import (
     refuse_local_dropout,
     refuse_shared,
 )
-from torchbus_tensor_parallel.dtensor.gradients import divide_between, gathered
+from torchbus_tensor_parallel.dtensor import divide_between, gathered
 from torchbus_tensor_parallel.plans import Plan
 
 

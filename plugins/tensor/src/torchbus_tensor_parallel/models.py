@@ -21,6 +21,7 @@ from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 
 from torchbus_strategy import compat, sharding
 from torchbus_strategy.parameters import averaging, rank0_values
+from torchbus_tensor_parallel import dtensor
 from torchbus_tensor_parallel._compat import (
     forget_distribution,
     hooks_after,
@@ -35,8 +36,7 @@ from torchbus_tensor_parallel.checks import (
     refuse_optimizer,
     refuse_second_derivatives,
 )
-from torchbus_tensor_parallel.dtensor import gradients
-from torchbus_tensor_parallel.dtensor.loss import PlainLoss, refuse_divided_loss
+from torchbus_tensor_parallel.dtensor import PlainLoss, refuse_divided_loss
 from torchbus_tensor_parallel.layers import Layers
 from torchbus_tensor_parallel.plans import Plan
 
@@ -50,9 +50,7 @@ class DividedModels:
         self._ranks = ranks
         self._plan, self._loss_parallel = plan, loss_parallel
         self._undo = ExitStack()
-        self._layers = Layers(
-            plan, ranks.tensor, self._undo, loss_parallel, gradients.gathered, True
-        )
+        self._layers = Layers(plan, ranks.tensor, self._undo, loss_parallel, dtensor.gathered, True)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._local_steps = sharding.LocalSteps(session)
@@ -117,7 +115,7 @@ class DividedModels:
         rank0_values.copy_from_rank0(held, f"the tensors of {type(model).__name__}")
         before, hooks = dict(model.named_parameters()), hooks_of(model)
         self._models[model] = self._layers.divide(model)
-        self._adding += map(gradients.make_whole_when_added, gradients.undivided(model))
+        self._adding += map(dtensor.make_whole_when_added, dtensor.undivided(model))
         if not self._models[model]:
             return
         for name, new in model.named_parameters():

@@ -12,8 +12,7 @@ from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.checks import first_steps, replicas
 from torchbus_strategy.parameters import averaging
 from torchbus_strategy.strategy import Strategy
-from torchbus_tensor_parallel.dtensor.install import as_whole
-from torchbus_tensor_parallel.dtensor.loss import divide_losses
+from torchbus_tensor_parallel.dtensor import as_whole, divide_losses
 from torchbus_tensor_parallel.models import DividedModels, Ranks
 from torchbus_tensor_parallel.plans import Plan, PlanOption
 

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 import torch
 from torchbus.bus import discovery
 from torchbus.bus.selection import default_strategy
-from torchbus.compat.python import run_exit_functions
 from torchbus.compat.torch_names import compiler
 
+from torchbus_testing.compat import run_exit_functions
 from torchbus_testing.processes import kill
 
 ORPHANS_S = 8.0

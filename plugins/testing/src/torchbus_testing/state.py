@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
-from torchbus.compat.torch_names import HOOK_TABLES, is_hooked
+from torchbus.compat.torch_names import is_hooked
 from torchbus.runtime import active
+
+from torchbus_testing.compat import HOOK_TABLES
 
 OWNERS: dict[str, object] = {
     "torch": torch,

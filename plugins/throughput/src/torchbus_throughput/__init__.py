@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchbus_throughput.meter import Rates, Window
 from torchbus_throughput.plugin import Throughput
 from torchbus_throughput.summary import ModelSummary
-from torchbus_throughput.windows import Rates, Window
 
 __all__ = ["ModelSummary", "Rates", "Throughput", "Window"]

@@ -13,10 +13,8 @@ from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimp
 
 from torchbus_throughput.measures.clock import Mark
 from torchbus_throughput.measures.counts import Counts, Tokens
-from torchbus_throughput.measures.flops import Flops
-from torchbus_throughput.measures.peaks import Peak
-from torchbus_throughput.meter import Meter
-from torchbus_throughput.windows import Sending, Window
+from torchbus_throughput.measures.flops import Flops, Peak
+from torchbus_throughput.meter import Meter, Sending, Window
 
 
 @needs("flops", "peak_flops")

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from torchbus_verify.causes import augmentation, draws, weights
+from torchbus_verify.causes import draws, weights
 from torchbus_verify.compare import difference, steps
 from torchbus_verify.compare.difference import Comparison
 from torchbus_verify.compare.steps import Drift
@@ -18,8 +18,8 @@ from torchbus_verify.runs.run import Run, run
 REMOVALS: dict[str, Change] = {
     "draws": draws.take_away,
     "streams": draws.make_common,
-    "statistics": augmentation.statistics_take_away,
-    "augmentation": augmentation.augmentation_take_away,
+    "statistics": draws.statistics_take_away,
+    "augmentation": draws.augmentation_take_away,
     "weights": weights.note,
 }
 CAUSES = frozenset({"draws", "statistics", "augmentation"})

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from torchbus_verify.runs.mirror import Mirror
-from torchbus_verify.runs.writes import Writes
+from torchbus_verify.runs.writes import Mirror, Writes
 
 own = Path(sys.argv[1])
 mirror = Mirror(Path(sys.argv[2]), own / "work")

@@ -22,7 +22,7 @@ from torchbus.tree import leaves
 
 from torchbus_advise.observing import inventory as kept
 from torchbus_advise.observing.facts import Facts, Loading, PassFacts
-from torchbus_advise.observing.saved import SavedTensors
+from torchbus_advise.observing.inventory import SavedTensors
 
 PATIENCE = 10
 """So many times the steps that were asked for, by one optimizer: the others step rarely."""

@@ -18,9 +18,6 @@ from torch.autograd.graph import Node
 from torch.nn import Module
 from torchbus.compat.required import private
 
-COMM = "deepspeed.comm.torch"
-"""The module. ``import deepspeed.comm.torch as x`` gives torch itself."""
-
 PARTITION_NUMEL = "partition_numel"
 """A method of parameters under stage 3."""
 

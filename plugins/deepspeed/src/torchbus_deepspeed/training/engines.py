@@ -18,13 +18,14 @@ from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 from torchbus.tree import map_tensors
 
 from torchbus_deepspeed._compat import hooks, zero
-from torchbus_deepspeed.config.config import Config
+from torchbus_deepspeed.config import Config
+from torchbus_deepspeed.engine import states
 from torchbus_deepspeed.engine.engine import Engine, Held, end
 from torchbus_deepspeed.engine.partitioned import Watch
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import put_states
 from torchbus_deepspeed.optimizers import Kernel, refuse_unless_by_element
-from torchbus_deepspeed.training import optimizer_states, refusals
+from torchbus_deepspeed.training import refusals
 
 
 class Clipping:
@@ -157,7 +158,7 @@ class Engines:
         if optimizer not in self._adopted:
             self._adopted.add(optimizer)
             self._pending.append(weakref.ref(optimizer))
-            optimizer_states.hook(self, optimizer)
+            states.hook(self, optimizer)
         for model in objects.models_of(parameters):
             self._wait_for(model)
 
@@ -240,7 +241,7 @@ class Engines:
         """Remove the engines of these models whose optimizer no longer exists."""
         for each in [each for each in self._engines if each.optimizer is None]:
             if any(each.model is model for model in models):
-                end(each, optimizer_states.gathering(self))
+                end(each, states.gathering(self))
                 self._engines.remove(each)
 
     def refuse_thawed(self, parameters: Sequence[Tensor]) -> None:
@@ -260,8 +261,8 @@ class Engines:
             raise refusal from error
         if error is None:
             for each in self._engines:
-                optimizer_states.give_back(self, each)
-                end(each, optimizer_states.gathering(self))
+                states.give_back(self, each)
+                end(each, states.gathering(self))
             self._engines.clear()
 
     def _forget(self) -> None:

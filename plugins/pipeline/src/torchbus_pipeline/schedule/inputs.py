@@ -2,15 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import copy
+import enum
+import types
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torchbus.plugin import Unsupported
 from torchbus.tree import leaves, map_tensors
 
-from torchbus_pipeline.schedule.objects import copied, held_in, mutable_in
+from torchbus_pipeline._compat import version
+
+T = TypeVar("T")
+SHARED_TYPES = (
+    *(Tensor, Module, torch.Generator, torch.dtype, torch.device, torch.Size, enum.Enum, type),
+    *(str, bytes, int, float, complex, types.NoneType),
+    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType),
+)
+"""What all micro-batches have in common."""
+WRITTEN = (
+    "{} of {} under strategy='pipeline': layers have written to it, each micro-batch's to a copy"
+    " on some rank, so it does not hold what one process would have in it. If it is a"
+    " cache of keys and values, pass use_cache=False (also to generate()); else use strategy='ddp'"
+)
+CONTAINER = (
+    "{} writes to a {} that it gets besides its input: under strategy='pipeline' layers compute on"
+    " other ranks, a micro-batch at a time, and the loop would not find it there. Return it from"
+    " the last layer, or use strategy='ddp'"
+)
+IN_PLACE = (
+    "{} writes into tensors of the {} that it gets besides its input: under strategy='pipeline' all"
+    " micro-batches would write to the same ones. Pass use_cache=False if it is a cache, or use"
+    " strategy='ddp'"
+)
+NO_COPY = (
+    "layers get {} besides their input, which strategy='pipeline' can't copy for each micro-batch"
+    " ({}): leave it out, or use strategy='ddp'"
+)
+
+
+READ = "__getattribute__"
+
+
+def mutable_in(value: object) -> list[object]:
+    """Return the containers and objects that a layer could write to, without their contents."""
+    if isinstance(value, SHARED_TYPES):
+        return []
+    if isinstance(value, tuple):
+        return [one for part in value for one in mutable_in(part)]
+    return [value]
+
+
+def held_in(value: object) -> list[object]:
+    """Return the leaves that are neither containers nor objects, each once."""
+    return list(_held(value, set()))
+
+
+def _held(value: object, seen: set[int]) -> Iterator[object]:
+    if isinstance(value, SHARED_TYPES):
+        yield value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        parts = value if isinstance(value, list | tuple | set | frozenset) else ()
+        named = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for part in (*parts, *named, *named.values()):
+            yield from _held(part, seen)
+
+
+def copied(value: T, known: dict[int, object]) -> T:
+    """Return a deep copy that shares only ``SHARED_TYPES``. ``known``: existing copies, by id."""
+    for one in held_in(value):
+        if isinstance(one, Tensor | Module | torch.Generator):
+            known.setdefault(id(one), one)
+    try:
+        return copy.deepcopy(value, known)
+    except Exception as error:
+        kinds = ", ".join(type(one).__name__ for one in mutable_in(value))
+        raise Unsupported(NO_COPY.format(kinds, error)) from error
+
+
+class Given:
+    """A layer's copy of an object that it could write to, and the loop's original."""
+
+    def __init__(self, original: object, copy: object) -> None:
+        self.original, self._copy = original, copy
+        self._before, self._versions = held_in(copy), _versions(copy)
+
+    def is_written(self, layer: str) -> bool:
+        """Whether the layer has written.
+
+        Raises Unsupported if reads of the loop can't be prevented.
+        """
+        name, versions = type(self.original).__name__, _versions(self._copy)
+        if any(versions.get(key, now) != now for key, now in self._versions.items()):
+            raise Unsupported(IN_PLACE.format(layer, name))
+        after = held_in(self._copy)
+        if len(after) == len(self._before) and all(map(_is_same, after, self._before)):
+            return False
+        if isinstance(self.original, list | dict | set):
+            raise Unsupported(CONTAINER.format(layer, name))
+        return True
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (not isinstance(one, Tensor) and one == other)
+
+
+def _versions(value: object) -> dict[int, int]:
+    tensors = [one for one in held_in(value) if isinstance(one, Tensor)]
+    return {id(one): version(one) for one in tensors if not one.is_inference()}
+
+
+def refuse_reading(written: object, model: str) -> None:
+    """Make every further use of an object raise Unsupported."""
+    cls = type(written)
+    if READ in vars(cls):
+        return
+    message = WRITTEN.format("{}", f"the {cls.__name__} that the layers of {model} get")
+
+    def read(self: object, name: str) -> object:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        raise Unsupported(message.format(name))
+
+    made = type(cls.__name__, (cls,), {"__slots__": (), READ: read})
+    object.__setattr__(written, "__class__", made)
+
 
 Extra = tuple[tuple[object, ...], Mapping[str, object]]
 NO_EXTRA: Extra = ((), {})

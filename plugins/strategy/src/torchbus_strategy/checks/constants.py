@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torchbus.plugin import RanksDiverged
-from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.loss.samples import samples_in
+from torchbus_strategy.user_code import warn_of_gradients
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context

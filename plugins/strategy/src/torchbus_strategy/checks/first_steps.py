@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported
-from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS
 from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.terms import Term
+from torchbus_strategy.user_code import warn_of_gradients
 
 
 def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) -> str:

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import Module
 from torchbus import objects
 from torchbus.plugin import Context, LoaderIterator, Origin, hookimpl, warn
-from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy.backward import header
 from torchbus_strategy.checks.divergence import Watch
 from torchbus_strategy.compat import DATA_ITERATOR
+from torchbus_strategy.user_code import warn_of_gradients
 
 LOOKS = 5
 

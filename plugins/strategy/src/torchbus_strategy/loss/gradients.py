@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.compat.torch_names import foreach_mul_
 
-from torchbus_strategy.compat import local_part
+from torchbus_strategy.compat import foreach_mul_, local_part
 from torchbus_strategy.loss.terms import Number
 
 Gradients = list[tuple[Any, Tensor]]

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 from torchbus.plugin import Context, Share, UsageError
-from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages
@@ -39,6 +38,7 @@ from torchbus_strategy.loss.terms import (
 )
 from torchbus_strategy.loss.units import SPREAD, Unit, unless_clamped
 from torchbus_strategy.multi_loader import LossSources
+from torchbus_strategy.user_code import warn_of_gradients
 
 ALIKE_FOR = 3
 """Losses in a row with the number of rows as a factor, until it is not a coincidence."""

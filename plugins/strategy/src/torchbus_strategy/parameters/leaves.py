@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchbus.plugin import BackwardCall, Context
-from torchbus.runtime.user_code import warn_of_gradients
 from torchbus.tree import as_list
 
 from torchbus_strategy.batches import TrackedBatch, is_plain
 from torchbus_strategy.loss.reading import is_sum, terms_of
 from torchbus_strategy.loss.terms import Term, same
+from torchbus_strategy.user_code import warn_of_gradients
 
 NODES_AT_MOST = 20_000
 LOOKS = 3

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from torch import Tensor
 from torchbus.plugin import Context, Share, Unsupported
-from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy.checks.replicas import weighted_sum
 from torchbus_strategy.collectives import extremes
 from torchbus_strategy.parameters.rank0_values import gather_summaries
+from torchbus_strategy.user_code import warn_of_gradients
 
 ALIKE = (
     "{}: a tensor of shape {}, which no module owns, has a row for each sample of the batch, and so"

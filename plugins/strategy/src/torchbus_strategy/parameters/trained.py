@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.compat.torch_names import children
 from torchbus.plugin import Context, hookimpl
-from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.checks.divergence import sums_of
@@ -30,6 +29,7 @@ from torchbus_strategy.parameters.rank0_values import (
     gather_summaries,
     refuse_empty,
 )
+from torchbus_strategy.user_code import warn_of_gradients
 
 
 def convert(model: Module) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbus_testing.conformance import process
-from torchbus_testing.conformance.evidence import Evidence, Record, read_after, read_records
-from torchbus_testing.conformance.judgement import first
+from torchbus_testing.conformance.judgement import Evidence, Record, first, read_after, read_records
 from torchbus_testing.conformance.process import Request
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.subject import Subject, missing

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torchbus.errors import Unsupported, UsageError
 
-from torchbus_testing.conformance.evidence import AFTER, write
+from torchbus_testing.conformance.judgement import AFTER, write
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import find
 from torchbus_testing.conformance.run import Run

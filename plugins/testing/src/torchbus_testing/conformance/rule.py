@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchbus_testing.conformance import judgement
-from torchbus_testing.conformance.evidence import Evidence
+from torchbus_testing.conformance.judgement import Evidence
 from torchbus_testing.conformance.run import Run
 
 

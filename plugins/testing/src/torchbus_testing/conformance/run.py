@@ -13,7 +13,30 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus.session import Session
 
 from torchbus_strategy.checks import rounding
-from torchbus_testing.conformance import bounds
+
+TERMS = 256
+"""No element of a gradient of the kit's loops sums more."""
+STEPS = 16
+"""No loop of the kit makes more."""
+
+
+def of_values(unit: float) -> float:
+    """The largest relative difference that rounding explains at the end of a loop."""
+    return rounding.of_sums(unit, TERMS, STEPS)
+
+
+def of_movement(unit: float) -> float:
+    """The same for how far parameters have moved, if only single values are rounded.
+
+    So it is under autocast: sums are float32, and each gradient is rounded separately.
+    """
+    return rounding.of_sums(unit, 1)
+
+
+def of_zero(bound: float) -> float:
+    """What rounding leaves of a zero, as a part of the other values: one sum, of one step."""
+    return bound / rounding.of_sums(1.0, 1, STEPS)
+
 
 BATCH = 12
 """Samples of a global batch, which 1, 2, 3 and 4 ranks can divide."""
@@ -43,7 +66,7 @@ class Run:
         self.objects = objects
         engines = [getattr(plugin, "steps_in", dtype) for plugin in self._plugins]
         self.dtype = max([dtype, *engines], key=rounding.unit)
-        self.bound = bounds.of_values(rounding.unit(self.dtype))
+        self.bound = of_values(rounding.unit(self.dtype))
         self.facts: dict[str, object] = {}
         self.draws: dict[str, object] = {}
 
@@ -167,7 +190,7 @@ class Run:
 
     def rounds_to(self, dtype: torch.dtype) -> None:
         """The loop computes in another dtype, and notes movements."""
-        self.bound = bounds.of_movement(rounding.unit(dtype))
+        self.bound = of_movement(rounding.unit(dtype))
 
 
 def tensors(state: object, prefix: str = "") -> Iterable[tuple[str, Tensor]]:

@@ -24,8 +24,7 @@ from torchbus_verify._compat import DATA_ITERATOR
 from torchbus_verify.record.batches import Batches
 from torchbus_verify.record.steps import Enough, Steps, Stopping
 from torchbus_verify.record.writing import Printed, Writer
-from torchbus_verify.runs.mirror import Mirror
-from torchbus_verify.runs.writes import Writes, WritesOutside
+from torchbus_verify.runs.writes import Mirror, Writes, WritesOutside
 
 SEED = 20260214
 FAILED, OUTSIDE = "failed.txt", "outside.txt"

@@ -18,7 +18,7 @@ from torchbus_verify._compat import clear_exit_functions, run_exit_functions
 from torchbus_verify.record.writing import PROGRESS, Record
 from torchbus_verify.runs import inside
 from torchbus_verify.runs.inside import Change, Request
-from torchbus_verify.runs.mirror import Mirror
+from torchbus_verify.runs.writes import Mirror
 
 Watch = Callable[[int], None]
 """Called with the number of steps so far, a few times a second."""

@@ -6,19 +6,121 @@ Parameters that a loss reaches outside of any model's forward are left out there
 
 from __future__ import annotations
 
+import math
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context
+from torchbus.plugin import Context, warn
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.collectives import all_gather_object
+from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.compare.difference import distance
-from torchbus_verify.watch import again
-from torchbus_verify.watch.calls import Calls
-from torchbus_verify.watch.findings import Findings, Gradients, Judgement
+from torchbus_verify.watch.calls import Calls, gradients
+
+Gradients = dict[str, Tensor]
+SHOWN = 3
+NEAR = 1e-3
+
+
+@dataclass
+class Findings:
+    """Findings of all checks of a session. ``is_sum``: the loss is a sum over samples.
+
+    ``losses`` decides whether it is, if the user has not said so.
+    """
+
+    is_sum: bool = False
+    losses: LossWeights | None = None
+    checks: int = 0
+    last: int = 0
+    largest: float = 0.0
+    drifts: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+    def leave_out(self, why: str) -> None:
+        if why not in self.left_out:
+            self.left_out.append(why)
+
+    def lines(self, every: int) -> list[str]:
+        """Return the summary for ``explain``."""
+        seen = (
+            f"{self.checks} backwards so far, the last in step {self.last}; {self.drifts} drifted;"
+            f" largest difference {self.largest:.0e}"
+            if self.checks
+            else "none so far"
+        )
+        lines = [f"every {every} steps, rank 0 computes the gradients of all ranks: {seen}"]
+        return lines + [f"not checked: {why}" for why in self.left_out[:SHOWN]]
+
+    def record(self, step: int, *judgements: Judgement) -> None:
+        self.checks, self.last = self.checks + 1, step
+        self.largest = max([self.largest, *(one.largest for one in judgements)])
+
+    def warn(self, text: str) -> None:
+        """Report a drift, on rank 0."""
+        self.drifts += 1
+        warn(text)
+
+
+@dataclass(frozen=True)
+class Off:
+    """A wrong gradient. ``factor``: by which all of it is too large, or NaN."""
+
+    name: str
+    relative: float
+    factor: float
+
+
+@dataclass
+class Judgement:
+    """Tolerances for the gradients of one backward.
+
+    ``unit``: the coarsest unit roundoff. ``value``: the largest element of any gradient.
+    """
+
+    unit: float
+    terms: int
+    value: float
+    largest: float = 0.0
+    beyond: list[Off] = field(default_factory=list)
+
+    @property
+    def allowed(self) -> float:
+        """Return the difference that rounding explains."""
+        return rounding.of_sums(self.unit, self.terms)
+
+    @property
+    def floor(self) -> float:
+        """Return the possible rounding residue of a gradient that is zero."""
+        return rounding.of_empty(self.unit, self.terms, self.value)
+
+    def take(self, name: str, found: Tensor, wanted: Tensor) -> None:
+        gap = distance(found.flatten(), wanted.flatten(), self.floor)
+        self.largest = max(self.largest, gap)
+        if not gap <= self.allowed:
+            self.beyond.append(Off(name, gap, _factor(found, wanted)))
+
+    def describe(self) -> str:
+        """Describe the first wrong tensor, its error, and the number of others."""
+        first, others = self.beyond[0], len(self.beyond) - 1
+        times = "" if math.isnan(first.factor) else f", being {first.factor:.3g} times as large"
+        more = f", and {others} other tensors too" * bool(others)
+        return (
+            f"the gradient of {first.name} differs by {first.relative:.1g}{times}{more} (rounding"
+            f" explains {self.allowed:.0e})"
+        )
+
+
+def _factor(found: Tensor, wanted: Tensor) -> float:
+    """Return the factor by which all of a gradient is multiplied; NaN for a different gradient."""
+    a, b = found.flatten(), wanted.flatten()
+    size = float(b.dot(b))
+    factor = float(a.dot(b)) / size if size else math.nan
+    return factor if float((a - factor * b).norm()) <= NEAR * float(a.norm()) else math.nan
+
 
 DRIFTED = (
     "verify_every: in step {}, {}. The session does not apply the mean of the ranks' gradients: a"
@@ -141,7 +243,7 @@ class MadeAgain:
     def _make(self, calls: Calls, names: dict[int, str]) -> None:
         for rank, reported in enumerate(self._reports):
             assert isinstance(reported.calls, bytes)
-            made = again.gradients(pickle.loads(reported.calls), calls.modules, names)
+            made = gradients(pickle.loads(reported.calls), calls.modules, names)
             if not rank:
                 self._first = dict(made)
             self._norms.append({name: float(one.double().norm()) for name, one in made.items()})

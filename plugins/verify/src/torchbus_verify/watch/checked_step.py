@@ -14,9 +14,8 @@ from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, hookimpl
 
 from torchbus_verify.record.steps import Names
-from torchbus_verify.watch.alone import Noted, compare
-from torchbus_verify.watch.calls import Calls
-from torchbus_verify.watch.findings import Findings, Gradients, dense
+from torchbus_verify.watch.alone import Findings, Gradients, Noted, compare
+from torchbus_verify.watch.calls import Calls, dense
 
 UNKNOWN = float("nan")
 

@@ -7,8 +7,8 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_strategy.loss.weights import LossWeights
+from torchbus_verify.watch.alone import Findings
 from torchbus_verify.watch.checked_step import CheckedStep, Trained
-from torchbus_verify.watch.findings import Findings
 
 STRATEGIES = ("ddp", "ddp_spawn", "ddp_notebook")
 WHOLE_GRADIENTS = "allreduce"

@@ -1,13 +1,48 @@
-"""One NVIDIA GPU, through NVML (https://docs.nvidia.com/deploy/nvml-api)."""
+"""Sources of measurements: objects with a ``read() -> dict[str, float]``.
+
+Names end with their units.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
 import pynvml
 import torch
+from torchbus.plugin import Context
+
+from torchbus_device import accelerators
+from torchbus_gpu.users_code import Notices
 
 MIB = 2**20
+
+
+class Host:
+    """Reads CPU in percent, and memory in MiB and percent.
+
+    The process's CPU is in percent of one core (300 is three cores), the host's of all cores.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._read_before = False
+
+    def read(self) -> dict[str, float]:
+        memory = {
+            "process_rss_mib": self._process.memory_info().rss / MIB,
+            "host_memory_pct": psutil.virtual_memory().percent,
+        }
+        processor = {
+            "process_cpu_pct": self._process.cpu_percent(None),
+            "host_cpu_pct": psutil.cpu_percent(None),
+        }
+        if not self._read_before:  # percentages refer to the time since the last call
+            self._read_before = True
+            return memory
+        return processor | memory
+
+
 SLOWED_DOWN = (
     pynvml.nvmlClocksThrottleReasonHwSlowdown
     | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
@@ -105,3 +140,69 @@ def _handle(uuid: str) -> object:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except pynvml.NVMLError_NotFound:
         return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+class Allocator:
+    """Memory of this process on one device; nothing before the device is in use."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def read(self) -> dict[str, float]:
+        found = accelerators.memory_stats(self._device)
+        if not found:
+            return {}
+        return {
+            "torch_allocated_mib": found["allocated_bytes.all.current"] / MIB,
+            "torch_allocated_peak_mib": found["allocated_bytes.all.peak"] / MIB,
+            "torch_reserved_mib": found["reserved_bytes.all.current"] / MIB,
+            "torch_alloc_retries": float(found["num_alloc_retries"]),
+        }
+
+
+class LocalGpu:
+    """Reads nothing until the loop has initialised the device.
+
+    Asking for the UUID initialises CUDA, after which the process can't fork ranks.
+    """
+
+    def __init__(self, session: Context, notices: Notices) -> None:
+        self._session = session
+        self._notices = notices
+        self._gpu: NvidiaGpu | None = None
+        self._given_up = False
+
+    @property
+    def name(self) -> str:
+        return "" if self._gpu is None else self._gpu.name
+
+    def read(self) -> dict[str, float]:
+        device = self._session.device
+        if device.type == "cpu" or not accelerators.is_initialized(device.type):
+            return {}
+        driver = self._from_driver() if device.type == "cuda" else {}
+        return driver | Allocator(device).read()
+
+    def close(self) -> None:
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def _from_driver(self) -> dict[str, float]:
+        if self._given_up:
+            return {}
+        try:
+            self._gpu = self._gpu or self._find()
+            return self._gpu.read()
+        except (pynvml.NVMLError, LookupError) as error:
+            self._given_up = True
+            self._notices.warn(
+                f"rank {self._session.rank}: {self._session.device} is no longer measured: {error}."
+                " Training continues; nvidia-smi says whether the driver sees the GPU"
+            )
+            return {}
+
+    def _find(self) -> NvidiaGpu:
+        uuid = uuid_of(self._session.device)
+        if uuid is None:
+            raise LookupError(f"torch {torch.__version__} does not report its UUID")
+        return NvidiaGpu(uuid)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torchbus.plugin import TorchbusError, UsageError
 
@@ -15,7 +16,6 @@ from torchbus_cli import session_options
 from torchbus_cli.parser import Parser, complain
 from torchbus_verify import page as verify_page
 from torchbus_verify import report
-from torchbus_verify.command.progress import Progress
 from torchbus_verify.report import NOT_COMPARED
 from torchbus_verify.runs.inside import Request
 
@@ -159,3 +159,44 @@ def _steps(text: str) -> int | None:
             f"{text!r} is no number of steps: give one from 1 on, or all"
         )
     return int(text)
+
+
+EVERY_S, ELSEWHERE_S = 0.5, 10.0
+
+
+class Progress:
+    """Prints progress; a context manager, which completes the last line."""
+
+    def __init__(self, steps: int | None, stream: IO[str]) -> None:
+        self._steps, self._stream = steps, stream
+        self._terminal = stream.isatty()
+        self._name, self._begun_s, self._said_s = "", 0.0, time.monotonic()
+        self._shown = False
+
+    def show(self, name: str, steps: int) -> None:
+        """Show the progress. Called often; prints rarely."""
+        now = time.monotonic()
+        if name != self._name:
+            self._name, self._begun_s = name, now
+        if now - self._said_s < (EVERY_S if self._terminal else ELSEWHERE_S):
+            return
+        self._said_s, self._shown = now, True
+        end = "\x1b[K\r" if self._terminal else "\n"
+        self._stream.write(f"{name}: {self._line(steps, now - self._begun_s)}{end}")
+        self._stream.flush()
+
+    def _line(self, steps: int, seconds: float) -> str:
+        of = f" of {self._steps}" if self._steps else ""
+        done = f"step {steps}{of}, {seconds:.0f} s"
+        if not steps and seconds > ELSEWHERE_S:
+            return f"{done} without a step yet (--steps 2 needs fewer)"
+        if not steps or not self._steps or steps >= self._steps:
+            return done
+        return f"{done}, about {seconds / steps * (self._steps - steps):.0f} s remain"
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown and self._terminal:
+            self._stream.write("\x1b[K")

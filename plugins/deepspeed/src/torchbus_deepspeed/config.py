@@ -1,9 +1,13 @@
-"""The config of a session."""
+"""DeepSpeed's config: read, checked against the loop, and completed from it."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +15,60 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError
 
+from torchbus_deepspeed import known
 from torchbus_deepspeed._compat import package
-from torchbus_deepspeed.config import known, reading
 from torchbus_deepspeed.optimizers import Choice
+
+VARIABLE = "DEEPSPEED_CONFIG"
+Given = Mapping[str, Any] | str | os.PathLike[str] | None
+
+
+def read(given: Given) -> dict[str, Any]:
+    """Return a copy of the config; empty if there is none.
+
+    Raises UsageError if it is neither a dict nor a readable JSON object.
+    """
+    where = VARIABLE if given is None else "config"
+    found: object = (os.environ.get(VARIABLE) or {}) if given is None else given
+    if isinstance(found, str | os.PathLike):
+        found = _from_file(Path(found), where)
+    if not isinstance(found, Mapping):
+        raise UsageError(
+            f"{where} is a {type(found).__name__}: pass a dict, or the path of a JSON file; without"
+            f" it, {VARIABLE} may name such a file"
+        )
+    return copy.deepcopy(dict(found))
+
+
+def _from_file(path: Path, where: str) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{where}={str(path)!r} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{where}={str(path)!r} is not valid JSON: {error}") from error
+
+
+OLDEST = (0, 19)
+MISSING = (
+    "strategy='{}' needs DeepSpeed, which is not installed: DS_BUILD_OPS=0 pip install"
+    " --no-build-isolation 'deepspeed>=0.19'"
+)
+TOO_OLD = (
+    "strategy='{}' needs DeepSpeed 0.19 or later, and {} is installed: DS_BUILD_OPS=0 pip install"
+    " --no-build-isolation 'deepspeed>=0.19'"
+)
+
+
+def require_deepspeed(strategy: str) -> None:
+    """Raise UsageError if DeepSpeed is not installed, or too old. Imports nothing."""
+    try:
+        found = version("deepspeed")
+    except PackageNotFoundError:
+        raise UsageError(MISSING.format(strategy)) from None
+    if tuple(int(number) for number in found.split("+")[0].split(".")[:2]) < OLDEST:
+        raise UsageError(TOO_OLD.format(strategy, found))
+
 
 STAGES = (0, 1, 2, 3)
 AUTO = "auto"
@@ -32,10 +87,8 @@ class Config:
     states (and parameters, at stage 3) in main memory.
     """
 
-    def __init__(
-        self, given: reading.Given, strategy: str, stage: int | None, offload: bool
-    ) -> None:
-        self._given = reading.read(given)
+    def __init__(self, given: Given, strategy: str, stage: int | None, offload: bool) -> None:
+        self._given = read(given)
         self._strategy = strategy
         known.refuse_unknown(self._given)
         known.check(self._given.pop(known.SECTION, None))
@@ -90,8 +143,6 @@ class Config:
 
     def check(self, session: Context) -> None:
         """Raise UsageError if it contradicts the session, or needs something unavailable."""
-        from torchbus_deepspeed.config import offload
-
         known.refuse_unknown_zero(self.zero, package.zero_keys())
         for name, keys in package.section_keys().items():
             known.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
@@ -112,7 +163,7 @@ class Config:
             )
         if self.stage != 3 and self.zero.get("offload_param"):
             raise UsageError(NOT_3.format(self.stage))
-        offload.check(self.zero)
+        check_offload(self.zero)
 
     def check_batch(self, count: int, world_size: int, windows: int) -> None:
         """Raise UsageError if a batch size contradicts the loop's.
@@ -284,3 +335,23 @@ def check_batch(config: Mapping[str, Any], count: int, ranks: int, windows: int)
             raise UsageError(
                 CONTRADICTION.format(f"the loop has {ours} {what}", key, theirs, remedy)
             )
+
+
+SECTIONS = ("offload_optimizer", "offload_param")
+NO_AIO = (
+    "config: {}.device='nvme' needs DeepSpeed's async_io, which can't be built here: install libaio"
+    " (libaio-dev, libaio-devel), or use device 'cpu'; `ds_report` says what is missing"
+)
+NO_PATH = "config: {}.device='nvme' needs {}.nvme_path, a folder on the NVMe disk"
+
+
+def check_offload(zero: Mapping[str, Any]) -> None:
+    """Raise UsageError if NVMe offload is configured but not available."""
+    for name in SECTIONS:
+        section = zero.get(name) or {}
+        if section.get("device") != "nvme":
+            continue
+        if not section.get("nvme_path"):
+            raise UsageError(NO_PATH.format(name, name))
+        if not package.has_async_io():
+            raise UsageError(NO_AIO.format(name))

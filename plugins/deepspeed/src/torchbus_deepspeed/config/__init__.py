@@ -1,1 +1,0 @@
-"""DeepSpeed's config: read, checked against the loop, and completed from it."""

@@ -1,4 +1,0 @@
-"""Sources of measurements: objects with a ``read() -> dict[str, float]``.
-
-Names end with their units.
-"""

@@ -1,0 +1,59 @@
+"""The script's own frames and modules, and warnings of what may make its gradients wrong."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from types import FrameType
+
+from torchbus.compat.python import current_frame
+from torchbus.plugin import users_frame, warn
+from torchbus.redacting import redacted
+from torchbus.runtime.user_code import INSIDE, LIBRARIES, outwards
+
+
+def users_frames(outermost: FrameType | None) -> list[FrameType]:
+    """Return the frames of the user's code, innermost first, up to that frame."""
+    frames = outwards(current_frame(1))
+    if outermost in frames:
+        frames = frames[: frames.index(outermost) + 1]
+    return [frame for frame in frames if is_users_module(frame.f_globals.get("__name__") or "")]
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module is the user's: not torchbus, torch or an installed package."""
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name == "__main__" or not (
+        name == "torch" or name.startswith(INSIDE) or not path or path.startswith(LIBRARIES)
+    )
+
+
+def warn_of_gradients(text: str) -> None:
+    """Warn of what may make gradients wrong.
+
+    A script that ignores all warnings still gets it, on stderr; a filter that names its words hides
+    it.
+    """
+    warn(text)
+    text = redacted(text)
+    if _ignores_everything(text):
+        frame = users_frame()[0]
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        print(f"{where}: torchbus: your gradients may be wrong: {text}", file=sys.stderr)
+
+
+def _ignores_everything(text: str) -> bool:
+    """Whether the first of the script's filters that fits names no message, and ignores it."""
+    fits = [
+        (action, message)
+        for action, message, category, _, _ in warnings.filters
+        if issubclass(UserWarning, category) and (message is None or _matches(message, text))
+    ]
+    return bool(fits) and fits[0] == ("ignore", None)
+
+
+def _matches(message: object, text: str) -> bool:
+    """Filters hold a pattern, or, if Python itself made them, a plain text."""
+    pattern = re.compile(message, re.I) if isinstance(message, str) else message
+    return isinstance(pattern, re.Pattern) and pattern.match(text) is not None

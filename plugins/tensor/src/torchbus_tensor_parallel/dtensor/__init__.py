@@ -1,4 +1,0 @@
-"""DTensors between divided layers in the script's code.
-
-This folder replaces functions of tensors until the session ends. It knows no model.
-"""
