@@ -173,22 +173,17 @@ class Outermost:
         return backward
 
     def _run(self, call: BackwardCall, original: Callable[..., None]) -> None:
-        engines = self._engines.now
+        engines, thread = self._engines.now, get_ident()
         try:
-            if engines:
-                self._hand_over(engines[0], call, original)
-            else:
+            if not engines:
                 original(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
+                return
+            self._handed_over.add(thread)
+            try:
+                engines[0](call, original)
+            finally:
+                self._handed_over.discard(thread)
         except BaseException:
             for listener in self._failed.now:
                 listener(call)
             raise
-
-    def _hand_over(
-        self, engine: Callable[..., object], call: BackwardCall, original: Callable[..., None]
-    ) -> None:
-        self._handed_over.add(get_ident())
-        try:
-            engine(call, original)
-        finally:
-            self._handed_over.discard(get_ident())

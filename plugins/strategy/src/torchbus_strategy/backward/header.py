@@ -247,6 +247,16 @@ def first_number(tensor: Tensor) -> Tensor:
     return first.real + first.imag if first.is_complex() else first
 
 
+def matches(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
+    """Whether all ranks gave the same progress, position, constants and shapes, digit for digit.
+
+    It is found in two comparisons. If not, they may still agree but for rounding.
+    """
+    return (
+        mean[PROGRESS:INPUT] == sent[PROGRESS:INPUT] and mean[CONSTANTS:KIND] == sent[CONSTANTS:KIND]
+    )
+
+
 def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
     """Whether all ranks gave the same progress and position."""
     return equal_on_all_ranks(

@@ -98,10 +98,11 @@ class HeaderCheck:
             self._compare(*both.tolist())
 
     def _compare(self, mean: list[float], sent: list[float]) -> None:
-        if not header.agrees(mean, sent):
-            self._raise_diverged()
-        if not header.constants_agree(mean, sent):
-            self.constants.judge(int(sent[header.PROGRESS]))
+        if not header.matches(mean, sent):
+            if not header.agrees(mean, sent):
+                self._raise_diverged()
+            if not header.constants_agree(mean, sent):
+                self.constants.judge(int(sent[header.PROGRESS]))
         if not self._may_differ and header.drifted(mean, sent):
             raise RanksDiverged(DRIFTED)
         self.watch.look(mean, sent)

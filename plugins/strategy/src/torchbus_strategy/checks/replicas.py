@@ -177,9 +177,10 @@ class RepeatedWork:
     @hookimpl
     def after_backward(self) -> None:
         self._backwards += 1
+        if self._backwards > 2:
+            return self._session.bus.unregister(self)
         if (
-            self._backwards > 2
-            or self._without <= AS_MUCH_AS_TRAINING * self._with
+            self._without <= AS_MUCH_AS_TRAINING * self._with
             or not self._inputs
         ):
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torchbus_strategy.loss.reading import is_sum, terms_of
 from torchbus_strategy.loss.terms import Term, same
 
 NODES_AT_MOST = 20_000
+serial_of = attrgetter("serial")
 LOOKS = 3
 """Of each kind of backward (the first after a batch was taken, the second, ...)."""
 KINDS = 32
@@ -77,18 +79,21 @@ class OtherLeaves:
         """Whether no two ranks have the same samples."""
         world = self._session.world
         return bool(
-            world.data.parts == self._session.world_size > 1
+            world.data.parts == world.world_size > 1
             and self._session.share.count
             and not self._session.batches.only_evaluate
         )
 
     def _of_batch(self) -> list[Tensor]:
-        batches = self._session.batches.current
-        held = [one for batch in batches for one in batch.tensors]
-        return [one for one in held if one.requires_grad and one.is_leaf]
+        return [
+            one
+            for batch in self._session.batches.current
+            for one in batch.tensors
+            if one.requires_grad and one.is_leaf
+        ]
 
     def _is_due(self) -> bool:
-        feeding = max((one.serial for one in self._session.batches.current), default=0)
+        feeding = max(map(serial_of, self._session.batches.current), default=0)
         self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
         self._feeding = feeding
         self._backwards += 1

@@ -22,7 +22,7 @@ from torchbus_strategy.checks.divergence import sums_of
 from torchbus_strategy.checks.first_steps import refuse_renormalised
 from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.collectives import extremes
-from torchbus_strategy.compat import BATCH_NORM
+from torchbus_strategy.compat import BATCH_NORM, requires_grad
 from torchbus_strategy.parameters.per_rank import PerRankTensors
 from torchbus_strategy.parameters.rank0_values import (
     Buffers,
@@ -222,7 +222,7 @@ class Trained:
             if optimizer is None:
                 del self._watched[reference]
                 continue
-            held = [id(one) for group in optimizer.param_groups for one in group["params"]]
+            held = [key for group in optimizer.param_groups for key in map(id, group["params"])]
             if held == self._watched[reference]:
                 continue
             self._watched[reference] = held
@@ -294,7 +294,7 @@ class Trained:
 
     def any_requires_gradients(self) -> bool:
         """Whether not all parameters are frozen now."""
-        return any(parameter.requires_grad for parameter in self.parameters)
+        return any(map(requires_grad, self.parameters))
 
     def holders(self, parameters: Sequence[Tensor]) -> list[tuple[int, ...]]:
         """The numbers of the optimizers that hold each of them."""
