@@ -52,7 +52,7 @@ class TrackedBatch:
     @property
     def lives(self) -> bool:
         """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
-        return any([tensor() is not None for tensor in self._tensors])
+        return any(tensor() is not None for tensor in self._tensors)
 
     def storages(self) -> set[int]:
         """Return where the memory of its living tensors begins. Views of them have the same."""

@@ -253,7 +253,8 @@ def matches(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
     It is found in two comparisons. If not, they may still agree but for rounding.
     """
     return (
-        mean[PROGRESS:INPUT] == sent[PROGRESS:INPUT] and mean[CONSTANTS:KIND] == sent[CONSTANTS:KIND]
+        mean[PROGRESS:INPUT] == sent[PROGRESS:INPUT]
+        and mean[CONSTANTS:KIND] == sent[CONSTANTS:KIND]
     )
 
 

@@ -178,11 +178,9 @@ class RepeatedWork:
     def after_backward(self) -> None:
         self._backwards += 1
         if self._backwards > 2:
-            return self._session.bus.unregister(self)
-        if (
-            self._without <= AS_MUCH_AS_TRAINING * self._with
-            or not self._inputs
-        ):
+            self._session.bus.unregister(self)
+            return
+        if self._without <= AS_MUCH_AS_TRAINING * self._with or not self._inputs:
             return
         if self._backwards == 1:
             self._session.world.shared.set(f"repeated/{self._session.rank}", repr(self._inputs))
