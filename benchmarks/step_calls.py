@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from models import labels, mlp
 from rounds import silence, table
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
