@@ -356,8 +356,8 @@ class Batches:
     @hookimpl(tryfirst=True)
     def before_backward(self, call: BackwardCall) -> None:
         fresh = self._history.fresh
-        if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
-            self._use_only(fresh[0])
+        if len(fresh) == 1 and (one := fresh[0]).origin is self._origin and not one.origin.ahead:
+            self._use_only(one)
         elif fresh or len(self._history.used) > 1:
             self._look()
 

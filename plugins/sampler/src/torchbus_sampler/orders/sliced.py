@@ -50,6 +50,7 @@ class Slices:
         size = batch_size or 1
         self._step_size = size * order._batches_per_step
         self._portions = Portions(order._num_ranks, size, 1 if self._single else 2)
+        self._whole = self._portions.of(order._rank, self._step_size)
         self._drops = bool(getattr(order._inner, "drop_last", False))
         self._step = 0
         self._over = False
@@ -95,7 +96,12 @@ class Slices:
         """Return where the next step begins, how many samples it has, and this rank's portion."""
         if self._over:
             raise StopIteration
-        if self._drawn is None:
+        drawn, start = self._drawn, self._step * self._step_size
+        if drawn is not None and 0 < start <= drawn.total - self._step_size:  # the usual case
+            drawn.reach(start, start + self._step_size)
+            self._step += 1
+            return start, self._step_size, self._whole
+        if drawn is None:
             with self._order._random.order():
                 self._begin()
                 start, count = self._reach()

@@ -304,7 +304,8 @@ class LossWeights:
         session = self._session
         if terms is None or not self._waits or (self._each.meets and not expected):
             return self._repeated.forget()
-        evaluates = any(batch.origin.evaluates for batch in session.batches.current)
+        current = session.batches.current
+        evaluates = bool(current and current[0].origin.evaluates)
         others = expected, self._unit.value, session.world.data.parts, evaluates
         return self._repeated.count(terms, session.share, others)
 
