@@ -156,7 +156,8 @@ class Outermost:
             grad_variables: object = None,
             inputs: object = None,
         ) -> None:
-            if in_graph() != -1 or grad_variables is not None or get_ident() in handed_over:
+            is_nested = in_graph() != -1 or (handed_over and get_ident() in handed_over)
+            if is_nested or grad_variables is not None:
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )

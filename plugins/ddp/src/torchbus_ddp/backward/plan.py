@@ -18,6 +18,7 @@ from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.header import WEIGHT
 from torchbus_strategy.compat import gradient, requires_grad
+from torchbus_strategy.loss.gradients import NONE
 from torchbus_strategy.parameters import rank0_values
 from torchbus_strategy.parameters import trained as strategy_trained
 
@@ -104,6 +105,7 @@ class Plan:
         self._all = self._chosen = self._reducers[everything]
         self._wanted: tuple[int, ...] = everything
         self._groups = Groups(self.parameters, holders)
+        self._nothing: Snapshot = [NOTHING] * len(self.parameters)
         self._uses = 0
         self._loss: Tensor | None = None
         self._absent: list[int] = []
@@ -176,10 +178,10 @@ class Plan:
 
     def snapshot(self) -> Snapshot:
         """Each gradient and its version now: ``_touched`` compares them later."""
-        return [
-            NOTHING if one is None else (one, version(one))
-            for one in map(gradient, self.parameters)
-        ]
+        gradients = list(map(gradient, self.parameters))
+        if set(map(type, gradients)) == NONE:
+            return self._nothing
+        return [NOTHING if one is None else (one, version(one)) for one in gradients]
 
     def _begin(self, _: Tensor) -> Tensor:
         """Run first in the graph, before any gradient is accumulated.
@@ -194,7 +196,9 @@ class Plan:
                 runs or (id(parameter) in self._local and parameter.grad is not None)
                 for runs, parameter in zip(present, self.parameters, strict=True)
             ]
-        self._choose(present)
+        self._chosen = self._all
+        if self._groups.useful and self._uses >= LEARNING_BACKWARDS:
+            self._choose(present)
         self._chosen.prepare()
         self._started = True
         sampled = header.first_number(self.parameters[self._uses % len(self.parameters)])
@@ -215,10 +219,8 @@ class Plan:
 
         If it does not exist yet, it is made after this backward, which uses the one for all.
         """
-        self._chosen = self._all
-        if self._groups.useful and self._uses >= LEARNING_BACKWARDS:
-            self._wanted = self._groups.agree(present)
-            self._chosen = self._reducers.get(self._wanted, self._all)
+        self._wanted = self._groups.agree(present)
+        self._chosen = self._reducers.get(self._wanted, self._all)
 
     def _resolve_absent(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         """Contribute zeros for the parameters that this rank's graph did not reach.

@@ -244,12 +244,16 @@ class GradientSync:
         self._job.count_backward()
         if self._local:
             self._local.difference_update(reduction.synchronised())
-        self._buffers.synchronise(reduction.buffers, self._have_like_buffers(reduction.header))
+        reported = reduction.header
+        mean = reported.receive()
+        alike = reported.agrees or self._have_like_buffers(reported)
+        self._buffers.synchronise(reduction.buffers, alike)
         scale = self._divide(reduction, count)
-        self._check.take(reduction.header)
-        self._give_loss(reduction.header, call, loss, scale)
+        self._check.take(reported, mean)
+        if loss is not None and self._options.sync_loss:
+            self._give_loss(reported, call, loss, scale)
         if parts:
-            reduction.header.give_parts(parts, scale)
+            reported.give_parts(parts, scale)
         self._after_sync()
 
     def _have_like_buffers(self, reported: Header) -> bool:
@@ -263,8 +267,7 @@ class GradientSync:
             and self._job.backwards > LOOKS
         ):
             return True
-        mean = reported.mean()
-        alike = header.matches(mean, reported.slots) or header.buffers_agree(mean, reported.slots)
+        alike = header.buffers_agree(reported.mean(), reported.slots)
         self._buffers_vary |= not alike
         return alike
 
@@ -276,19 +279,14 @@ class GradientSync:
             gradients_of = [*gradients_of, *self._trained.per_rank.tensors(), *others]
         return self._counts.scale_gradients(reduction.header, count, gradients_of)
 
-    def _give_loss(
-        self, reported: Header, call: BackwardCall, loss: Tensor | None, scale: Number
-    ) -> None:
-        if (
-            loss is not None
-            and self._options.sync_loss
-            and not (call.retain_graph or loss.is_leaf or is_view(loss))
-        ):
+    def _give_loss(self, reported: Header, call: BackwardCall, loss: Tensor, scale: Number) -> None:
+        if not (call.retain_graph or loss.is_leaf or is_view(loss)):
             reported.give_loss(loss, scale)
 
     def _after_sync(self) -> None:
-        if not self._session.random.is_split and self._division.stream is not None:
-            self._session.random.split(self._division.stream)
+        stream = self._division.stream
+        if stream is not None and not self._session.random.is_split:
+            self._session.random.split(stream)
         self._quiet_backwards += 1
         if self._quiet_backwards == 1 and not self._session.world.divides_anew:
             self._trained.look_for_dead()

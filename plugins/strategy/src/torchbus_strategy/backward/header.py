@@ -98,13 +98,15 @@ class Header:
     """The header in host memory, as an array, which Python reads and writes faster than a tensor.
 
     The header's gradient shares its memory with that array. ``slots``: this rank's metadata of this
-    backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
+    backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with. ``agrees``: all
+    ranks have sent the facts of ``slots``, digit for digit, as ``receive`` has found.
     """
 
     def __init__(self, parameters: int, dtype: torch.dtype) -> None:
         self.parameter = nn.Parameter(torch.zeros(SLOTS + parameters, dtype=dtype))
         self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
         self.slots: Slots = []
+        self.agrees = False
         self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
         self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
         self._gradient = torch.frombuffer(self._array, dtype=dtype)
@@ -139,6 +141,12 @@ class Header:
         """
         self.fill(loss, sample, present)
         return self._gradient
+
+    def receive(self) -> list[float]:
+        """Return the means, and compare them with what this rank has sent."""
+        mean = self.mean()
+        self.agrees = matches(mean, self.slots)
+        return mean
 
     def mean(self) -> list[float]:
         """The means of all slots over ranks."""
@@ -197,6 +205,11 @@ class DeviceHeader(Header):
     def complete(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
         self.parameter.grad = reported = self.fill(loss, sample, present).clone()
         return reported
+
+    def receive(self) -> list[float]:
+        """Nothing: the host would wait."""
+        self.agrees = False
+        return []
 
     def counts(self) -> list[float]:
         return self._mean()[NUM_BASIC:SLOTS].tolist()

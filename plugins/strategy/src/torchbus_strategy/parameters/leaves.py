@@ -63,11 +63,12 @@ class OtherLeaves:
 
     def find(self, call: BackwardCall) -> list[Tensor]:
         """Return those that a backward will give a gradient."""
-        self.current = []
+        self.current = inputs = []
         if self._is_divided():
-            inputs = self._of_batch()
-            made = self._made(call) if self._is_due() else []
-            self.current = [*inputs, *[one for one in made if not _is_in(one, inputs)]]
+            self.current = inputs = self._of_batch()
+            if self._is_due():
+                made = [one for one in self._made(call) if not _is_in(one, inputs)]
+                self.current = [*inputs, *made]
         return self.current
 
     def fill(self) -> None:

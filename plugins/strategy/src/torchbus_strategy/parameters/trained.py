@@ -6,6 +6,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -222,7 +223,8 @@ class Trained:
             if optimizer is None:
                 del self._watched[reference]
                 continue
-            held = [key for group in optimizer.param_groups for key in map(id, group["params"])]
+            groups = [group["params"] for group in optimizer.param_groups]
+            held = list(map(id, groups[0] if len(groups) == 1 else chain(*groups)))
             if held == self._watched[reference]:
                 continue
             self._watched[reference] = held
