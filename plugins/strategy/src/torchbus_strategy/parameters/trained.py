@@ -292,7 +292,7 @@ class Trained:
 
     def requiring_gradients(self) -> list[Tensor]:
         """The parameters that are not frozen now."""
-        return [parameter for parameter in self.parameters if parameter.requires_grad]
+        return list(filter(requires_grad, self.parameters))
 
     def any_requires_gradients(self) -> bool:
         """Whether not all parameters are frozen now."""
