@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torchbus.compat.torch_names import use_count
 from torchbus.patches.loaders import Counting
 from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, hookimpl
 from torchbus.tree import collect
+
+
+PLAIN = {Tensor}
 
 
 class TrackedBatch:
@@ -26,11 +30,13 @@ class TrackedBatch:
 
     def __init__(self, origin: Origin, number: int, share: Share | None, batch: object) -> None:
         self.origin, self.number, self.share, self.serial = origin, number, share, 0
-        parts = batch if type(batch) is list or type(batch) is tuple else (batch,)
-        found = [part for part in parts if isinstance(part, Tensor)]
-        if len(found) != len(parts):
-            found = []
-            collect(batch, found)
+        parts: Sequence[Any] = batch if type(batch) is list or type(batch) is tuple else (batch,)
+        found = parts
+        if set(map(type, parts)) != PLAIN:
+            found = [part for part in parts if isinstance(part, Tensor)]
+            if len(found) != len(parts):
+                found = []
+                collect(batch, found)
         shape = found[0].shape if found and not found[0].is_nested else ()
         self.rows = shape[0] if shape else 1
         self.key = id(found[0]) if found else id(self)
@@ -52,7 +58,7 @@ class TrackedBatch:
     @property
     def lives(self) -> bool:
         """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
-        return any(tensor() is not None for tensor in self._tensors)
+        return bool(self.tensors)
 
     def storages(self) -> set[int]:
         """Return where the memory of its living tensors begins. Views of them have the same."""
@@ -93,8 +99,6 @@ def is_plain(tensor: Tensor) -> bool:
 
 def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
     """Return the share of the batch that was taken last. A batch of evaluation is whole."""
-    if len(in_use) == 1 and in_use[0].share is not None:
-        return in_use[0].share
     shared = [one for one in in_use if one.share is not None]
     if shared:
         return max(shared, key=lambda one: one.serial).share
@@ -499,7 +503,7 @@ class Batches:
         """
         self._history.use_only(one)
         self.current, self._looked = (one,), self.count
-        share = share_of(self.current)
+        share = one.share or share_of(self.current)
         if share is not None:
             self._session.share = share
 

@@ -63,14 +63,14 @@ class Slices:
     def __next__(self) -> object:
         start, count, portion = self._take()
         order = self._order
-        mine = self._drawn.indices(start + portion.start, start + portion.start + portion.length)
-        if not mine and not order._pad:
+        first = start + portion.start
+        mine = self._drawn.indices(first, first + portion.length)
+        if mine:
+            self._last = mine
+        elif not order._pad:
             self._end()
-        self._last = (
-            mine
-            or self._last
-            or self._drawn.indices(start, start + self._portion(0, start, count).length)
-        )
+        elif not self._last:
+            self._last = self._drawn.indices(start, start + self._portion(0, start, count).length)
         weight = portion.length * order._num_ranks / count if order._pad else 1.0
         order.pending.append(
             Share(weight, self._position(start, start + count), tuple(mine), count)

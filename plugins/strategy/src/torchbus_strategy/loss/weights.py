@@ -81,7 +81,7 @@ class Deciding:
 
     @property
     def looks(self) -> bool:
-        """Whether the graph is asked which dimension holds the samples. See ``Counted``."""
+        """Whether the graph is asked which dimension holds the samples: see ``Counted``."""
         return self._looks_left > 0 or self._elsewhere
 
     def find(

@@ -95,14 +95,15 @@ class OtherLeaves:
 
     def _is_due(self) -> bool:
         feeding = max(map(serial_of, self._session.batches.current), default=0)
-        self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
+        nth = self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
         self._feeding = feeding
         self._backwards += 1
-        self._looks[self._nth] += 1
-        is_regular = self._backwards >= self._next_look
-        if is_regular:
+        if self._backwards >= self._next_look:
             self._next_look = self._backwards * 3 // 2 + 1
-        return is_regular or self._has_found or self._looks[self._nth] <= LOOKS
+        elif self._looks[nth] >= LOOKS:
+            return self._has_found
+        self._looks[nth] += 1
+        return True
 
     def _made(self, call: BackwardCall) -> list[Tensor]:
         """Those that the loop has made itself."""

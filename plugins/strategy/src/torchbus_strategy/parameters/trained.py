@@ -218,14 +218,14 @@ class Trained:
         """Find parameters that the loop has put into an optimizer's groups by hand, as one does to
         densify or prune points. All ranks call it, before each backward.
         """
-        for reference in list(self._watched):
+        for reference, known in list(self._watched.items()):
             optimizer = reference()
             if optimizer is None:
                 del self._watched[reference]
                 continue
             groups = [group["params"] for group in optimizer.param_groups]
             held = list(map(id, groups[0] if len(groups) == 1 else chain(*groups)))
-            if held == self._watched[reference]:
+            if held == known:
                 continue
             self._watched[reference] = held
             new = [one for one in _parameters_of(optimizer) if self._is_new(one)]
