@@ -14,7 +14,6 @@ from torchbus.patches.loaders import Counting
 from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, hookimpl
 from torchbus.tree import collect
 
-
 PLAIN = {Tensor}
 
 
