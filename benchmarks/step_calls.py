@@ -11,8 +11,8 @@ Rank 0 counts, in its main thread, from the end of one step to the end of anothe
 - builtins: their calls of functions in C;
 - opcodes: instructions of Python's virtual machine in torchbus's functions, from a second count.
 
-The numbers do not depend on the machine or its load. The hand-written loop has none of these, but
-the Python of ``DistributedDataParallel.forward``, which is counted in its place.
+The numbers do not depend on the machine or its load. By hand, the functions of
+``DistributedDataParallel`` are counted in the place of torchbus's; one rank runs the same as two.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from models import labels, mlp
 from rounds import silence, table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 WIDTH, BATCH, WINDOW, WARMUP = 64, 32, 4, 32
@@ -38,20 +40,19 @@ KINDS = ("calls", "others", "builtins", "opcodes")
 Key = tuple[str, str]
 
 
-def is_ours(frame: FrameType | None) -> bool:
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("torchbus")
-
-
-def is_torchs(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__"))
-    return name.startswith(("torch.", "__main__")) or name == "torch"
+def is_in(frame: FrameType | None, *packages: str) -> bool:
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(packages)
 
 
 class Count:
-    """Counts by function while it is on. ``of``: for each kind, the number of each code."""
+    """Counts functions of these packages while it is on. ``of``: for each kind, by code."""
 
-    def __init__(self) -> None:
+    def __init__(self, *packages: str) -> None:
+        self._packages = packages
         self.of: dict[str, Counter[CodeType]] = {kind: Counter() for kind in KINDS}
+
+    def _counts(self, frame: FrameType | None) -> bool:
+        return is_in(frame, *self._packages)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -63,11 +64,12 @@ class Count:
 
     def _profile(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
-            if is_ours(frame):
+            if self._counts(frame):
                 self.of["calls"][frame.f_code] += 1
-            elif is_ours(frame.f_back) and not is_torchs(frame):
+            elif self._counts(frame.f_back) and not is_in(frame, "torch", "__main__"):
+                assert frame.f_back is not None
                 self.of["others"][frame.f_back.f_code] += 1
-        elif event == "c_call" and is_ours(frame):
+        elif event == "c_call" and self._counts(frame):
             self.of["builtins"][frame.f_code] += 1
 
     @contextmanager
@@ -79,7 +81,7 @@ class Count:
             sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "call" and is_ours(frame):
+        if event == "call" and self._counts(frame):
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             return self._trace
         if event == "opcode":
@@ -97,9 +99,9 @@ def counted(batches: Any, count: Count, steps: int) -> Iterator[tuple[Tensor, Te
                 yield next(iterator)
 
 
-def train(batches: Any) -> None:
+def train(batches: Any, wrap: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
     torch.manual_seed(0)
-    model = mlp(2, WIDTH)
+    model = wrap(mlp(2, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for x, y in batches:
         optimizer.zero_grad()
@@ -117,7 +119,9 @@ def memory(steps: int) -> Any:
     return [(torch.randn(BATCH, WIDTH), labels(BATCH))] * (WARMUP + 2 * steps)
 
 
+HAND = "by hand, a DataLoader"
 LOOPS: dict[str, tuple[Callable[[int], Any], dict[str, Any]]] = {
+    HAND: (loader, {}),
     "ddp, batches in memory": (memory, {"strategy": "ddp", "devices": 2}),
     "ddp, a DataLoader": (loader, {"strategy": "ddp", "devices": 2}),
     "ddp, windows of 4 batches": (
@@ -136,14 +140,25 @@ def measure(name: str, steps: int) -> Count:
     from torchbus import session
 
     make, options = LOOPS[name]
-    count = Count()
+    if name == HAND:
+        return by_hand(make(steps), steps)
+    count = Count("torchbus")
     with session(accelerator="cpu", launch="fork", **options):
         train(counted(make(steps), count, steps))
     return count
 
 
+def by_hand(batches: Any, steps: int) -> Count:
+    count = Count("torch.nn.parallel", "torch.distributed", "torch.utils.data.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train(counted(batches, count, steps), DistributedDataParallel)
+    dist.destroy_process_group()
+    return count
+
+
 def name_of(code: CodeType) -> str:
-    module = code.co_filename.rpartition("/src/")[2].removesuffix(".py").replace("/", ".")
+    path = code.co_filename.rpartition("/src/")[2].rpartition("/site-packages/")[2]
+    module = path.removesuffix(".py").replace("/", ".")
     return f"{module}:{getattr(code, 'co_qualname', code.co_name)}"
 
 
