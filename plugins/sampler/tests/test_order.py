@@ -230,3 +230,26 @@ def test_a_stream(num_samples, batch_size, num_ranks, drop_last):
         assert [value for each in batches for value in each.batch if each.share.weight] == samples
         assert sum(each.share.weight for each in batches) == pytest.approx(num_ranks)
         assert len({each.share.position for each in batches}) == 1
+
+
+class CountedStreams(RandomStreams):
+    """Counts how often the order's stream is asked for."""
+
+    asked = 0
+
+    def order(self) -> Any:
+        self.asked += 1
+        return super().order()
+
+
+class Unknown:
+    """A sampler of a class that torchbus does not know."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(64 * 4 * 3))
+
+
+def test_a_step_changes_the_random_stream_once_however_many_ranks_there_are():
+    streams = CountedStreams()
+    order = DividedOrder(BatchSampler(Unknown(), 4, False), 1, 64, 64, True, streams)
+    assert len(list(order)) == 3 and streams.asked == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -353,4 +354,5 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
     if len(picked) == 1:
         only = picked[0]
         return lambda *arguments: function(arguments[only])
-    return lambda *arguments: function(*[arguments[i] for i in picked])
+    pick = operator.itemgetter(*picked)
+    return lambda *arguments: function(*pick(arguments))

@@ -156,7 +156,8 @@ class Outermost:
             grad_variables: object = None,
             inputs: object = None,
         ) -> None:
-            if in_graph() != -1 or grad_variables is not None or get_ident() in handed_over:
+            is_nested = in_graph() != -1 or (handed_over and get_ident() in handed_over)
+            if is_nested or grad_variables is not None:
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
@@ -173,22 +174,17 @@ class Outermost:
         return backward
 
     def _run(self, call: BackwardCall, original: Callable[..., None]) -> None:
-        engines = self._engines.now
+        engines, thread = self._engines.now, get_ident()
         try:
-            if engines:
-                self._hand_over(engines[0], call, original)
-            else:
+            if not engines:
                 original(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
+                return
+            self._handed_over.add(thread)
+            try:
+                engines[0](call, original)
+            finally:
+                self._handed_over.discard(thread)
         except BaseException:
             for listener in self._failed.now:
                 listener(call)
             raise
-
-    def _hand_over(
-        self, engine: Callable[..., object], call: BackwardCall, original: Callable[..., None]
-    ) -> None:
-        self._handed_over.add(get_ident())
-        try:
-            engine(call, original)
-        finally:
-            self._handed_over.discard(get_ident())

@@ -388,7 +388,7 @@ class LoaderIterator:
         return self.limit is not None and taken >= self.limit
 
     def _read(self) -> object:
-        if self._is_full(self.num_yielded):
+        if self.limit is not None and self.num_yielded >= self.limit:
             raise StopIteration
         if self._failed is not None:
             error, self._failed = self._failed, None

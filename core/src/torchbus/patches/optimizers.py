@@ -148,12 +148,12 @@ class StepHooks:
     def before(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        wrapper, running = current_frame(1), self._running
-        if id(optimizer) in running and _is_above(wrapper, running[id(optimizer)]):
+        wrapper, running, key = current_frame(1), self._running, id(optimizer)
+        if key in running and _is_above(wrapper, running[key]):
             return None  # a subclass calls its parent's step
         if is_marked(optimizer):
             return None
-        running[id(optimizer)] = id(wrapper)
+        running[key] = id(wrapper)
         given = Given(type(optimizer), args[1:], kwargs) if len(args) > 1 or kwargs else None
         closure = None if given is None else given.closure
         for listener in self._before.now:
@@ -170,11 +170,11 @@ class StepHooks:
     def after(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
-        wrapper = id(current_frame(1))
-        if self._running.get(id(optimizer), wrapper) != wrapper or is_marked(optimizer):
+        wrapper, key = id(current_frame(1)), id(optimizer)
+        if self._running.get(key, wrapper) != wrapper or is_marked(optimizer):
             return
         # missing if the patch was installed inside this step
-        self._running.pop(id(optimizer), None)
+        self._running.pop(key, None)
         for listener in self._after.now:
             listener(optimizer)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -37,4 +39,5 @@ class Toggle:
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    groups: Iterable[list[Tensor]] = map(itemgetter("params"), optimizer.param_groups)
+    return list(chain.from_iterable(groups))

@@ -11,7 +11,7 @@ import linecache
 from collections.abc import Iterator
 from types import FrameType
 
-from torchbus.plugin import Context, hookimpl, users_frame, warn
+from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 COUNTED = (
     "{} of the loop in line {} of {} come from this rank's share of the batches, and so does what"
@@ -42,9 +42,11 @@ class CountedMetrics:
             self._begun = _place(frame)
 
     @hookimpl
-    def after_backward(self) -> None:
+    def after_backward(self, call: BackwardCall) -> None:
+        if self._begun is None:
+            return
         place, self._begun = self._begun, None
-        if place is None or place in self._seen:
+        if place in self._seen:
             return
         self._seen.add(place)
         found = counted(*place)

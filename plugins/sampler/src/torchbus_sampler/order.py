@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, TypeGuard, cast
 
@@ -117,32 +118,35 @@ class DividedOrder:
         return self._inner.batch_size if is_plain(self._inner) else None
 
     def _steps(self) -> Iterator[list[Sequence[object]]]:
-        """Yield the user's batches of each global batch, drawn from the random stream "order"."""
-        source = self._draw()
+        """Yield the user's batches of each global batch."""
         drop_last = getattr(self._inner, "drop_last", False)
-        while batches := list(islice(source, self._batches_per_step)):
+        for batches in self._draw(self._batches_per_step):
             if len(batches) < self._batches_per_step and drop_last:
                 return
             yield batches
 
-    def _draw(self) -> Iterator[Sequence[object]]:
+    def _draw(self, count: int) -> Iterator[list[Sequence[object]]]:
+        """Yield so many of the user's batches at a time, drawn from the random stream "order".
+
+        To change the stream takes as long as to draw many indices. So it is done once for them.
+        """
+        draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
         with self._random.order():
             source = iter(self._inner) if self.source is None else self.source
-        draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
-        done = object()
-        first = True
-        item: Any
-        while True:
-            if first or not draws_once:
-                with self._random.order():
-                    item = next(source, done)
-            else:
-                item = next(source, done)
-            if item is done:
+            batches = self._next(source, count)
+        while batches:
+            yield batches
+            if len(batches) < count:
                 return
-            first = False
+            with nullcontext() if draws_once else self._random.order():
+                batches = self._next(source, count)
+
+    def _next(self, source: Iterator[object], count: int) -> list[Sequence[object]]:
+        batches: list[Any] = []
+        for item in islice(source, count):
             self._single = not self._batched and not isinstance(item, list | tuple)
-            yield [item] if self._single else item
+            batches.append([item] if self._single else item)
+        return batches
 
 
 def is_plain(inner: object) -> TypeGuard[BatchSampler]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchbus.patches.loaders import Counting
-from torchbus.plugin import Context, Origin, Share, UsageError, hookimpl
+from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, hookimpl
 from torchbus.tree import collect
 
 from torchbus_strategy.compat import use_count
+
+PLAIN = {Tensor}
 
 
 class TrackedBatch:
@@ -27,15 +30,17 @@ class TrackedBatch:
 
     def __init__(self, origin: Origin, number: int, share: Share | None, batch: object) -> None:
         self.origin, self.number, self.share, self.serial = origin, number, share, 0
-        parts = batch if type(batch) is list or type(batch) is tuple else (batch,)
-        found = [part for part in parts if isinstance(part, Tensor)]
-        if len(found) != len(parts):
-            found = []
-            collect(batch, found)
+        parts: Sequence[Any] = batch if type(batch) is list or type(batch) is tuple else (batch,)
+        found = parts
+        if set(map(type, parts)) != PLAIN:
+            found = [part for part in parts if isinstance(part, Tensor)]
+            if len(found) != len(parts):
+                found = []
+                collect(batch, found)
         shape = found[0].shape if found and not found[0].is_nested else ()
         self.rows = shape[0] if shape else 1
         self.key = id(found[0]) if found else id(self)
-        self._tensors = [weakref.ref(tensor) for tensor in found]
+        self._tensors = list(map(weakref.ref, found))
         self._outside: dict[int, int] = {}
 
     def move(self, batch: object) -> None:
@@ -48,21 +53,16 @@ class TrackedBatch:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the batch that are alive."""
-        return [
-            tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
-        ]
+        return [tensor for one in self._tensors if (tensor := one()) is not None]
 
     @property
     def lives(self) -> bool:
         """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
-        return any(tensor() is not None for tensor in self._tensors)
+        return bool(self.tensors)
 
     def storages(self) -> set[int]:
         """Return where the memory of its living tensors begins. Views of them have the same."""
-        living = [
-            tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
-        ]
-        return {tensor.untyped_storage().data_ptr() for tensor in living if is_plain(tensor)}
+        return {one.untyped_storage().data_ptr() for one in self.tensors if is_plain(one)}
 
     @property
     def is_in_graph(self) -> bool:
@@ -106,7 +106,10 @@ def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
 
 
 def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
-    return bool(in_use) and all(one.origin.evaluates for one in in_use)
+    for one in in_use:
+        if not one.origin.evaluates:
+            return False
+    return bool(in_use)
 
 
 def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:
@@ -175,7 +178,8 @@ class BatchHistory:
         with self._lock:
             self.fresh.remove(one)
         self.used[one.key] = one
-        self._forget_lost_if_many()
+        if len(self.used) >= self._room["used"]:
+            self.forget_lost()
 
     def use(self, chosen: tuple[TrackedBatch, ...]) -> None:
         """Take these out of the fresh ones, and what is gone with them."""
@@ -184,7 +188,8 @@ class BatchHistory:
                 self.fresh.clear()
             else:
                 self.fresh = [one for one in self.fresh if one not in chosen and one.lives]
-        self._forget_lost_if_many()
+        if len(self.used) >= self._room["used"]:
+            self.forget_lost()
 
     def forget_lost(self) -> None:
         self.used = {key: one for key, one in self.used.items() if one.lives}
@@ -194,10 +199,6 @@ class BatchHistory:
         """A pass begins."""
         for one in list(self.used.values()):
             one.note_views()
-
-    def _forget_lost_if_many(self) -> None:
-        if len(self.used) >= self._room["used"]:
-            self.forget_lost()
 
     # Which of them wait ---------------------------------------------------------------------------
 
@@ -330,7 +331,7 @@ class Batches:
     # Events --------------------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
-    def batch_ready(self, batch: object, iterator: Counting) -> None:
+    def batch_ready(self, loader: object, batch: object, order: object, iterator: Counting) -> None:
         origin = iterator.origin
         if torch.is_grad_enabled() or (origin.trains and not origin.evaluates):
             self.record(TrackedBatch(origin, iterator.num_yielded, origin.share, batch))
@@ -357,10 +358,10 @@ class Batches:
                 one.move(after)
 
     @hookimpl(tryfirst=True)
-    def before_backward(self) -> None:
+    def before_backward(self, call: BackwardCall) -> None:
         fresh = self._history.fresh
-        if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
-            self._use_only(fresh[0])
+        if len(fresh) == 1 and (one := fresh[0]).origin is self._origin and not one.origin.ahead:
+            self._use_only(one)
         elif fresh or len(self._history.used) > 1:
             self._look()
 
@@ -502,7 +503,9 @@ class Batches:
         """
         self._history.use_only(one)
         self.current, self._looked = (one,), self.count
-        self._session.share = share_of([one]) or self._session.share
+        share = one.share or share_of(self.current)
+        if share is not None:
+            self._session.share = share
 
     def _use(self, chosen: tuple[TrackedBatch, ...]) -> None:
         before, self.current = self.current, chosen

@@ -151,6 +151,8 @@ class RandomStreams:
 
     def goes_on(self) -> None:
         """Draw from "own" again: training goes on without another pass."""
+        if self._current == "own" and self._script.apart:
+            return
         self._script.go_on()
         self._script.use(self._current != "evaluation")
         if self._is_between:
@@ -169,6 +171,8 @@ class RandomStreams:
 
         Before ``split``, that holds for the script's own generators only.
         """
+        if stream == "own" == self._current and self._script.apart:
+            return
         if stream == "own" and (self._rests or self._is_between):
             stream = "order"
         self._script.use(stream == "own")

@@ -82,7 +82,10 @@ class Place:
 
 
 def _of_loader(batches: tuple[TrackedBatch, ...]) -> TrackedBatch | None:
-    return next((one for one in batches if one.origin.loader is not None), None)
+    for one in batches:
+        if one.origin.loader is not None:
+            return one
+    return None
 
 
 def expected_samples(batch: TrackedBatch, samples: float, window: int) -> float:

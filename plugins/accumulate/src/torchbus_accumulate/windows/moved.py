@@ -41,7 +41,7 @@ class Changes:
     def __init__(self, session: Context, optimizers: Optimizers) -> None:
         self._session = session
         self._optimizers = optimizers
-        self._marks: weakref.WeakKeyDictionary[Optimizer, Mark] = weakref.WeakKeyDictionary()
+        self._marks: dict[WindowSum, Mark] = {}
         self._gradients: weakref.WeakKeyDictionary[Optimizer, complex] = weakref.WeakKeyDictionary()
         self._averages = Averages(optimizers)
         self._backwards = 0
@@ -62,8 +62,8 @@ class Changes:
         parameters = one.parameters()
         versions = sum(map(version, parameters))
         value = self._value(_smallest(parameters)) if self._reads_values else None
-        before = self._marks.get(optimizer)
-        self._marks[optimizer] = Mark(one.calls, len(parameters), versions, value)
+        before = self._marks.get(one)
+        self._marks[one] = Mark(one.calls, len(parameters), versions, value)
         if before is None or before.size != len(parameters):
             return
         if before.versions == versions and (value == before.value or None in (value, before.value)):

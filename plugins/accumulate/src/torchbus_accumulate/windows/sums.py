@@ -183,8 +183,10 @@ class WindowSum:
 
     def with_batch(self, whole: Number) -> Number:
         """Return ``whole`` with that of one more batch, or 0.0 if one of them is not known."""
-        known = [isinstance(number, Tensor) or number != 0.0 for number in (self.whole, whole)]
-        return self.whole + whole if known[1] and (known[0] or not self.calls) else 0.0
+        if not isinstance(whole, Tensor) and whole == 0.0:
+            return 0.0
+        is_known = not self.calls or isinstance(self.whole, Tensor) or self.whole != 0.0
+        return self.whole + whole if is_known else 0.0
 
     def apply_scale(self, scale: Number) -> None:
         """After the last backward of a window, multiply its gradients by ``scale``."""

@@ -17,6 +17,8 @@ from torchbus_ddp.backward.reducer import Reducer, ReducerOptions, make_reducer
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.header import WEIGHT
+from torchbus_strategy.compat import gradient, requires_grad
+from torchbus_strategy.loss.gradients import NONE
 from torchbus_strategy.parameters import rank0_values
 from torchbus_strategy.parameters import trained as strategy_trained
 
@@ -35,7 +37,7 @@ class Plans:
     def current(self) -> Plan:
         """The plan for the parameters that require gradients now. All ranks call it."""
         self._trained.look_for_replaced()
-        key = tuple([parameter.requires_grad for parameter in self._trained.parameters])
+        key = tuple(map(requires_grad, self._trained.parameters))
         plan = self._made.get(key)
         return self._make(key) if plan is None else plan
 
@@ -69,7 +71,9 @@ def _sparse(models: list[Module]) -> set[int]:
     return {id(parameters_of(module).get("weight")) for module in modules}
 
 
-Snapshot = list[tuple[Tensor | None, int]]
+Before = tuple[Tensor | None, int]
+Snapshot = list[Before]
+NOTHING: Before = (None, 0)
 
 
 class Plan:
@@ -101,6 +105,7 @@ class Plan:
         self._all = self._chosen = self._reducers[everything]
         self._wanted: tuple[int, ...] = everything
         self._groups = Groups(self.parameters, holders)
+        self._nothing: Snapshot = [NOTHING] * len(self.parameters)
         self._uses = 0
         self._loss: Tensor | None = None
         self._absent: list[int] = []
@@ -153,7 +158,8 @@ class Plan:
     def _finish(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         if self._absent:
             self._resolve_absent(engine, before)
-        self._chosen.finish()
+        if not self._chosen.has_order:
+            self._chosen.put_in_order()
         self._uses += 1
         if self._wanted not in self._reducers:
             self._reducers[self._wanted] = self._make(self._wanted)
@@ -172,26 +178,27 @@ class Plan:
 
     def snapshot(self) -> Snapshot:
         """Each gradient and its version now: ``_touched`` compares them later."""
-        gradients = [parameter.grad for parameter in self.parameters]
-        return [
-            (None, 0) if gradient is None else (gradient, version(gradient))
-            for gradient in gradients
-        ]
+        gradients = list(map(gradient, self.parameters))
+        if set(map(type, gradients)) == NONE:
+            return self._nothing
+        return [NOTHING if one is None else (one, version(one)) for one in gradients]
 
     def _begin(self, _: Tensor) -> Tensor:
         """Run first in the graph, before any gradient is accumulated.
 
         Only here does torch know which parameters the backward will reach.
         """
-        will_run = will_execute_node
-        present = [will_run(node) for node in self._nodes]
-        self._absent = [index for index, runs in enumerate(present) if not runs]
+        present = list(map(will_execute_node, self._nodes))
+        if not all(present):
+            self._absent = [index for index, runs in enumerate(present) if not runs]
         if self._local:
             present = [
                 runs or (id(parameter) in self._local and parameter.grad is not None)
                 for runs, parameter in zip(present, self.parameters, strict=True)
             ]
-        self._choose(present)
+        self._chosen = self._all
+        if self._groups.useful and self._uses >= LEARNING_BACKWARDS:
+            self._choose(present)
         self._chosen.prepare()
         self._started = True
         sampled = header.first_number(self.parameters[self._uses % len(self.parameters)])
@@ -212,10 +219,8 @@ class Plan:
 
         If it does not exist yet, it is made after this backward, which uses the one for all.
         """
-        self._chosen = self._all
-        if self._groups.useful and self._uses >= LEARNING_BACKWARDS:
-            self._wanted = self._groups.agree(present)
-            self._chosen = self._reducers.get(self._wanted, self._all)
+        self._wanted = self._groups.agree(present)
+        self._chosen = self._reducers.get(self._wanted, self._all)
 
     def _resolve_absent(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         """Contribute zeros for the parameters that this rank's graph did not reach.
@@ -272,23 +277,23 @@ class Plan:
             return
         reached = self.header.reached()
         for index in absent:
-            gradient = self.parameters[index].grad
+            made = self.parameters[index].grad
             if (
                 before[index][0] is None
                 and reached[index] < 1e-6
-                and gradient is not None
-                and not _any(gradient)
+                and made is not None
+                and not _any(made)
             ):
                 self.parameters[index].grad = None
 
 
-def _touched(parameter: Tensor, before: tuple[Tensor | None, int]) -> bool:
-    gradient = parameter.grad
-    return gradient is not None and (gradient is not before[0] or version(gradient) != before[1])
+def _touched(parameter: Tensor, before: Before) -> bool:
+    made = parameter.grad
+    return made is not None and (made is not before[0] or version(made) != before[1])
 
 
-def _any(gradient: Tensor) -> bool:
-    return bool((sparse_values(gradient) if gradient.is_sparse else gradient).any())
+def _any(made: Tensor) -> bool:
+    return bool((sparse_values(made) if made.is_sparse else made).any())
 
 
 def _gradient_node(parameter: Tensor) -> Node:

@@ -61,20 +61,19 @@ class Reducer:
     ) -> None:
         self.members = frozenset(members)
         self._ddp = ddp
-        self._rebuilt: bool = getattr(ddp, "keeps_buckets", False)
+        self.has_order: bool = getattr(ddp, "keeps_buckets", False)
 
     def prepare(self) -> None:
-        """Expect the gradients of all members, once each, until ``finish``."""
+        """Expect the gradients of all members, once each, in this backward."""
         self._ddp.reducer.prepare_for_backward([])
 
-    def finish(self) -> None:
+    def put_in_order(self) -> None:
         """After the first backward, order the buckets as the gradients came.
 
-        This is one small collective, on all ranks. A DDP with ``keeps_buckets`` is left as it is.
+        This is one small collective, on all ranks. A DDP with ``keeps_buckets`` has its order.
         """
-        if not self._rebuilt:
-            self._rebuilt = True
-            rebuild_buckets(self._ddp)
+        self.has_order = True
+        rebuild_buckets(self._ddp)
 
 
 def make_reducer(

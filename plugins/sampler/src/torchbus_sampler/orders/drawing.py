@@ -103,10 +103,10 @@ class Drawing:
         return found
 
     def digest(self, stop: int) -> int:
-        begin, piece = next(
-            (begin, piece) for begin, end, piece in self._pieces if begin < stop <= end
-        )
-        return piece.checksum(stop - begin)
+        for begin, end, piece in self._pieces:
+            if begin < stop <= end:
+                return piece.checksum(stop - begin)
+        raise IndexError(stop)
 
     def close(self) -> None:
         self._pieces.clear()

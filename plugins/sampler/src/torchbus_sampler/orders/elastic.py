@@ -134,7 +134,7 @@ class ElasticIndices(DividedOrder):
                 random = random_streams.read()
             states = [one.get_state() for one in self._generators()]
             self._began = {"random": random, "generators": states}
-            self._drawing = self._draw()
+            self._drawing = chain.from_iterable(self._draw(1))
 
     def has_more(self) -> bool:
         return bool(self._step_at(self._yielded))

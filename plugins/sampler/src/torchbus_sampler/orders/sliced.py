@@ -50,6 +50,7 @@ class Slices:
         size = batch_size or 1
         self._step_size = size * order._batches_per_step
         self._portions = Portions(order._num_ranks, size, 1 if self._single else 2)
+        self._whole = self._portions.of(order._rank, self._step_size)
         self._drops = bool(getattr(order._inner, "drop_last", False))
         self._step = 0
         self._over = False
@@ -62,14 +63,14 @@ class Slices:
     def __next__(self) -> object:
         start, count, portion = self._take()
         order = self._order
-        mine = self._drawn.indices(start + portion.start, start + portion.start + portion.length)
-        if not mine and not order._pad:
+        first = start + portion.start
+        mine = self._drawn.indices(first, first + portion.length)
+        if mine:
+            self._last = mine
+        elif not order._pad:
             self._end()
-        self._last = (
-            mine
-            or self._last
-            or self._drawn.indices(start, start + self._portion(0, start, count).length)
-        )
+        elif not self._last:
+            self._last = self._drawn.indices(start, start + self._portion(0, start, count).length)
         weight = portion.length * order._num_ranks / count if order._pad else 1.0
         order.pending.append(
             Share(weight, self._position(start, start + count), tuple(mine), count)
@@ -95,7 +96,12 @@ class Slices:
         """Return where the next step begins, how many samples it has, and this rank's portion."""
         if self._over:
             raise StopIteration
-        if self._drawn is None:
+        drawn, start = self._drawn, self._step * self._step_size
+        if drawn is not None and 0 < start <= drawn.total - self._step_size:  # the usual case
+            drawn.reach(start, start + self._step_size)
+            self._step += 1
+            return start, self._step_size, self._whole
+        if drawn is None:
             with self._order._random.order():
                 self._begin()
                 start, count = self._reach()

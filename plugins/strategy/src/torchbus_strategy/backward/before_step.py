@@ -43,7 +43,7 @@ class Assigned:
 
     def synchronised(self) -> None:
         """The gradients of this moment are common to all ranks."""
-        for sentinel in list(self._witnesses.values()):
+        for sentinel in tuple(self._witnesses.values()):
             sentinel.left = sentinel.parameter.grad
 
     def found(self, optimizer: Optimizer) -> bool:
@@ -79,7 +79,10 @@ class StepAveraging:
         self._assigned = Assigned()
         self._place = Rendezvous(session)
         self._early: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._has_early = False
+        # by the optimizer's id: a weak dictionary takes microseconds in every step
+        self._averaged_at: dict[int, int] = {}
+        self._known: dict[int, weakref.ref[Optimizer]] = {}
 
     def average_now(self, optimizer: Optimizer) -> None:
         """Average gradients of backwards under ``s.no_sync()`` now. All ranks call it.
@@ -93,6 +96,7 @@ class StepAveraging:
             self._local -= held
             self._assigned.synchronised()
             self._early.add(optimizer)
+            self._has_early = True
 
     def synchronised(self) -> None:
         """A backward has made the gradients common to all ranks."""
@@ -105,12 +109,15 @@ class StepAveraging:
 
     @hookimpl
     def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
-        if optimizer in self._early:
+        if self._has_early and optimizer in self._early:
             return self._early.discard(optimizer)
-        is_second = self._averaged_at.get(optimizer, 0) == self._job.backwards and any(
+        key, backwards = id(optimizer), self._job.backwards
+        if key not in self._known:
+            self._know(optimizer)
+        is_second = self._averaged_at.get(key, 0) == backwards and any(
             parameter.grad is not None for parameter in self._shared_by(optimizer)
         )
-        self._averaged_at[optimizer] = self._job.backwards
+        self._averaged_at[key] = backwards
         held = self._local_of(optimizer) if self._local else None
         if (
             closure is None
@@ -120,6 +127,15 @@ class StepAveraging:
             self._average(optimizer, 1.0 if held else self._session.share.weight)
             self._local -= held or set()
             self._assigned.synchronised()
+
+    def _know(self, optimizer: Optimizer) -> None:
+        key = id(optimizer)
+
+        def forget(_: object) -> None:
+            del self._known[key]
+            self._averaged_at.pop(key, None)
+
+        self._known[key] = weakref.ref(optimizer, forget)
 
     def _average(self, optimizer: Optimizer, weight: float) -> None:
         shared = self._shared_by(optimizer)

@@ -161,14 +161,14 @@ def _flat(parameter: Tensor, gradient: Tensor | None) -> Tensor:
 Held = list[tuple[Tensor, dict[int, Any]]]
 
 
-def take_off(parameters: Iterable[Any]) -> Held:
+def take_off(parameters: Sequence[Any]) -> Held:
     """Remove the hooks.
 
     Returns them with their parameters, in the order in which backward reaches these.
     """
-    found = [(parameter, hooks) for parameter in parameters if (hooks := hooks_of(parameter))]
-    if not found:
+    if not any(map(hooks_of, parameters)):
         return []
+    found = [(parameter, hooks) for parameter in parameters if (hooks := hooks_of(parameter))]
     held = [(parameter, dict(hooks)) for parameter, hooks in reversed(found)]
     for _, hooks in found:
         hooks.clear()
@@ -206,8 +206,11 @@ class TensorHooks:
         ]
         self._held = [(parameter, hooks) for parameter, hooks in users if hooks]
 
-    def __bool__(self) -> bool:
-        return bool(self._held)
+    @classmethod
+    def of(cls, parameters: Sequence[Any]) -> TensorHooks | None:
+        """Return those of the parameters, or None if there are none."""
+        hooks = cls(parameters) if any(map(tensor_hooks, parameters)) else None
+        return hooks if hooks is not None and hooks._held else None
 
     def take_off(self) -> None:
         for parameter, hooks in self._held:

@@ -23,7 +23,7 @@ from torchbus_strategy.checks.divergence import Facts, HeaderCheck, refuse_unlik
 from torchbus_strategy.checks.first_steps import look_at_first
 from torchbus_strategy.compat import is_view
 from torchbus_strategy.loss.gradients import add_again, stash_gradients
-from torchbus_strategy.loss.held import kind_of, parts_of, unscaled
+from torchbus_strategy.loss.held import has_parts, kind_of, parts_of, unscaled
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import Local, average
@@ -93,19 +93,23 @@ class GradientSync:
         self._local &= {id(parameter) for parameter in self._trained.parameters}
         self._quiet_backwards = 0
 
+    def _has_local(self) -> bool:
+        local = self._local
+        return (bool(local) or local.discarded) and local.remain(self._trained.parameters)
+
     # Backward ------------------------------------------------------------------------------------
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Engine) -> None:
         others = self._leaves.find(call)
-        if not (others or self._trained.per_rank):
+        if not (others or self._trained.per_rank.found_any):
             return self._run(call, engine)
         with self._trained.per_rank.over_all_ranks(others):
             self._run(call, engine)
             self._leaves.fill()
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
-        count = self._counts.of(call, lambda: self._local.remain(self._trained.parameters))
+        count = self._counts.of(call, self._has_local)
         if not call.sync or not self._trained.any_requires_gradients():
             return self._unsynchronised(call, engine, count)
         if not self._lock.acquire(blocking=False):
@@ -115,32 +119,35 @@ class GradientSync:
             )
         parameters = self._trained.parameters
         held = strategy_engine.take_off(parameters)
-        hooks = strategy_engine.TensorHooks(parameters)
-        alone = bool(hooks) and not (call.create_graph or count.left or self._local)
+        hooks = strategy_engine.TensorHooks.of(parameters)
+        alone = hooks is not None and not (call.create_graph or count.left or self._local)
         separate = alone or (count.isolated and not call.create_graph)
         before = stash_gradients(parameters) if separate else []
         try:
             try:
-                self._with_hooks(hooks if alone else None, call, engine, count)
+                if hooks is not None and alone:
+                    self._with_hooks(hooks, call, engine, count)
+                else:
+                    self._synchronised(call, engine, count)
             finally:
-                add_again(before)
+                if before:
+                    add_again(before)
             self.before_step.synchronised()
         finally:
             self._job.go_on()
             self._lock.release()
             strategy_engine.put_back(held)
-        strategy_engine.user_hooks_run(held)
+        if held:
+            strategy_engine.user_hooks_run(held)
 
     def _with_hooks(
         self,
-        hooks: strategy_engine.TensorHooks | None,
+        hooks: strategy_engine.TensorHooks,
         call: BackwardCall,
         engine: Engine,
         count: Count,
     ) -> None:
         """The hooks get the gradients of this backward, once they are common to all ranks."""
-        if not hooks:
-            return self._synchronised(call, engine, count)
         hooks.take_off()
         try:
             self._synchronised(call, engine, count)
@@ -170,7 +177,7 @@ class GradientSync:
                 tensor.grad = tensor.grad if tensor.grad is None else tensor.grad * weight
             return
         loss = scalar_loss(call)
-        if self._division.has_parts and not self._loss_note:
+        if self._division.has_parts and not self._job.backwards:
             self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
         slots = self._slots(loss, count, reduction.buffers.shapes)
         parts = self._parts(call, loss, count)
@@ -194,6 +201,8 @@ class GradientSync:
         """
         if loss is None or call.retain_graph or not self._options.sync_loss:
             return []
+        if count.value is None and not has_parts(loss):
+            return []
         parts = parts_of(loss) if count.value is None else [unscaled(loss)]
         return [part for part in parts if part is not loss and not is_view(part)]
 
@@ -213,9 +222,10 @@ class GradientSync:
 
         The error is that of its own backward, whose gradients are dropped.
         """
-        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
+        is_zero = count.is_zero
+        tensors, gradients = call.start(1.0 if is_zero else count.weight)
         roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
-        if count.is_zero and not self._division.runs_uncounted:
+        if is_zero and not self._division.runs_uncounted:
             none_found = Roots([], [], call.retain_graph, None)
             return none_found, discard(engine, roots, reduction.parameters)
         if call.inputs is None:
@@ -234,12 +244,16 @@ class GradientSync:
         self._job.count_backward()
         if self._local:
             self._local.difference_update(reduction.synchronised())
-        self._buffers.synchronise(reduction.buffers, self._have_like_buffers(reduction.header))
+        reported = reduction.header
+        mean = reported.receive()
+        alike = reported.agrees or self._have_like_buffers(reported)
+        self._buffers.synchronise(reduction.buffers, alike)
         scale = self._divide(reduction, count)
-        self._check.take(reduction.header)
-        self._give_loss(reduction.header, call, loss, scale)
+        self._check.take(reported, mean)
+        if loss is not None and self._options.sync_loss:
+            self._give_loss(reported, call, loss, scale)
         if parts:
-            reduction.header.give_parts(parts, scale)
+            reported.give_parts(parts, scale)
         self._after_sync()
 
     def _have_like_buffers(self, reported: Header) -> bool:
@@ -259,26 +273,20 @@ class GradientSync:
 
     def _divide(self, reduction: Reduction, count: Count) -> Number:
         """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
-        gradients_of = [
-            *reduction.parameters,
-            *self._trained.per_rank.tensors(),
-            *self._leaves.current,
-        ]
+        gradients_of = reduction.parameters
+        others = self._leaves.current
+        if others or self._trained.per_rank.found_any:
+            gradients_of = [*gradients_of, *self._trained.per_rank.tensors(), *others]
         return self._counts.scale_gradients(reduction.header, count, gradients_of)
 
-    def _give_loss(
-        self, reported: Header, call: BackwardCall, loss: Tensor | None, scale: Number
-    ) -> None:
-        if (
-            loss is not None
-            and self._options.sync_loss
-            and not (call.retain_graph or loss.is_leaf or is_view(loss))
-        ):
+    def _give_loss(self, reported: Header, call: BackwardCall, loss: Tensor, scale: Number) -> None:
+        if not (call.retain_graph or loss.is_leaf or is_view(loss)):
             reported.give_loss(loss, scale)
 
     def _after_sync(self) -> None:
-        if not self._session.random.is_split and self._division.stream is not None:
-            self._session.random.split(self._division.stream)
+        stream = self._division.stream
+        if stream is not None and not self._session.random.is_split:
+            self._session.random.split(stream)
         self._quiet_backwards += 1
         if self._quiet_backwards == 1 and not self._session.world.divides_anew:
             self._trained.look_for_dead()

@@ -98,13 +98,15 @@ class Header:
     """The header in host memory, as an array, which Python reads and writes faster than a tensor.
 
     The header's gradient shares its memory with that array. ``slots``: this rank's metadata of this
-    backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
+    backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with. ``agrees``: all
+    ranks have sent the facts of ``slots``, digit for digit, as ``receive`` has found.
     """
 
     def __init__(self, parameters: int, dtype: torch.dtype) -> None:
         self.parameter = nn.Parameter(torch.zeros(SLOTS + parameters, dtype=dtype))
         self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
         self.slots: Slots = []
+        self.agrees = False
         self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
         self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
         self._gradient = torch.frombuffer(self._array, dtype=dtype)
@@ -139,6 +141,12 @@ class Header:
         """
         self.fill(loss, sample, present)
         return self._gradient
+
+    def receive(self) -> list[float]:
+        """Return the means, and compare them with what this rank has sent."""
+        mean = self.mean()
+        self.agrees = matches(mean, self.slots)
+        return mean
 
     def mean(self) -> list[float]:
         """The means of all slots over ranks."""
@@ -198,6 +206,11 @@ class DeviceHeader(Header):
         self.parameter.grad = reported = self.fill(loss, sample, present).clone()
         return reported
 
+    def receive(self) -> list[float]:
+        """Nothing: the host would wait."""
+        self.agrees = False
+        return []
+
     def counts(self) -> list[float]:
         return self._mean()[NUM_BASIC:SLOTS].tolist()
 
@@ -245,6 +258,17 @@ def first_number(tensor: Tensor) -> Tensor:
     """The first element: of a complex one the sum of both parts."""
     first = tensor.detach()[(0,) * tensor.dim()]
     return first.real + first.imag if first.is_complex() else first
+
+
+def matches(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
+    """Whether all ranks gave the same progress, position, constants and shapes, digit for digit.
+
+    It is found in two comparisons. If not, they may still agree but for rounding.
+    """
+    return (
+        mean[PROGRESS:INPUT] == sent[PROGRESS:INPUT]
+        and mean[CONSTANTS:KIND] == sent[CONSTANTS:KIND]
+    )
 
 
 def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:

@@ -177,11 +177,10 @@ class RepeatedWork:
     @hookimpl
     def after_backward(self) -> None:
         self._backwards += 1
-        if (
-            self._backwards > 2
-            or self._without <= AS_MUCH_AS_TRAINING * self._with
-            or not self._inputs
-        ):
+        if self._backwards > 2:
+            self._session.bus.unregister(self)
+            return
+        if self._without <= AS_MUCH_AS_TRAINING * self._with or not self._inputs:
             return
         if self._backwards == 1:
             self._session.world.shared.set(f"repeated/{self._session.rank}", repr(self._inputs))

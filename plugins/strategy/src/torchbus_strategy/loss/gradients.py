@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from torchbus_strategy.compat import foreach_mul_, local_part
+from torchbus_strategy.compat import gradient as gradient_of
 from torchbus_strategy.loss.terms import Number
 
 Gradients = list[tuple[Any, Tensor]]
+NONE = {type(None)}
 
 
 @contextmanager
@@ -30,6 +32,8 @@ def isolated_gradients(holders: Sequence[Any]) -> Iterator[None]:
 
 def stash_gradients(holders: Sequence[Any]) -> Gradients:
     """Take the gradients from before off their holders, and return both."""
+    if set(map(type, map(gradient_of, holders))) == NONE:
+        return []
     before = [(holder, holder.grad) for holder in holders if holder.grad is not None]
     for holder, _ in before:
         holder.grad = None

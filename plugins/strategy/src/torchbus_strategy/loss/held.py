@@ -33,6 +33,12 @@ def parts_of(loss: Tensor) -> list[Tensor]:
     return _held(edges)[:MOST] if edges else []
 
 
+def has_parts(loss: Tensor) -> bool:
+    """Whether the loss is made of other numbers, as far as its root shows."""
+    name = type(loss.grad_fn).__name__
+    return name in LINEAR or name in OVER_ALL
+
+
 def unscaled(loss: Tensor) -> Tensor:
     """Return what the loop has multiplied by constants to get this loss: a scaler's, for example.
 

@@ -282,6 +282,8 @@ def is_sum(terms: Sequence[Term]) -> bool:
     """Whether a loss is a plain sum over samples, of which parts may be multiplied by constants:
     ``(x - y).square().sum() - 0.5 * kl.sum()``.
     """
+    if len(terms) == 1 and not terms[0].divisors:
+        return terms[0].reduction == "sum"
     kinds = {
         "sum" if is_in_full(term) else term.reduction
         for term in terms

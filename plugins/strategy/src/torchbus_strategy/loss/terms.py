@@ -98,11 +98,12 @@ class Count:
     itself, by ``scale``, which is known after a synchronised backward. ``isolated``: gradients from
     before must be kept apart from this backward's. ``weighted_terms``: terms that may weigh
     differently. ``value``: the weighted loss, if it is not the loss times ``weight``. ``term``: the
-    term of the loss that was counted.
+    term of the loss that was counted. ``is_usual``: it is that of many losses before.
     """
 
     __slots__ = (
         "counted",
+        "is_usual",
         "isolated",
         "left",
         "norm",
@@ -125,7 +126,7 @@ class Count:
     ) -> None:
         self.weight = self.norm = weight
         self.counted, self.total, self.ratio = counted, total, ratio
-        self.left = self.isolated = False
+        self.left = self.isolated = self.is_usual = False
         self.scale: Number = 1.0
         self.weighted_terms = weighted_terms
         self.value: Number | None = None
@@ -140,7 +141,9 @@ class Count:
 
     def to_metadata(self) -> list[Number]:
         """Return the numbers to average over ranks."""
-        total, ratio = self.total, 0.0 if self.is_zero and self.ratio > 0.0 else self.ratio
+        total, ratio = self.total, self.ratio
+        if ratio > 0.0 and self.is_zero:
+            ratio = 0.0
         return [
             self.weight,
             self.norm,
@@ -150,15 +153,13 @@ class Count:
             ratio,
             ratio * ratio,
             float(ratio != 0.0),
-            self._over_one(),
+            0.0 if self.term is None or not self.term.divisors else _is_one(self.term.number),
         ]
 
-    def _over_one(self) -> Number:
-        """Whether the loss is a sum over one, as it is behind a clamp where there is nothing."""
-        if self.term is None or not self.term.divisors:
-            return 0.0
-        number = self.term.number
-        return number == 1 if isinstance(number, Tensor) else float(number == 1.0)
+
+def _is_one(number: Number | None) -> Number:
+    """Whether a sum is over one, as it is behind a clamp where there is nothing."""
+    return number == 1 if isinstance(number, Tensor) else float(number == 1.0)
 
 
 class Scales(NamedTuple):

@@ -22,6 +22,7 @@ from torchbus_strategy.loss.reading import (
     sums_samples,
     terms_of,
 )
+from torchbus_strategy.loss.repeated import RepeatedLosses
 from torchbus_strategy.loss.term_weights import TermWeights, of_one_batch, of_sums, unique
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
@@ -78,12 +79,22 @@ class Deciding:
         self._numbers_of_terms: set[int] = set()
         """That the loss has whatever the number of rows."""
 
+    @property
+    def looks(self) -> bool:
+        """Whether the graph is asked which dimension holds the samples: see ``Counted``."""
+        return self._looks_left > 0 or self._elsewhere
+
     def find(
-        self, loss: Tensor, rows: int, share: Share, may_sync: bool, meets: bool
+        self,
+        loss: Tensor,
+        terms: list[Term],
+        rows: int,
+        share: Share,
+        may_sync: bool,
+        meets: bool,
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed, self.beside = None, 0.0, None
-        terms = terms_of(loss, rows, self._looks_left > 0 or self._elsewhere)
         self._elsewhere |= any(map(is_elsewhere, terms))
         self.is_sum, self.is_empty = is_sum(terms), not terms
         self._look_between(terms)
@@ -247,6 +258,7 @@ class LossWeights:
         self._deciding = Deciding(session.world.data.parts, sums)
         self.note = ""
         self._said: set[str] = set()
+        self._repeated = RepeatedLosses()
         self._each = TermWeights(session, mean or session.reduce)
         self._shared = Share()
         self._sources = LossSources(session)
@@ -260,7 +272,11 @@ class LossWeights:
         then ranks count by the graph once all of them know that one does. ``expected``: average
         number of samples of a rank, if the share does not say.
         """
-        count = self._of(loss, settles, expected)
+        terms = self._read(loss, expected)
+        count = self._usual(terms, expected)
+        if count is None:
+            count = self._look(loss, settles, expected, terms)
+            self._repeated.note(count)
         # the same on all ranks: all must separate earlier gradients, or none
         count.isolated = self.mode != "samples"
         self._first = 0 if self._has_unit else id(count)
@@ -273,8 +289,33 @@ class LossWeights:
         count.isolated, count.term = True, Term("mean", number)
         return self.take(count)
 
+    def _read(self, loss: Tensor | None, expected: float) -> list[Term] | None:
+        """Return the terms of a loss that reads one batch."""
+        if loss is None or self.mode == "samples" or len(self._session.batches.current) > 1:
+            return None
+        return terms_of(loss, self._rows(self._session.share, expected), self._deciding.looks)
+
+    def _rows(self, share: Share, expected: float) -> int:
+        parts = self._session.world.data.parts
+        return round(share.weight * share.count / parts) if share.count else round(expected)
+
+    def _usual(self, terms: list[Term] | None, expected: float) -> Count | None:
+        """Return the count of a loss like many before: on a CPU, where its numbers are known."""
+        session = self._session
+        if terms is None or not self._waits or (self._each.meets and not expected):
+            return self._repeated.forget()
+        current = session.batches.current
+        evaluates = bool(current and current[0].origin.evaluates)
+        others = expected, self._unit.value, session.world.data.parts, evaluates
+        return self._repeated.count(terms, session.share, others)
+
     def take(self, count: Count) -> Count:
         """Use a count that the loop or a window has found."""
+        self._repeated.forget()
+        count.is_usual = False
+        return self._use(count)
+
+    def _use(self, count: Count) -> Count:
         self._each.let_go()
         self._unit.take(count.term)
         return count
@@ -285,6 +326,7 @@ class LossWeights:
         The other ranks' counts are unknown. Warns if the loss does not count samples.
         """
         if self.is_sum(loss):
+            self._repeated.forget()
             return self.of_sum(loss)
         if self.mode != "samples" and (text := self._silent.look(loss)):
             self._say(text)
@@ -317,6 +359,8 @@ class LossWeights:
         All ranks call it before a synchronised backward. It is one collective in the first
         backwards, and always if terms are means over different counts. Otherwise it is none.
         """
+        if count.is_usual:
+            return count
         if id(count) == self._first and self.meets and self._may_reduce:
             self._begin(count)
         terms = count.weighted_terms
@@ -342,7 +386,9 @@ class LossWeights:
         )
         return new
 
-    def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
+    def _look(
+        self, loss: Tensor | None, settles: bool, expected: float, read: list[Term] | None
+    ) -> Count:
         self._each.let_go()
         self._unit.reset()
         if self._session.batches.only_evaluate:
@@ -354,9 +400,10 @@ class LossWeights:
             ratio = 0.0 if self.mode == "samples" else terms.ratio()
             return Count(self._shared.weight, ratio=ratio, weighted_terms=terms)
         share = self._shared
-        rows = round(share.weight * share.count / parts) if share.count else round(expected)
+        rows = self._rows(share, expected)
         may_sync = not expected and (self._sources.is_reported or share.weight > 0.0)
-        term, ratio, terms = self._find(loss, rows, may_sync)
+        read = read if share is self._session.share else None
+        term, ratio, terms = self._find(loss, rows, may_sync, read)
         expected = expected or (share.count / parts if share.count else 1.0)
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
             self.note = self.note or messages.SUM
@@ -373,7 +420,7 @@ class LossWeights:
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
         )
         count.weighted_terms, count.term = terms, term
-        self.take(count)
+        self._use(count)
         return self._in_time(count, term, settles) if count.counted else count
 
     def _is_empty(self, loss: Tensor) -> bool:
@@ -394,7 +441,7 @@ class LossWeights:
         self.note = self.note or messages.NOTES[kind]
         if settles or self._waits or self._unit.settles_on_device:
             return count
-        return self.take(Count(self._shared.weight, True))
+        return self._use(Count(self._shared.weight, True))
 
     def is_sum(self, loss: Tensor | None) -> bool:
         """Whether the loss is one that is summed over ranks."""
@@ -420,13 +467,14 @@ class LossWeights:
         return Count(weight if by_samples else 0.0, True, total, ratio)
 
     def _find(
-        self, loss: Tensor | None, rows: int, may_sync: bool
+        self, loss: Tensor | None, rows: int, may_sync: bool, read: list[Term] | None
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         self._deciding.is_sum = self._deciding.is_empty = self._deciding.has_sums = False
         self._deciding.beside = None
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
-        found = self._deciding.find(loss, rows, self._shared, may_sync, self._each.meets)
+        terms = terms_of(loss, rows, self._deciding.looks) if read is None else read
+        found = self._deciding.find(loss, terms, rows, self._shared, may_sync, self._each.meets)
         hidden = self._deciding.hidden
         if hidden is not None and self.mode == "tokens":
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
@@ -446,6 +494,7 @@ class LossWeights:
         self._deciding.ratio = state["ratio"]
         self._each.differs = state.get("apart", False)
         self._unit.load_state_dict(state)
+        self._repeated.forget()
 
     def have_counted(self) -> None:
         """Note that some rank has counted by a graph, as the ranks have found elsewhere."""
@@ -458,6 +507,8 @@ class LossWeights:
 
         ``mean``: the mean over ranks of what each has sent, the same on all of them.
         """
+        if self._repeated.changes_nothing(mean):
+            return None
         self._each.let_go()
         if self._have_met:
             return None
@@ -469,7 +520,10 @@ class LossWeights:
         alike, odd = self._unit.judge(mean)
         for text in odd:
             self._say(text)
-        return self._unit.scales(mean, alike, windows)
+        scales = self._unit.scales(mean, alike, windows)
+        if scales is not None:
+            self._repeated.changes()
+        return scales
 
     def resolve_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
         """Return the same factors, without a wait for the numbers."""

@@ -70,11 +70,13 @@ class Local(set[int]):
         self.discarded = False
         self._before: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
-    def begin(self, parameters: Iterable[Tensor]) -> None:
+    def begin(self, parameters: Sequence[Tensor]) -> None:
         """A backward begins that synchronises nothing. All ranks add the same parameters.
 
         Their gradients may be left as they are, such as those of a model that is trained no more.
         """
+        if self.issuperset(map(id, parameters)):
+            return
         for parameter in parameters:
             gradient, key = parameter.grad, id(parameter)
             if key in self:

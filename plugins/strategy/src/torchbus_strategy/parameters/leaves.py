@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torchbus_strategy.loss.terms import Term, same
 from torchbus_strategy.user_code import warn_of_gradients
 
 NODES_AT_MOST = 20_000
+serial_of = attrgetter("serial")
 LOOKS = 3
 """Of each kind of backward (the first after a batch was taken, the second, ...)."""
 KINDS = 32
@@ -61,11 +63,12 @@ class OtherLeaves:
 
     def find(self, call: BackwardCall) -> list[Tensor]:
         """Return those that a backward will give a gradient."""
-        self.current = []
+        self.current = inputs = []
         if self._is_divided():
-            inputs = self._of_batch()
-            made = self._made(call) if self._is_due() else []
-            self.current = [*inputs, *[one for one in made if not _is_in(one, inputs)]]
+            self.current = inputs = self._of_batch()
+            if self._is_due():
+                made = [one for one in self._made(call) if not _is_in(one, inputs)]
+                self.current = [*inputs, *made]
         return self.current
 
     def fill(self) -> None:
@@ -77,26 +80,30 @@ class OtherLeaves:
         """Whether no two ranks have the same samples."""
         world = self._session.world
         return bool(
-            world.data.parts == self._session.world_size > 1
+            world.data.parts == world.world_size > 1
             and self._session.share.count
             and not self._session.batches.only_evaluate
         )
 
     def _of_batch(self) -> list[Tensor]:
-        batches = self._session.batches.current
-        held = [one for batch in batches for one in batch.tensors]
-        return [one for one in held if one.requires_grad and one.is_leaf]
+        return [
+            one
+            for batch in self._session.batches.current
+            for one in batch.tensors
+            if one.requires_grad and one.is_leaf
+        ]
 
     def _is_due(self) -> bool:
-        feeding = max((one.serial for one in self._session.batches.current), default=0)
-        self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
+        feeding = max(map(serial_of, self._session.batches.current), default=0)
+        nth = self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
         self._feeding = feeding
         self._backwards += 1
-        self._looks[self._nth] += 1
-        is_regular = self._backwards >= self._next_look
-        if is_regular:
+        if self._backwards >= self._next_look:
             self._next_look = self._backwards * 3 // 2 + 1
-        return is_regular or self._has_found or self._looks[self._nth] <= LOOKS
+        elif self._looks[nth] >= LOOKS:
+            return self._has_found
+        self._looks[nth] += 1
+        return True
 
     def _made(self, call: BackwardCall) -> list[Tensor]:
         """Those that the loop has made itself."""

@@ -54,10 +54,8 @@ class PerRankTensors:
         self._tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._warned: set[str] = set()
         self._fed_by: dict[int, int] = {}
+        self.found_any = False
         self.note = ""
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def __contains__(self, tensor: Tensor) -> bool:
         return self._tensors.get(id(tensor)) is tensor
@@ -91,6 +89,7 @@ class PerRankTensors:
                 " batch that the ranks of a node compute together: use strategy='ddp'; if it is a"
                 " weight, call s.adopt(tensor) before you make its optimizer"
             )
+        self.found_any |= bool(found)
         self._tensors.update({id(tensor): tensor for tensor in found})
         self._fed_by = {key: self._fed_by.get(key, 0) for key in self._tensors}
         self._fed_by |= {id(tensor): 0 for tensor in found}

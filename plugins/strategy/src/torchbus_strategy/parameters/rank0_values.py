@@ -171,10 +171,11 @@ class Buffers:
         self._holders = [module for module in modules.values() if buffers(module)]
         self._others = [one for other in others for one in other.modules() if buffers(one)]
         self._agreed: list[tuple[int, ...]] = []
+        self.are_none = not self._holders and not self._others
 
     @property
     def shapes(self) -> int:
-        if not self._holders and not self._others:
+        if self.are_none:
             return 0
         now = [tuple(buffer.shape) for buffer in self._present()]
         return 0 if now == self._agreed else zlib.crc32(repr(now).encode()) % (MODULUS - 1) + 1
@@ -204,7 +205,7 @@ class Buffers:
         """Return those that have the same shape on all ranks."""
         reported = all_gather_object([tuple(one.shape) for one in unique], dist.get_world_size())
         if len({len(theirs) for theirs in reported}) > 1:
-            self._others = []
+            self._others, self.are_none = [], not self._holders
             return []
         return [
             buffer

@@ -102,6 +102,8 @@ class SyncBuffers:
 
     def synchronise(self, buffers: Buffers, alike: bool) -> None:
         """The gradients are averaged. ``alike``: buffers have equal shapes."""
+        if alike and buffers.are_none and not self._sums:
+            return
         entries = buffers.entries() if self._looks or self._how != "rank0" else []
         looks = bool(self._looks and alike and not all(entry.is_statistic for entry in entries))
         mine = [entry.tensor.clone() for entry in entries] if looks else []

@@ -6,6 +6,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torchbus_strategy.checks.divergence import sums_of
 from torchbus_strategy.checks.first_steps import refuse_renormalised
 from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.collectives import extremes
-from torchbus_strategy.compat import BATCH_NORM
+from torchbus_strategy.compat import BATCH_NORM, requires_grad
 from torchbus_strategy.parameters.per_rank import PerRankTensors
 from torchbus_strategy.parameters.rank0_values import (
     Buffers,
@@ -217,13 +218,14 @@ class Trained:
         """Find parameters that the loop has put into an optimizer's groups by hand, as one does to
         densify or prune points. All ranks call it, before each backward.
         """
-        for reference in list(self._watched):
+        for reference, known in list(self._watched.items()):
             optimizer = reference()
             if optimizer is None:
                 del self._watched[reference]
                 continue
-            held = [id(one) for group in optimizer.param_groups for one in group["params"]]
-            if held == self._watched[reference]:
+            groups = [group["params"] for group in optimizer.param_groups]
+            held = list(map(id, groups[0] if len(groups) == 1 else chain(*groups)))
+            if held == known:
                 continue
             self._watched[reference] = held
             new = [one for one in _parameters_of(optimizer) if self._is_new(one)]
@@ -290,11 +292,11 @@ class Trained:
 
     def requiring_gradients(self) -> list[Tensor]:
         """The parameters that are not frozen now."""
-        return [parameter for parameter in self.parameters if parameter.requires_grad]
+        return list(filter(requires_grad, self.parameters))
 
     def any_requires_gradients(self) -> bool:
         """Whether not all parameters are frozen now."""
-        return any(parameter.requires_grad for parameter in self.parameters)
+        return any(map(requires_grad, self.parameters))
 
     def holders(self, parameters: Sequence[Tensor]) -> list[tuple[int, ...]]:
         """The numbers of the optimizers that hold each of them."""
