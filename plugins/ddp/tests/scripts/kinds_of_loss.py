@@ -100,8 +100,7 @@ LOSSES = {
     "over each image": over_each_image,
     "episodes": episodes,
     "weights below one": lambda net, x, m: (
-        (net(x).square().sum((1, 2)) * x[:, 0, 0].abs()).sum()
-        / (0.02 * float(x[:, 0, 0].abs().sum()))
+        (net(x).square().mean((1, 2)) * (w := 0.02 * x[:, 0, 0].abs())).sum() / float(w.sum())
     ),
     "a squared norm": lambda net, x, m: net(x).mean() + 0.1 * net(x).norm() ** 2 / (2 * len(x)),
     "normalised classes": lambda net, x, m: (

@@ -27,7 +27,8 @@ TIMES_CONSTANT = (
     "a term of the loss is a sum divided by {0:g}, or multiplied by {3:g}, on every rank, which is"
     " neither the number of this rank's samples ({1}) nor of all ranks' ({2}): the ranks' sums are"
     " averaged. If one process would use that constant as well, this term is too small: multiply it"
-    " by s.world_size. If the script has normalised it over ranks, all is well"
+    " by s.world_size. If the script does so already, or has normalised the sum over ranks, all is"
+    " well"
 )
 MAY_BE_NONE = (
     "on some rank the loss is a sum divided by 1. If that is max(1, n) for a share without any n,"

@@ -46,7 +46,7 @@ class ConstantDivisors:
         self._session = session
         self._of_all: set[float] = set()
         self._of_each: set[float] = set()
-        self._alike = 0
+        self._alike = self._rows = 0
         self._before = 0.0
 
     def state_dict(self) -> dict[str, object]:
@@ -101,15 +101,22 @@ class ConstantDivisors:
             for number in (divisor, *divisors)
             for count in counts
         )
-        if self._alike < ALIKE_FOR:
-            self._alike = self._alike + 1 if divisor == self._before and not known else 0
-            self._before = divisor
-            return (
-                text.format(divisor, rows, share.count, 1 / divisor)
-                if self._alike == ALIKE_FOR
-                else ""
-            )
-        return ""
+        if self._alike >= ALIKE_FOR:
+            return ""
+        stays = divisor == self._before and not known
+        # as many as this rank's samples only by chance, before the ragged end
+        outlasts = stays and rows != self._rows and (self._is_whole or divisor not in self._of_each)
+        self._alike = ALIKE_FOR if outlasts else self._alike + 1 if stays else 0
+        self._before, self._rows = divisor, rows
+        said = self._alike == ALIKE_FOR
+        return text.format(divisor, rows, share.count, 1 / divisor) if said else ""
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the script's own batch is divided."""
+        return any(
+            getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins()
+        )
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
         """Whether the loss is a sum divided by this count.
@@ -118,11 +125,8 @@ class ConstantDivisors:
         that were summed on this rank.
         """
         found = any(not isinstance(number, Tensor) and same(number, count) for number in divisors)
-        whole = any(
-            getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins()
-        )
         return found and (
-            whole
+            self._is_whole
             or isinstance(self._session.share.indices, range)
             or count not in accumulate(sizes, operator.mul)
         )
