@@ -13,8 +13,8 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.world import Share
 
-from torchbus_strategy.loss.reading import terms_of
-from torchbus_strategy.loss.terms import ALL, COUNTED, NORM, SLOTS, WEIGHT, Term
+from torchbus_strategy.loss.reading import is_sum, terms_of
+from torchbus_strategy.loss.terms import ALL, COUNTED, NORM, SLOTS, WEIGHT, Count, Term
 from torchbus_strategy.loss.weights import LossWeights
 
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
@@ -69,6 +69,11 @@ def losses() -> Tensor:
         (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),
         (lambda: X.mean() + 0 * X.sum(), [("mean", 4)]),
         (lambda: X.sum(), [("sum", None)]),
+        (lambda: X.norm() ** 2, [("sum", None)]),
+        (lambda: 0.5 * X.norm(2).pow(2) / 4, [("mean", 8)]),
+        (lambda: X.norm() ** 3 + X.norm(), [("nonlinear", None)] * 2),
+        (lambda: (torch.zeros(1) + F.mse_loss(X, X.detach())).sum(), [("mean", 4)]),
+        (lambda: torch.stack([X.sum()]).mean(), [("sum", None)]),
         (lambda: X.square().mean().sqrt(), [("nonlinear", None)]),
         (lambda: X.mean() * X.square().mean(), [("nonlinear", None)]),
         (lambda: 1 - (X * X).mean() / (X * X).sum(), [("nonlinear", None)]),
@@ -197,6 +202,47 @@ def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
         ):
             for _ in range(2):
                 step()
+
+
+def test_a_divisor_below_one_is_no_factor() -> None:
+    assert not is_sum(terms_of(X.sum() / 0.5))
+    assert is_sum(terms_of(X.sum() * 2))
+
+
+def step(*ranks: Tensor) -> list[Count]:
+    """Each rank's loss, in one session that stands for all."""
+    with session() as s:
+        s._context.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s._context)
+        counts = [losses.of(loss) for loss in ranks]
+        losses.resolve(told(counts))
+        return counts
+
+
+def test_a_sum_over_one_may_be_one_over_none() -> None:
+    with pytest.warns(UserWarning, match=r"a sum divided by 1. If that is max\(1, n\)"):
+        step(X.square().sum() / 1, X.square().sum() / 3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_clamped"),
+    [
+        (lambda: X.sum() / 1 + X[:0].square().sum() / 1, True),
+        (lambda: X.sum() / 1 + X[:1].square().sum() / 1, False),
+        (lambda: (X.sum(1) * (torch.arange(4) == 2)).sum() / 1, False),
+        (lambda: bce(torch.zeros(4, 3)).sum() / 1, True),
+        (lambda: bce(torch.eye(4, 3)[:, :1].expand(4, 3) * torch.eye(3)[0]).sum() / 1, False),
+    ],
+)
+def test_what_a_sum_over_one_counts_is_in_its_graph(loss: Any, is_clamped: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine, _ = step(loss(), X.sum() / 3)
+    assert (mine.is_clamped, mine.norm == 0.0) == (is_clamped, is_clamped)
+
+
+def bce(targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(X, targets, reduction="none")
 
 
 def test_terms_of_unlike_counts_are_said() -> None:

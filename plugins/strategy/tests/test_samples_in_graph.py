@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbus_strategy.loss.apart import are_apart
+from torchbus_strategy.loss.decomposed import decomposes_samples
 from torchbus_strategy.loss.reading import relates_samples, terms_of
 
 SIZES = st.sampled_from((2, 3, 4))  # so few that they collide
@@ -100,6 +101,12 @@ TERMS: dict[str, Any] = {
         1,
     ),
     "tasks": (lambda x, y, n: _each(one(x.tanh()).square().mean() for one in n), 1),
+    "two terms of each sample": (
+        lambda x, y, n: (
+            _each(z.square().mean() for z in n[0](x)) + _each(map(F.mse_loss, n[1](x), y))
+        ),
+        1,
+    ),
     "tasks after a trunk": (
         lambda x, y, n: (lambda h: _each(one(h).square().mean() for one in n))(n[0](x).tanh()),
         0,
@@ -114,8 +121,8 @@ def test_terms_are_those_of_samples_or_share_them(batch: int, columns: int, kind
     x, y = torch.randn(2, batch, columns, columns)
     loss, apart = TERMS[kind]
     found = terms_of(loss(x, y, [nn.Linear(columns, columns) for _ in range(batch)]), batch)
-    assert len(found) == batch
-    assert are_apart(found) == bool(apart)
+    assert not len(found) % batch
+    assert are_apart(found, batch) == bool(apart)
 
 
 def test_statistics_of_parameters_and_of_few_dimensions_are_read_without_error() -> None:
@@ -124,6 +131,46 @@ def test_statistics_of_parameters_and_of_few_dimensions_are_read_without_error()
     assert terms_of((solved * rows).sum(1).mean(), 4)
     (term,) = terms_of(((rows.square().mean(0) * torch.exp(-weight[0])) + weight[0]).sum(), 4)
     assert (term.reduction, term.number) == ("mean", 4.0)
+
+
+POINTS, SCALE = torch.randn(6, 2), nn.Parameter(torch.ones(1))
+
+
+def kernel() -> Tensor:
+    distances = (POINTS[:, None] - POINTS[None]).square().sum(-1)
+    return torch.exp(-distances / SCALE**2) + torch.eye(6)
+
+
+def matrices() -> Tensor:
+    each = X[:, :4].view(8, 2, 2)
+    return each @ each.transpose(1, 2) + torch.eye(2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda: torch.linalg.cholesky(kernel()).diagonal().log().sum(), True),
+        (lambda: POINTS[:, 0] @ torch.linalg.solve(kernel(), POINTS[:, 0]), True),
+        (lambda: torch.logdet(kernel()), True),
+        (lambda: (torch.linalg.inv(kernel()) @ POINTS).square().mean(), True),
+        (lambda: torch.linalg.eigvalsh(kernel()).log().sum(), True),
+        (lambda: torch.logdet(matrices()).mean(), False),
+        (lambda: torch.linalg.cholesky(matrices()).square().mean(), False),
+        (lambda: X.square().mean() - torch.slogdet(CODES.t() @ CODES + torch.eye(8))[1], False),
+    ],
+)
+def test_a_matrix_over_samples_is_found(loss: Any, expected: bool) -> None:
+    assert decomposes_samples(loss()) is expected
+
+
+def test_a_norm_of_a_gradient_is_a_statistic_over_samples() -> None:
+    layer = nn.Linear(6, 8)
+    (made,) = torch.autograd.grad(
+        layer(torch.randn(4, 6)).square().mean(), layer.weight, create_graph=True
+    )
+    assert [
+        term.reduction for term in terms_of((torch.stack([made.norm()] * 2) - 1).abs().sum())
+    ] == ["nonlinear"]
 
 
 def test_two_deep_towers_are_compared() -> None:
@@ -194,6 +241,8 @@ def test_a_loss_between_samples_is_found(loss: Any) -> None:
         lambda: (X @ (CODES.tril().t() @ CODES.tril()) * X).sum(1).mean(),
         lambda: (X @ torch.linalg.inv(CODES.t() @ CODES + torch.eye(8))).square().mean(),
         lambda: -0.5 * (1 + X - Z.square() - X.exp()).sum(1).mean(),
+        lambda: F.cross_entropy(F.linear(F.normalize(X), F.normalize(CODES)), LABELS),
+        lambda: X.norm() ** 2 / len(X) + X.norm(2).pow(2),
     ],
 )
 def test_what_is_computed_in_each_sample_is_none(loss: Any) -> None:

@@ -55,13 +55,67 @@ def things(net, x, m):
     return sum(losses) / len(losses)
 
 
+def over_positives(net, x, m):
+    """As a focal loss: where a share has no positives, its divisor is 1."""
+    positive = (m & (x[..., 0] > 1.8)).to(x.dtype)
+    losses = F.binary_cross_entropy_with_logits(net(x)[..., 0], positive, reduction="none")
+    return losses.sum() / max(1, int(positive.sum()))
+
+
+def over_boxes(net, x, m):
+    z, positive = net(x), m & (x[..., 0] > 1.8)
+    boxes = (z[positive] - 1).square().sum() / max(1, len(positive.nonzero()))
+    return z.square().sum() / max(1.0, positive.sum().item()) + 2 * boxes
+
+
+def over_each_image(net, x, m):
+    each = [z.square().sum() / max(1, int(some.sum())) for z, some in zip(net(x), m, strict=True)]
+    other = [
+        (z * some[:, None]).sum() / max(1, some.sum()) for z, some in zip(net(x), m, strict=True)
+    ]
+    return sum(each) / len(each) + sum(other) / len(other)
+
+
+def over_all_images(net, x, m):
+    losses = [
+        F.mse_loss(z[some], z[some] * 0 + 1, reduction="sum")
+        for z, some in zip(net(x), m)
+        if some.any()
+    ]
+    return sum(losses) / int(m.sum())
+
+
+def episodes(net, x, m):
+    """A few labelled and unlabelled things in each sample."""
+    losses = []
+    for each in x:
+        known, asked = net(each[:2]), net(each[2:])
+        losses.append(F.cross_entropy(-torch.cdist(asked, known), torch.arange(2)))
+    return torch.stack(losses).mean()
+
+
 LOSSES = {
+    "over positives": over_positives,
+    "over boxes": over_boxes,
+    "over each image": over_each_image,
+    "episodes": episodes,
+    "weights below one": lambda net, x, m: (
+        (net(x).square().mean((1, 2)) * (w := 0.02 * x[:, 0, 0].abs())).sum() / float(w.sum())
+    ),
+    "a squared norm": lambda net, x, m: net(x).mean() + 0.1 * net(x).norm() ** 2 / (2 * len(x)),
+    "normalised classes": lambda net, x, m: (
+        F.linear(F.normalize(net(x)), F.normalize(net.head.weight[:, : len(net.head.bias)]))
+        .square()
+        .mean()
+    ),
+    "in a vector of one": lambda net, x, m: (torch.zeros(1) + net(x).square().mean()).sum(),
     "masked": masked,
     "sum": lambda net, x, m: net(x).square().sum(),
     "sum over all but a factor": vae,
     "mean in two steps": lambda net, x, m: net(x).square().mean((0, 1)).sum(),
     "nothing": nothing,
     "nothing of zero": nothing_of_zero,
+    "over all images": over_all_images,
     "time first": lambda net, x, m: net(x.transpose(0, 1)).transpose(0, 1).square().mean(),
 }
 

@@ -108,6 +108,7 @@ PREFIX = "_saved_"
 REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
 SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
 MAT2, X1, X2 = "_saved_mat2", "_saved_x1", "_saved_x2"
+ORD = "_saved_ord"
 DIM, KEEPDIM, TENSOR = "_saved_dim", "_saved_keepdim", "_saved_tensor"
 NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
 """Plain numbers that a loss function was given."""
@@ -134,6 +135,16 @@ diagonal: Get = attrgetter("_saved_dim1", "_saved_dim2")
 order: Get = attrgetter("_saved_dims")
 index: Get = attrgetter("_saved_index")
 sides_of_dot: Get = attrgetter(SELF, TENSOR)
+MATRICES = {
+    "LinalgCholeskyExBackward0": "_saved_L",
+    "LinalgEighBackward0": "_saved_eigenvectors",
+    "LinalgInvExBackward0": "_saved_inverse",
+    "LinalgSlogdetBackward0": "_saved_A",
+    "LinalgSolveExBackward0": "_saved_A",
+}
+"""The matrix of those that solve, invert or factorise one. Not tried at the start, because a torch
+may have no LAPACK. Without a name: no warning.
+"""
 TENSORS = (SELF, TARGET, REDUCTION)
 CROSS_ENTROPY = (
     *TENSORS,
@@ -216,6 +227,7 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "SelectBackward0", x[0], ("_saved_index", SIZES)
     yield "PowBackward0", x**2, (SELF, "_saved_exponent")
     yield "AbsBackward0", x.abs(), (SELF,)
+    yield "LinalgVectorNormBackward0", x.norm(2), (ORD, SELF)
     yield "ExpBackward0", x.exp(), (RESULT,)
     yield "IndexBackward0", x[labels], ("_saved_indices",)
     yield "SubBackward0", x - y, ("_saved_alpha",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torchbus_verify.causes import cause
@@ -15,7 +16,7 @@ from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.runs import inside
 from torchbus_verify.runs.run import Run
 
-SHOWN = 3
+SHOWN, NEAR = 3, 1e-4
 WHOLE_BATCHES = ("dp", "pipeline", "rpc_sequential", "tp")
 """Strategies that divide a model, or the batch in its forward: every rank gets the whole batch."""
 
@@ -40,8 +41,9 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
         reported.notes.append(
             "samples, losses and prints are not compared: the plain run has other batches"
         )
+    is_summed = False
     if not differs and found.losses_beyond():
-        _add_losses(reported, plain, ours, found.losses_beyond()[0])
+        is_summed = _add_losses(reported, plain, ours, found.losses_beyond()[0])
     unequal = (
         difference.different(ours.ranks)
         if not difference.local_rows(ours.ranks, plain.first)
@@ -49,7 +51,7 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
     )
     if unequal:
         reported.causes.append(cause.ranks(unequal))
-    if not differs and inside.same_backwards(lab.request):
+    if not (differs or is_summed) and inside.same_backwards(lab.request):
         _add_prints(reported, lab, plain, ours, 10 * found.tolerated)
     tolerated = max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
     _add_files(reported, lab, plain, ours, float("inf") if differs else tolerated)
@@ -111,8 +113,11 @@ def _add_samples(reported: Beside, lab: Laboratory, seen: Samples, replicas: boo
         )
 
 
-def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> None:
-    """Whether the gradients are the same, but not the loss that the loop reads."""
+def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> bool:
+    """The gradients are the same (the loop may clip them), but not the loss that the loop reads.
+
+    Returns whether the plain run's is the sum of the ranks', which explains the printed ones too.
+    """
     mine = [record.of("backward")[first.step]["own"] for record in ours.ranks]
     whole = plain.first.of("backward")[first.step]["loss"]
     read = ours.first.of("backward")[first.step]["loss"]
@@ -122,8 +127,12 @@ def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> N
             " gradients are the global ones: its graph is kept (retain_graph, create_graph), it is"
             " a leaf, or sync_loss=False"
         )
-    else:
-        reported.causes.append(cause.unexplained(describe(first), first.kind))
+        return False
+    if None not in mine and math.isclose(sum(mine), whole, rel_tol=NEAR):
+        reported.causes.append(cause.summed_losses(f"loss in backward {first.step + 1}"))
+        return True
+    reported.causes.append(cause.unexplained(describe(first), first.kind))
+    return False
 
 
 def _add_prints(reported: Beside, lab: Laboratory, plain: Run, ours: Run, near: float) -> None:

@@ -173,7 +173,7 @@ class Weights:
         """Pass this batch's weight to the strategy. Without a strategy, the factor includes it."""
         found = call.count = self._count(call, tokens)
         self.mass, self.whole, self.counted = (
-            self.factor * found.weight,
+            self.factor * found.norm,
             self.factor * found.total,
             found.counted,
         )

@@ -132,7 +132,7 @@ def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: 
     reported = [
         *(float(gradient is not None) for gradient in made),
         float(count.counted),
-        float(count.weight),
+        float(count.norm),
     ]
     *present, counted, weights = _summed(reported, parameters[0].device)
     weight = float(count.weight) * (dist.get_world_size() / weights if counted and weights else 1.0)

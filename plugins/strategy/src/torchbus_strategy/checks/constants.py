@@ -38,10 +38,18 @@ FOLLOWED = (
     "SumBackward0",
     "MeanBackward0",
 )
+WEIGHTED = {
+    "NllLossBackward0": compat.weight,
+    "NllLoss2DBackward0": compat.weight,
+    "BinaryCrossEntropyWithLogitsBackward0": compat.pos_weight,
+}
+"""How to get the weights of classes."""
 SUMS = ("SumBackward0", "NansumBackward0")
 TIMES = ("MulBackward0", "DivBackward0", "NegBackward0")
-OF_A_SUM = " of a sum"
-"""In a kind: the constant divides a sum. The ranks weigh such a loss by it."""
+OF_A_SUM, OF_MEANS = " of a sum", " of means"
+"""In a kind: the constant divides a sum, by which the ranks weigh such a loss; or it stands for
+numbers that multiply means over samples.
+"""
 
 
 def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -66,7 +74,11 @@ def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
 
 def _kind(node: Node) -> str:
     name = type(node).__name__
-    return name + OF_A_SUM if name.startswith("Div") and _divides_a_sum(node) else name
+    if name.startswith("Div") and _divides_a_sum(node):
+        return name + OF_A_SUM
+    sides = [getattr(node, side, None) for side in compat.FACTORS if name in TIMES]
+    is_vector = any(isinstance(side, Tensor) and side.dim() for side in sides)
+    return name + OF_MEANS if is_vector else name
 
 
 def _divides_a_sum(node: Node) -> bool:
@@ -85,13 +97,10 @@ def _constants(node: Node) -> list[float]:
     numbers = [float(value) for value in plain if isinstance(value, int | float)]
     if type(node).__name__.startswith(("MulBackward", "DivBackward")):
         numbers += _factor(node)
-    elif type(node).__name__ == "NllLossBackward0":
-        weights = compat.weight(node)
-        numbers += (
-            []
-            if weights is None or weights.device.type != "cpu"
-            else weights.detach().double().cumsum(0).sum().reshape(1).tolist()
-        )
+    elif type(node).__name__ in WEIGHTED:
+        weights = WEIGHTED[type(node).__name__](node)
+        if weights is not None and weights.is_cpu and weights.numel() <= FACTORS_AT_MOST:
+            numbers.append(_weighted_sum(weights.detach().flatten()))
     return numbers
 
 
@@ -141,6 +150,13 @@ MOVES = (
     "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its"
     " own; in one process there is one. What is computed from this rank's numbers is made common by"
     " s.reduce(number); what is drawn, by s.all_gather_object(number)[0]"
+)
+
+BALANCES = (
+    "the loss multiplies means over this rank's samples by numbers that each rank has made of its"
+    " own samples, as the balance loss of a mixture of experts does: each rank balances its own"
+    " share of the batch. strategy='dp' computes the loss for the whole batch; s.reduce(numbers)"
+    " makes the numbers those of all ranks"
 )
 
 
@@ -242,6 +258,8 @@ class Constants:
             raise RanksDiverged(FIXED.format(shown, hyperparameters.searches()))
         if stays >= COUNTS_STAY:
             self._warn(FIXED.format(shown, hyperparameters.searches()))
+        elif kind.endswith(OF_MEANS) and not _equal(old):
+            self._warn(BALANCES)
         elif not (counts or _equal(old) or kind.endswith(OF_A_SUM)):
             self._warn(MOVES.format(shown))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -25,21 +24,19 @@ PICKS = (
 NODES_AT_MOST = 2_000
 
 
-def are_apart(terms: Sequence[Term]) -> bool:
-    """Whether no two terms are made of the same tensor, except for what each has picked out of it,
-    and except for parameters. Terms of different tasks, or of the members of an ensemble, share
-    their samples.
+def are_apart(terms: Sequence[Term], rows: int) -> bool:
+    """Whether the terms of different samples are made of different tensors, except for what each
+    has picked out of one, and except for parameters. Each of ``rows`` samples has as many terms.
+    Terms of different tasks, or of the members of an ensemble, share their samples.
     """
     if any(term.node is None or term.place is not None for term in terms):
         return True
-    seen: set[Any] = set()
-    for term in terms:
-        mine = _below(term.reduced_by)
-        if not seen.isdisjoint(mine):
-            return False
-        seen |= mine
-    targets = sorted(filter(None, map(_target, terms)))
-    return all(one != other for one, other in pairwise(targets))
+    groups: list[set[Any]] = []
+    for mine in [_below(term.reduced_by) for term in terms]:
+        joined = [one for one in groups if not one.isdisjoint(mine)]
+        groups = [one for one in groups if one not in joined] + [mine.union(*joined)]
+    targets = set(filter(None, map(_target, terms)))
+    return not len(groups) % rows and not len(targets) % rows
 
 
 def _below(root: Any) -> set[Any]:

@@ -23,6 +23,19 @@ NEITHER = (
     " already, and the ranks' gradients are averaged. If one process would divide by that constant"
     " as well, say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
 )
+TIMES_CONSTANT = (
+    "a term of the loss is a sum divided by {0:g}, or multiplied by {3:g}, on every rank, which is"
+    " neither the number of this rank's samples ({1}) nor of all ranks' ({2}): the ranks' sums are"
+    " averaged. If one process would use that constant as well, this term is too small: multiply it"
+    " by s.world_size. If the script does so already, or has normalised the sum over ranks, all is"
+    " well"
+)
+MAY_BE_NONE = (
+    "on some rank the loss is a sum divided by 1. If that is max(1, n) for a share without any n,"
+    " one process divides the whole by a smaller number: take n from all ranks by n = s.reduce(n),"
+    " and divide by max(1 / s.world_size, n). If one process divides by 1 as well, say"
+    " loss_reduction='sum'; if n is 1 there, all is well"
+)
 SILENT = (
     "backwards under s.no_sync(), and what is averaged with them, are weighted by samples, but this"
     " loss counts something else ({}): their gradients are slightly off. Call backward outside"

@@ -27,6 +27,7 @@ from torchbus_strategy.loss.terms import (
     NORMALISED,
     STANDARDISED,
     UNKNOWN,
+    Coefficient,
     Divisors,
     Number,
     Term,
@@ -186,7 +187,7 @@ def _times(places: list[Place], factors: list[Number] | None, divides: bool) -> 
         return None
     weighed = [(one, factors[one.place]) for one in places]
     return [
-        one._replace(over=(*one.over, factor if divides else 1.0 / factor))
+        one._replace(over=(*one.over, factor if divides else _as_divisor(factor)))
         for one, factor in weighed
         if isinstance(factor, Tensor) or factor
     ]
@@ -263,6 +264,8 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
         return _terms(below(node), rows, divisors, depth - 1) if depth else [UNKNOWN]
     if name in READING_PRODUCTS and depth:
         return _reading_product(node, name, rows, divisors, depth)
+    if name == "PowBackward0" and _is_squared_norm(node):
+        return [_summed(sizes_of(below(node)), divisors, below(node))]
     if name in OF_PLACES and depth:
         places = OF_PLACES[name](node)
         if places is not None:
@@ -273,6 +276,17 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
         return [NONLINEAR]
     unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
     return _compared(node) or [unknown]
+
+
+def _is_squared_norm(node: Node) -> bool:
+    """Whether it is a sum of squares, written as ``x.norm() ** 2``."""
+    child = node.next_functions[0][0]
+    return (
+        compat.exponent(node) == 2
+        and getattr(child, compat.ORD, None) == 2
+        and not compat.operand(node).dim()
+        and not is_of_parameters(node)
+    )
 
 
 OF_PLACES = {"DotBackward0": places_of_dot, "SelectBackward0": place_of_select}
@@ -293,10 +307,10 @@ def is_sum(terms: Sequence[Term]) -> bool:
 
 
 def is_in_full(term: Term) -> bool:
-    """Whether it is a sum without a divisor, or only one below 1: a coefficient, not a count."""
+    """Whether it is a sum without a divisor, or only with factors above 1."""
     if term.reduction == "sum":
         return True
-    known = [number for number in term.divisors if isinstance(number, float) and 0.0 < number < 1.0]
+    known = [one for one in term.divisors if isinstance(one, Coefficient) and 0.0 < one < 1.0]
     return bool(known) and len(known) == len(term.divisors)
 
 
@@ -354,7 +368,8 @@ def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> T
 
 def _mean(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(compat.sizes(node))
-    found = _made_of(node, sizes, rows, (*divisors, *map(float, sizes[:1])), depth)
+    length = [float(size) for size in sizes[:1] if size != 1]
+    found = _made_of(node, sizes, rows, (*divisors, *length), depth)
     if found is not None:
         return found
     return [Term("mean", _length(below(node), sizes, rows), sizes=sizes, over=divisors, node=node)]
@@ -398,6 +413,8 @@ def _made_of(
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
         return _stacked(places, rows, divisors, depth)
+    if depth and math.prod(sizes) == 1 and not samples_in(child, sizes).dims:
+        return _terms(child, rows, divisors, depth - 1)
     if reduces_a_parameter(child):
         return []
     return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
@@ -513,7 +530,11 @@ def _reading_product(
         return _terms(children[0], rows, (*divisors, abs(number)), depth - 1)
     if not isinstance(number, Tensor) and not number:
         return []  # `+ 0 * output.sum()` is there only to reach parameters
-    return _terms(children[0], rows, (*divisors, 1.0 / abs(number)), depth - 1)
+    return _terms(children[0], rows, (*divisors, _as_divisor(number)), depth - 1)
+
+
+def _as_divisor(factor: Number) -> Number:
+    return 1.0 / factor.abs() if isinstance(factor, Tensor) else Coefficient(1.0 / abs(factor))
 
 
 def _product_of_two(

@@ -58,7 +58,7 @@ class RepeatedLosses:
         self._is_usual = (
             self._losses.comes_again((facts, term.sizes, term.over))
             and self._found is not None
-            and not (divisors and number == 1.0)  # maybe behind a clamp: its value shows it
+            and not term.is_over_one  # maybe behind a clamp: its value shows it
         )
         if not self._is_usual or self._found is None:
             return None
@@ -69,7 +69,7 @@ class RepeatedLosses:
 
     def note(self, count: Count) -> None:
         """Remember the count of a loss that was looked at."""
-        is_plain = count.weighted_terms is None and count.value is None
+        is_plain = count.weighted_terms is None and count.value is None and not count.is_clamped
         found = count.weight, count.counted, count.total, count.ratio, count.term is not None
         self._found = found if is_plain else None
 

@@ -64,6 +64,7 @@ OF_SHAPES = (
     "TBackward0",
     "TransposeBackward0",
     "PermuteBackward0",
+    "ExpandBackward0",
     "TrilBackward0",
     "TriuBackward0",
 )
@@ -210,7 +211,12 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
 
 
 def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
-    """A node that leaves dimensions as they are, as functions of each element and layers do."""
+    """A node that leaves dimensions as they are, as functions of each element and layers do, or a
+    loss of several numbers that leaves one.
+    """
+    if getattr(node, compat.REDUCTION, 0):
+        found = _first(node, sizes_of(node, sizes), budget)
+        return Samples((), found.related or bool(found.dims))
     place = LAYERS.get(type(node).__name__)
     if place is not None:
         found = samples_in(node.next_functions[place][0], sizes, budget)
@@ -300,7 +306,8 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     dims = (*_without(left.dims, columns), *_without(right.dims, rows))
     if first is None:
         dims = right.dims
-    related = {rows, columns} <= set(dims) or (columns in left.dims and rows in right.dims)
+    over_samples = columns in left.dims and (second is None or rows in right.dims)
+    related = {rows, columns} <= set(dims) or over_samples
     related &= min(dims, default=rows) >= rows  # else each sample has a separate product
     return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 

@@ -35,7 +35,8 @@ NUMBERS = HEAD + 2 * TERMS_AT_MOST
 class TermWeights:
     """Weighs the terms of a session's losses.
 
-    ``differs``: terms count different things; the same on all ranks.
+    ``differs``: terms count different things; the same on all ranks. ``alike``: of each term of the
+    latest loss, whether all ranks divide it by one number, as far as the host knows.
     ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
 
@@ -43,6 +44,7 @@ class TermWeights:
         self._session = session
         self._mean = mean
         self.differs = False
+        self.alike: list[bool] = []
         self._looks = 0
         self._hooks: list[RemovableHandle] = []
         self._pending: tuple[Tensor, accelerators.Event] | None = None
@@ -77,6 +79,8 @@ class TermWeights:
     def _look(self, numbers: list[float]) -> bool:
         """Note whether the terms count different things; return whether they are the same ones."""
         is_one = _is_one(numbers, self._session.world_size)
+        both = zip(numbers[HEAD:], numbers[HEAD + TERMS_AT_MOST :], strict=False)
+        self.alike = [square - mean * mean <= SPREAD * square for mean, square in both if is_one]
         self.differs |= is_one and _differs(numbers)
         return is_one
 

@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torchbus.plugin import UsageError
 
+
+class Coefficient(float):
+    """What a factor would be as a divisor. Below 1, it is no count of things."""
+
+
 Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
 Divisors = tuple[Number, ...]
 
@@ -34,6 +39,16 @@ class Term:
     over: Divisors = ()
     node: Node | None = field(default=None, compare=False, repr=False)
     place: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_over_one(self) -> bool | Tensor:
+        """Whether it is a sum over one, apart from constant factors."""
+        if not self.divisors:
+            return False
+        if isinstance(self.number, Tensor):
+            return self.number == 1
+        known = [one for one in self.divisors if not isinstance(one, Tensor)]
+        return 1.0 in known and not any(one > 1.0 and one == int(one) for one in known)
 
     @property
     def reduced_by(self) -> Node:
@@ -81,8 +96,20 @@ class WeightedTerms(NamedTuple):
         return sum((place + 2) * one for place, one in enumerate(each)) / whole if whole else 0.0
 
 
-SLOTS = 9
-WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED, HAVE_RATIO, OVER_ONE = range(SLOTS)
+SLOTS = 11
+(
+    WEIGHT,
+    NORM,
+    COUNTED,
+    ALL,
+    ALL_SQUARED,
+    RATIO,
+    RATIO_SQUARED,
+    HAVE_RATIO,
+    OVER_ONE,
+    CLAMPED,
+    MAY_BE_CLAMPED,
+) = range(SLOTS)
 MODES = ("auto", "samples", "tokens")  # of loss_weight=
 UNTOLD = -1e9
 """As a ratio: which terms are means of what is unknown."""
@@ -99,13 +126,18 @@ class Count:
     before must be kept apart from this backward's. ``weighted_terms``: terms that may weigh
     differently. ``value``: the weighted loss, if it is not the loss times ``weight``. ``term``: the
     term of the loss that was counted. ``is_usual``: it is that of many losses before.
+    ``is_clamped``: the loss is a sum in full, divided by one because there was nothing to count: it
+    has a weight, and a ``norm`` of 0. ``may_be_clamped``: it is divided by one, and the graph does
+    not show why.
     """
 
     __slots__ = (
         "counted",
+        "is_clamped",
         "is_usual",
         "isolated",
         "left",
+        "may_be_clamped",
         "norm",
         "ratio",
         "scale",
@@ -126,7 +158,8 @@ class Count:
     ) -> None:
         self.weight = self.norm = weight
         self.counted, self.total, self.ratio = counted, total, ratio
-        self.left = self.isolated = self.is_usual = False
+        self.left = self.isolated = self.is_usual = self.is_clamped = False
+        self.may_be_clamped: Number = 0.0
         self.scale: Number = 1.0
         self.weighted_terms = weighted_terms
         self.value: Number | None = None
@@ -153,13 +186,15 @@ class Count:
             ratio,
             ratio * ratio,
             float(ratio != 0.0),
-            0.0 if self.term is None or not self.term.divisors else _is_one(self.term.number),
+            self._over_one(),
+            float(self.is_clamped),
+            self.may_be_clamped,
         ]
 
-
-def _is_one(number: Number | None) -> Number:
-    """Whether a sum is over one, as it is behind a clamp where there is nothing."""
-    return number == 1 if isinstance(number, Tensor) else float(number == 1.0)
+    def _over_one(self) -> Number:
+        """Whether the loss is a sum over one, as it is behind a clamp where there is nothing."""
+        over_one = False if self.term is None else self.term.is_over_one
+        return over_one if isinstance(over_one, Tensor) else float(over_one)
 
 
 class Scales(NamedTuple):

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context
 
-from torchbus_strategy.loss.messages import NEITHER, REPEATED
+from torchbus_strategy.loss.messages import MAY_BE_NONE, NEITHER, REPEATED
 from torchbus_strategy.loss.terms import (
     ALL,
     ALL_SQUARED,
+    CLAMPED,
     COUNTED,
+    MAY_BE_CLAMPED,
     NORM,
     OVER_ONE,
     UNKNOWN,
@@ -44,7 +46,7 @@ class ConstantDivisors:
         self._session = session
         self._of_all: set[float] = set()
         self._of_each: set[float] = set()
-        self._alike = 0
+        self._alike = self._rows = 0
         self._before = 0.0
 
     def state_dict(self) -> dict[str, object]:
@@ -74,13 +76,20 @@ class ConstantDivisors:
             self._of_all.add(divisor)
         return float(parts) if divisor in self._of_all else 1.0
 
-    def look(self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> str:
+    def look(
+        self,
+        divisor: Number | None,
+        divisors: Divisors,
+        sizes: tuple[int, ...],
+        text: str = NEITHER,
+    ) -> str:
         """Look at a backward in which all ranks divide by ``divisor``.
 
-        Returns a warning if they always divide by it and it is no number of samples.
+        Returns a warning, made of ``text``, if they always divide by it and it is no number of
+        samples.
         """
         share, parts = self._session.share, self._session.world.data.parts
-        if divisor is None or isinstance(divisor, Tensor) or not share.count:
+        if divisor is None or isinstance(divisor, Tensor) or not share.count or divisor == 1.0:
             return ""
         if parts > 1 and same(divisor * parts, share.count):
             self._of_each.add(divisor)  # at the ragged end all ranks together may have this number
@@ -92,15 +101,22 @@ class ConstantDivisors:
             for number in (divisor, *divisors)
             for count in counts
         )
-        if self._alike < ALIKE_FOR:
-            self._alike = self._alike + 1 if divisor == self._before and not known else 0
-            self._before = divisor
-            return (
-                NEITHER.format(divisor, rows, share.count, 1 / divisor)
-                if self._alike == ALIKE_FOR
-                else ""
-            )
-        return ""
+        if self._alike >= ALIKE_FOR:
+            return ""
+        stays = divisor == self._before and not known
+        # as many as this rank's samples only by chance, before the ragged end
+        outlasts = stays and rows != self._rows and (self._is_whole or divisor not in self._of_each)
+        self._alike = ALIKE_FOR if outlasts else self._alike + 1 if stays else 0
+        self._before, self._rows = divisor, rows
+        said = self._alike == ALIKE_FOR
+        return text.format(divisor, rows, share.count, 1 / divisor) if said else ""
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the script's own batch is divided."""
+        return any(
+            getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins()
+        )
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
         """Whether the loss is a sum divided by this count.
@@ -109,11 +125,8 @@ class ConstantDivisors:
         that were summed on this rank.
         """
         found = any(not isinstance(number, Tensor) and same(number, count) for number in divisors)
-        whole = any(
-            getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins()
-        )
         return found and (
-            whole
+            self._is_whole
             or isinstance(self._session.share.indices, range)
             or count not in accumulate(sizes, operator.mul)
         )
@@ -145,6 +158,11 @@ class CommonDivisor:
     @property
     def is_found(self) -> bool:
         return self._always_alike and self._is_no_count
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the script takes its number from all ranks: it has changed on all of them."""
+        return self.is_found and self._varies
 
     def expect(self, number: Number | None, samples: int, parts: int) -> bool:
         """What ``judge`` would find, should all ranks divide by ``number``.
@@ -221,7 +239,7 @@ class Unit:
         """
         if self._session.world.divides_anew:
             return
-        weight, total = (float(count.weight), float(count.total)) if count.isolated else (0.0, 0.0)
+        weight, total = (float(count.norm), float(count.total)) if count.isolated else (0.0, 0.0)
         reported = torch.tensor([weight, total, total * total], dtype=torch.float64)
         several = self._session.world.data.parts > 1
         mean, whole, squared = (self._session.reduce(reported) if several else reported).tolist()
@@ -232,6 +250,8 @@ class Unit:
         """Whether all ranks divide by one number, and warnings about it."""
         self._usual_count = self._usual_count or self._session.share.count
         same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
+        if mean[CLAMPED] and same_everywhere and not self._common.is_sure:
+            return False, []
         alike = self._common.judge(
             same_everywhere,
             self._divisor,
@@ -244,7 +264,8 @@ class Unit:
             else ""
         )
         repeated = REPEATED if self._common.has_counted_repeated else ""
-        return alike, [text for text in (odd, repeated) if text]
+        asks = mean[MAY_BE_CLAMPED] > 0.0 and not (alike and self._common.is_sure)
+        return alike, [text for text in (odd, repeated, MAY_BE_NONE if asks else "") if text]
 
     def scales(self, mean: Sequence[float], alike: bool, windows: bool) -> Scales | None:
         """Return the factors for gradients and loss. None: change nothing."""
@@ -252,11 +273,25 @@ class Unit:
             return None
         self.agreed = True
         target = self._target(alike)
+        if mean[CLAMPED] and not alike:
+            return self._scales_of_clamped(mean, windows)
         loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or _of_empty(mean)
         base = (mean[ALL] if alike else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
             self.value *= base / target
         return Scales(one(target / base), one(target / loss))
+
+    def _scales_of_clamped(self, mean: Sequence[float], windows: bool) -> Scales:
+        """Some ranks' sums are in full, and count nothing. If all do, one process divides by one
+        as well.
+        """
+        share, parts = self._session.share, self._session.world.data.parts
+        base = mean[NORM] or 1.0 / ((share.count or parts) * self.value)
+        if windows:
+            return Scales(1.0 / base, 1.0 / mean[WEIGHT])
+        if mean[NORM]:
+            self.value *= base
+        return Scales(1.0 / base, 1.0 / base)
 
     @property
     def settles_on_device(self) -> bool:
@@ -277,6 +312,7 @@ class Unit:
         alike = alike & self._common.expect(
             self._divisor, self._session.share.count, self._session.world.data.parts
         )
+        alike = alike & ((mean[CLAMPED] == 0.0) | self._common.is_sure)
         target = torch.where(alike, self._target(not isinstance(self._divisor, Tensor)), 1.0)
         loss = mean[WEIGHT] if windows else torch.where(alike, mean[ALL], mean[WEIGHT])
         base = torch.where(alike, mean[ALL], mean[NORM])
@@ -299,18 +335,3 @@ class Unit:
 def _of_empty(mean: Sequence[float]) -> float:
     """A mean over nothing is NaN, unless its divisor is clamped."""
     return 1.0 if mean[OVER_ONE] else math.nan
-
-
-def unless_clamped(term: Term, loss: Tensor) -> Number:
-    """Return the term's count, or 0 if a clamp has made it 1.
-
-    In ``sum / mask.sum().clamp(min=1)`` a mask may leave nothing. Then the loss is zero over one,
-    and counts nothing.
-    """
-    number = term.number
-    if isinstance(number, Tensor):
-        if not term.divisors:
-            return number
-        return torch.where((number == 1) & (loss.detach() == 0), 0, number)
-    assert number is not None
-    return 0.0 if term.divisors and number == 1.0 and not loss.item() else number

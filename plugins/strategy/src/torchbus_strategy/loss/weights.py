@@ -14,6 +14,8 @@ from torchbus.plugin import Context, Share, UsageError
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages
 from torchbus_strategy.loss.apart import are_apart
+from torchbus_strategy.loss.clamped import Clamps, unless_clamped
+from torchbus_strategy.loss.decomposed import decomposes_samples
 from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
 from torchbus_strategy.loss.reading import (
     is_elsewhere,
@@ -23,12 +25,19 @@ from torchbus_strategy.loss.reading import (
     terms_of,
 )
 from torchbus_strategy.loss.repeated import RepeatedLosses
-from torchbus_strategy.loss.term_weights import TermWeights, of_one_batch, of_sums, unique
+from torchbus_strategy.loss.term_weights import (
+    TERMS_AT_MOST,
+    TermWeights,
+    of_one_batch,
+    of_sums,
+    unique,
+)
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
     RATIO,
     RATIO_SQUARED,
     UNTOLD,
+    Coefficient,
     Count,
     Number,
     Scales,
@@ -37,7 +46,7 @@ from torchbus_strategy.loss.terms import (
     same,
     spread,
 )
-from torchbus_strategy.loss.units import SPREAD, Unit, unless_clamped
+from torchbus_strategy.loss.units import SPREAD, ConstantDivisors, Unit
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -47,6 +56,10 @@ LOOKS = 5
 """First losses in which samples that are compared are looked for: the graph must be walked."""
 READ_AT_MOST = 3
 """Losses that are looked at if a count is on a GPU, for which the host must wait."""
+
+
+ALL_ALIKE = 1.0
+"""As a ratio: all terms are divided by one number, however many there are."""
 
 
 class Deciding:
@@ -59,6 +72,7 @@ class Deciding:
 
     def __init__(self, parts: int, sums: bool) -> None:
         self._parts, self._sums = parts, sums
+        self.terms: list[Term] = []
         self.numbers: list[Number] = []
         self.ratio = 0.0
         self.hidden: set[str] | None = None
@@ -76,8 +90,8 @@ class Deciding:
         self._elsewhere = False
         """Some loss had its samples in another dimension than the first."""
         self._by_rows = 0
-        self._numbers_of_terms: set[int] = set()
-        """That the loss has whatever the number of rows."""
+        self._numbers_of_terms: set[tuple[str, int]] = set()
+        """That a loss of this kind has whatever the number of rows."""
 
     @property
     def looks(self) -> bool:
@@ -95,9 +109,10 @@ class Deciding:
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed, self.beside = None, 0.0, None
+        self.terms = terms
         self._elsewhere |= any(map(is_elsewhere, terms))
         self.is_sum, self.is_empty = is_sum(terms), not terms
-        self._look_between(terms)
+        self._look_between(loss, terms, rows)
         if self.is_sum:
             return None, 0.0, None
         self.has_sums = self._sums and any(map(sums_samples, terms))
@@ -109,7 +124,8 @@ class Deciding:
             return terms[0], 0.0, None
         if terms and all(_is_one_of(len(terms), term) for term in terms):
             return replace(terms[0], number=float(len(terms))), 0.0, None
-        if self._has_one_for_each_row(terms, rows):
+        if self._has_one_for_each_row(type(loss.grad_fn).__name__, terms, rows):
+            self._compares = False
             return None, 0.0, None
         if not terms or any(term.number is None for term in terms):
             self.hidden = {term.reduction for term in terms}
@@ -122,16 +138,20 @@ class Deciding:
         may_gather = may_sync and meets
         weighted = of_one_batch(loss, unique(terms), rows, share) if may_gather else None
         known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
-        if first.number and len(known) == len(self.numbers):
+        if len(known) == len(self.numbers) and len(set(known)) == 1:
+            self.ratio = ALL_ALIKE
+        elif first.number and len(known) == len(self.numbers):
             weighed = sum((place + 2) * number for place, number in enumerate(known))
             self.ratio = weighed / float(first.number)
         return first, self.ratio, weighted
 
-    def _look_between(self, terms: list[Term]) -> None:
+    def _look_between(self, loss: Tensor, terms: list[Term], rows: int) -> None:
         """Look, in the first losses, whether samples are compared with each other."""
         if self._looks_left:
             self._looks_left -= 1
-            self._compares = any(map(relates_samples, terms))
+            self._compares = any(map(relates_samples, terms)) or (
+                rows > 0 and decomposes_samples(loss)
+            )
 
     def warnings(self, term: Term | None, rows: int) -> list[str]:
         """Return what is to be said of the latest loss, whose deciding term is ``term``."""
@@ -149,18 +169,18 @@ class Deciding:
         self._by_rows = self._by_rows + 1 if by_rows else 0
         return self._by_rows == ALIKE_FOR
 
-    def _has_one_for_each_row(self, terms: list[Term], rows: int) -> bool:
-        """Whether the loss is a mean over samples, each with a separate term."""
+    def _has_one_for_each_row(self, kind: str, terms: list[Term], rows: int) -> bool:
+        """Whether the loss is a mean over samples, each with separate terms."""
         if not rows:  # not counted, or the batch only fills in for missing samples
             return False
-        if len(terms) != rows:
-            self._numbers_of_terms.add(len(terms))
+        if not terms or len(terms) % rows:
+            self._numbers_of_terms.add((kind, len(terms)))
             return False
         return (
             rows > 1
-            and rows not in self._numbers_of_terms
+            and (kind, len(terms)) not in self._numbers_of_terms
             and all(_is_divided_by(rows, term) for term in terms)
-            and are_apart(terms)
+            and are_apart(terms, rows)
         )
 
 
@@ -171,7 +191,9 @@ def _is_one_of(count: int, term: Term) -> bool:
 
 
 def _is_divided_by(rows: int, term: Term) -> bool:
-    return any(_is(number, rows) for number in term.over)
+    """Whether a mean, or a sum over something else, is divided by this number once more."""
+    counts = [one for one in term.divisors if not isinstance(one, Coefficient)]
+    return any(_is(number, rows) for number in (*term.over, *(counts if len(counts) > 1 else ())))
 
 
 def _counted(term: Term) -> float:
@@ -256,6 +278,8 @@ class LossWeights:
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
         self._deciding = Deciding(session.world.data.parts, sums)
+        self._clamps = Clamps()
+        self._constants = [ConstantDivisors(session) for _ in range(TERMS_AT_MOST)]
         self.note = ""
         self._said: set[str] = set()
         self._repeated = RepeatedLosses()
@@ -366,6 +390,7 @@ class LossWeights:
         terms = count.weighted_terms
         weights = self._each.gather(terms) if self.meets else None
         self._have_met = weights is not None
+        self._look_at_constants(terms)
         if terms is None or (weights is None and not terms.zipped):
             if not self._sources.is_reported:
                 self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
@@ -374,9 +399,19 @@ class LossWeights:
             self.note = messages.NOTES["terms" if weights else terms.note]
         return self._multiplied(count, terms, weights or terms.weights)
 
+    def _look_at_constants(self, found: WeightedTerms | None) -> None:
+        """Ask about sums over samples that the loop multiplies by a constant, beside means."""
+        terms = [] if found is None or found.zipped else found.terms
+        for term, alike, seen in zip(terms, self._each.alike, self._constants, strict=False):
+            if term.divisors and alike and term.is_over_one is False:
+                asked = seen.look(term.number, term.divisors, term.sizes, messages.TIMES_CONSTANT)
+                if asked:
+                    self._say(asked)
+
     def _multiplied(self, count: Count, terms: WeightedTerms, weights: Sequence[Number]) -> Count:
         self._unit.reset()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
+        new.may_be_clamped = float(count.is_clamped) or count.may_be_clamped
         value = self._each.multiply(terms, weights)
         if value is None and terms.note == "sums":
             self._say(messages.SHOWN_TOO_SMALL)
@@ -420,6 +455,7 @@ class LossWeights:
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
         )
         count.weighted_terms, count.term = terms, term
+        self._clamps.mark(count, self._deciding.terms, loss, rows)
         self._use(count)
         return self._in_time(count, term, settles) if count.counted else count
 

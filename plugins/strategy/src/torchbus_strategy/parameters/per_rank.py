@@ -97,9 +97,9 @@ class PerRankTensors:
 
     def _is_local(self, tensor: Tensor, reported: Sequence[tuple[float, float]], what: str) -> bool:
         """``reported``: the least and the greatest over ranks of each number."""
-        shape, has_rows, _ = reported
+        shape, has_rows, values = reported
         mine = bool(has_rows[0])
-        equal = all(least == greatest for least, greatest in reported)
+        equal = all(least == greatest for least, greatest in (shape, values))
         if mine:
             self.note = (
                 f"{what} steps tensors that have a row for each sample of this rank's batch: these"

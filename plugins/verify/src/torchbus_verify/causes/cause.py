@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,11 @@ def summed(where: str, used: str) -> Cause:
         'Pass loss_reduction="sum" to the session (--loss-reduction sum).',
         False,
     )
+
+
+def summed_losses(where: str) -> Cause:
+    mean = "the sum of the ranks' own losses, the session's their mean"
+    return replace(summed(where, ""), found=f"the plain run's {where} is {mean}")
 
 
 def averaging(where: str, needed: str, used: str) -> Cause:

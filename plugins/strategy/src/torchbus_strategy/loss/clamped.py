@@ -1,0 +1,99 @@
+"""Sums divided by one: of one thing, or of none behind a clamp, as in ``sum / max(1, positives)``.
+
+Behind a clamp the sum is in full, and counts nothing in the divisor of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from torchbus_strategy import compat
+from torchbus_strategy.loss.terms import Count, Number, Term
+
+NODES_AT_MOST = 64
+OF_BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
+OF_CLASSES = ("NllLossBackward0", "NllLoss2DBackward0")
+
+
+class Clamps:
+    """Looks at each loss of a session. A batch of one sample may be what is divided by, until a
+    divisor has differed from the number of rows.
+    """
+
+    def __init__(self) -> None:
+        self._is_no_size = False
+
+    def mark(self, count: Count, terms: Sequence[Term], loss: Tensor, rows: int) -> None:
+        """Note in ``count`` whether its divisor of one stands for none, or may."""
+        assert count.term is not None
+        number = count.term.number
+        self._is_no_size |= bool(rows) and not isinstance(number, Tensor) and number != rows
+        over_one = count.term.is_over_one
+        if rows == 1 and not self._is_no_size:
+            return
+        if isinstance(over_one, Tensor):
+            count.may_be_clamped = over_one & (loss.detach() != 0)
+        elif over_one and not count.is_zero:
+            things = _things(terms, rows)
+            count.may_be_clamped = float(things is None)
+            if things == 0:
+                count.is_clamped, count.counted, count.norm = True, True, 0.0
+
+
+def _things(terms: Sequence[Term], rows: int) -> int | None:
+    """How many things a divisor of one counts, 0 or 1, if the graph shows it: by what was selected
+    before it was summed, by the positives among targets, or by a mask.
+    """
+    over_one = [term for term in terms if term.is_over_one is True]
+    selected = {term.sizes[0] for term in over_one if term.sizes and term.sizes[0] != rows}
+    found = selected & {0, 1} or {count for term in over_one for count in _marked(term.node)}
+    return next((count for count in (1, 0) if count in found), None)
+
+
+def _marked(root: Node | None) -> Iterator[int]:
+    """How many elements are marked in each of the tensors of 0 and 1 below a term."""
+    waiting: list[Any] = [root] if root is not None else []
+    seen = set(waiting)
+    while waiting and len(seen) < NODES_AT_MOST:
+        node = waiting.pop(0)
+        marks = _marks(node)
+        if marks is not None and marks.is_cpu and not ((marks != 0) & (marks != 1)).any():
+            yield int(torch.count_nonzero(marks))
+        following = {child for child, _ in node.next_functions if child is not None} - seen
+        seen |= following
+        waiting += following
+
+
+def _marks(node: Node) -> Tensor | None:
+    name = type(node).__name__
+    if name in OF_BINARY:
+        return compat.target(node).detach()
+    if name in OF_CLASSES:
+        return compat.target(node) != compat.ignore_index(node)
+    sides = [getattr(node, side, None) for side in compat.FACTORS] if name == "MulBackward0" else []
+    return next(
+        (
+            one.detach()
+            for one in sides
+            if isinstance(one, Tensor) and one.dim() and not one.requires_grad
+        ),
+        None,
+    )
+
+
+def unless_clamped(term: Term, loss: Tensor) -> Number:
+    """Return the term's count, or 0 if a clamp has made it 1.
+
+    In ``sum / mask.sum().clamp(min=1)`` a mask may leave nothing. Then the loss is zero over one,
+    and counts nothing.
+    """
+    number, over_one = term.number, term.is_over_one
+    if isinstance(over_one, Tensor):
+        return torch.where(over_one & (loss.detach() == 0), 0, number)
+    assert number is not None
+    return 0.0 if over_one and not loss.item() else number
