@@ -7,7 +7,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from torchbus_sampler.counted import counted
+from torchbus_sampler.counted import counted, finder_of
 
 LOOP = """
 def train(loader, model, optimizer, train_set, s):
@@ -119,6 +119,37 @@ def test_a_loss_that_is_read_before_its_backward(
     file = tmp_path / "early.py"
     file.write_text(EARLY.format(before=before, after=after))
     assert counted(str(file), 2) == names
+
+
+KEEPING = """
+for x, y in loader:
+    out = model(x)
+    key = out.detach()
+    loss = criterion(out, y)
+    {before}
+    loss.backward()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("loss = loss + (out @ queue.T).mean()", "queue = torch.cat([queue, key])[-8:]", ["queue"]),
+        ("loss += 0", "queue = torch.cat([queue, key])[-8:]", []),
+        ("far = out - mean; loss = far.sum()", "mean = 0.9 * mean + 0.1 * out.mean(0)", ["mean"]),
+        ("out, state = model(x, state); loss = out.sum()", "state = state.detach()", []),
+        ("loss = loss / scale", "scale = 0.9 * scale + 0.1 * loss.item()", []),
+        ("total = loss + 1; loss = total + loss", "total = total + loss", []),
+    ],
+)
+def test_variables_that_are_filled_from_the_batches_and_enter_later_losses(
+    tmp_path: Path, before: str, after: str, names: list[str]
+) -> None:
+    file = tmp_path / "keeping.py"
+    file.write_text(KEEPING.format(before=before, after=after))
+    finder = finder_of(str(file), 2)
+    assert finder is not None and finder.kept() == names
 
 
 def test_what_has_no_source_counts_nothing(tmp_path: Path) -> None:

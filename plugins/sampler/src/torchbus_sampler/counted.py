@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from torchbus.plugin import Context, hookimpl, users_frame, warn
@@ -16,6 +16,12 @@ from torchbus.plugin import Context, hookimpl, users_frame, warn
 COUNTED = (
     "{} of the loop in line {} of {} come from this rank's share of the batches, and so does what"
     " is printed of them. Take all ranks': {}"
+)
+KEPT = (
+    "{} of the loop in line {} of {} is filled from this rank's share of the batches, and enters"
+    " the losses of later batches: each rank has another one. Fill it from all ranks' samples, as"
+    " in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
+    " s.reduce(x.mean(0))`"
 )
 GATHERING = {
     *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
@@ -49,11 +55,17 @@ class CountedMetrics:
         if place is None or place in self._seen:
             return
         self._seen.add(place)
-        found = counted(*place)
+        finder = finder_of(*place)
+        found = {} if finder is None else finder.found()
         if found:
-            names = " and ".join(f"{name!r}" for name in found)
             remedy = ", ".join(found.values())
-            warn(COUNTED.format(names, place[1], place[0], remedy))
+            warn(COUNTED.format(_quoted(found), place[1], place[0], remedy))
+        if finder is not None and (kept := finder.kept()):
+            warn(KEPT.format(_quoted(kept), place[1], place[0]))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(f"{name!r}" for name in names)
 
 
 def _place(frame: FrameType) -> tuple[str, int]:
@@ -65,22 +77,27 @@ def counted(file: str, line: int) -> dict[str, str]:
 
     Nothing if its function combines anything over ranks.
     """
+    finder = finder_of(file, line)
+    return {} if finder is None else finder.found()
+
+
+def finder_of(file: str, line: int) -> Finder | None:
+    """Return the finder for a loop, or None if there is none, or it combines anything."""
     try:
         module = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return {}
+        return None
     loops = [
         node
         for node in ast.walk(module)
         if isinstance(node, ast.For) and node.lineno <= line <= (node.iter.end_lineno or line)
     ]
     if not loops:
-        return {}
+        return None
     scope = _function_of(loops[-1], module)
     if any(_called(node) in GATHERING for node in ast.walk(scope)):
-        return {}
-    finder = Finder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
-    return finder.found()
+        return None
+    return Finder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
 
 
 def _function_of(loop: ast.For, module: ast.Module) -> ast.AST:
@@ -130,6 +147,31 @@ class Finder:
             sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
         sums |= self._read_early()
         return sums | besides if sums else {}
+
+    def kept(self) -> list[str]:
+        """Return variables that the loop fills from its batches, and that enter its losses.
+
+        A hidden state, which the model returns, is of this rank's own samples.
+        """
+        roots = {
+            name
+            for node in self._nodes
+            if _called(node) == "backward" and isinstance(node, ast.Call)
+            for name in _names(node.func)
+        }
+        values = [one for one in map(_assigned, self._nodes) if one is not None]
+        filled = {name for name, value in values if name in _names(value) and _fills(value)}
+        filled -= {name for name, value in values if name not in _names(value)}
+        of_batch, in_loss = set(self._batch), set(roots)
+        for _ in values:
+            of_batch |= {name for name, value in values if _names(value) & of_batch - roots}
+            in_loss |= set().union(*(_names(value) for name, value in values if name in in_loss))
+        fed = {
+            name
+            for name, value in values
+            if name in filled and (_names(value) - {name} - roots) & of_batch
+        }
+        return sorted(fed & in_loss - roots - self._batch)
 
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
         """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
@@ -189,6 +231,21 @@ class Finder:
             for name in _names(node.func)
             if node.lineno < backwards.get(name, 0)
         }
+
+
+def _assigned(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return a variable and what it gets, if the node assigns one."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    return None
+
+
+def _fills(value: ast.expr) -> bool:
+    """``cat([name, ...])[-8:]``, ``0.9 * name + 0.1 * x``."""
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    joins = isinstance(value, ast.Call) and _called(value) in JOINING
+    return joins or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub))
 
 
 def _batch_in(loop: ast.For) -> ast.expr:
