@@ -367,3 +367,113 @@ def test_libraries_write_on_rank_0_and_the_others_wait(tmp_path: Path) -> None:
         """
     )
     assert found["values"] == [[0.0, 3.0, 6.0]] * 2
+
+
+def test_a_rank_that_is_late_finds_what_rank_0_has_found(tmp_path: Path) -> None:
+    """What is there, how large it is, and what a folder has, although rank 0 has changed it since:
+    caches, numbered folders, files that are moved when they are full.
+    """
+    (tmp_path / "count").write_text("7")
+    (tmp_path / "out").mkdir()
+    found = facts(
+        f"""
+        import glob, json, os, random, shutil, time
+        from pathlib import Path
+        os.chdir({str(tmp_path)!r})
+        seen = []
+
+        def late(value):
+            seen.append(value)
+            time.sleep(0.05 * s.world.rank)
+            return value
+
+        late(0)
+        number = late(int(open("count").read()))
+        open("count", "w").write(str(number + 1))
+        if late(os.path.exists("split.json")):
+            json.load(open("split.json"))
+        else:
+            with open("split.json", "w") as file:
+                json.dump(random.sample(range(9), 3), file)
+        for step in range(3):
+            late(0)
+            if late(os.path.exists("out")):
+                shutil.rmtree("out")
+            os.makedirs("out/img")
+            late(0)
+            folder = f"runs/exp{{len(os.listdir('runs')) if os.path.isdir('runs') else 0}}"
+            os.makedirs(late(folder))
+            late(sorted(path.name for path in Path("runs").iterdir()))
+            Path("full.txt").open("a").write("x" * 10)
+            if late(os.path.getsize("full.txt")) == 20:
+                os.rename("full.txt", f"full{{step}}.txt")
+            late(sorted(glob.glob("full*")))
+            try:
+                late(Path("full.txt").read_text())
+            except FileNotFoundError as error:
+                late(error.filename)
+        found["seen"] = s.all_gather_object(seen)
+        found["next"] = s.all_gather_object(random.random())
+        """,
+        ranks=3,
+    )
+    mine = found["seen"][0]
+    assert found["seen"] == [mine] * 3 and len(set(found["next"])) == 1
+    assert mine.count("full.txt") == 1 and 7 in mine
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("count", "full.txt", "full1.txt", "out", "runs", "split.json")
+    ]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["exp0", "exp1", "exp2"]
+
+
+def test_a_rank_sees_what_rank_0_alone_has_written(tmp_path: Path) -> None:
+    found = facts(f"""
+        import os
+        from pathlib import Path
+        os.chdir({str(tmp_path)!r})
+        if s.is_main:
+            os.makedirs("a")
+            Path("a/first").write_text("1")
+        s.barrier()
+        found["listed"] = s.all_gather_object([os.listdir("a"), os.path.exists("a/first")])
+    """)
+    assert found["listed"] == [[["first"], True]] * 2
+
+
+def test_functions_that_write_by_themselves_are_rank_0s(tmp_path: Path) -> None:
+    """Of numpy and torch, of modules that have Python's own by name, and in temporary folders."""
+    result = run(
+        f"""
+        import bz2, os, tempfile
+        import numpy
+        os.chdir({str(tmp_path)!r})
+        net = nn.Linear(2, 1)
+        net(torch.ones(1, 2)).sum().backward()
+        traced = torch.jit.trace(net, torch.ones(1, 2))
+        program = torch.export.export(net, (torch.ones(1, 2),))
+        good = 0
+        for step in range(4):
+            numpy.savetxt("losses.txt", numpy.full(300, step))
+            traced.save("method.pt"), torch.jit.save(traced, f="function.pt")
+            torch.export.save(program, "program.pt2")
+            makedirs(f"out{{step}}"), copy("losses.txt", f"out{{step}}")
+            with bz2.open("packed.bz2", "wb") as file:
+                file.write(bytes([step]) * 3000)
+            read = bz2.open("packed.bz2").read(), numpy.loadtxt(f"out{{step}}/losses.txt").tolist()
+            good += read == (bytes([step]) * 3000, [step] * 300)
+            for name in ("method.pt", "function.pt"):
+                good += torch.equal(torch.jit.load(name)(torch.ones(1, 2)), net(torch.ones(1, 2)))
+            good += torch.export.load("program.pt2").module()(torch.ones(1, 2)).shape == (1, 1)
+            with tempfile.TemporaryDirectory() as folder:
+                torch.save(s.world.rank, os.path.join(folder, "x.pt"))
+                shutil.move(os.path.join(folder, "x.pt"), "moved.pt")
+            with tempfile.NamedTemporaryFile("w", delete=False) as file:
+                file.write(str(s.world.rank))
+            shutil.move(file.name, "named")
+            good += (torch.load("moved.pt"), open("named").read()) == (0, "0")
+            s.barrier()  # native code reads what is there now
+        found["good"] = s.all_gather_object(good)
+        """,
+        before="import shutil\nfrom os import makedirs\nfrom shutil import copy",
+    )
+    assert result.json()["good"] == [20, 20] and "rank 0 made no" not in result.stderr

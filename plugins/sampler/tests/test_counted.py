@@ -7,7 +7,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from torchbus_sampler.counted import counted
+from torchbus_sampler.counted import counted, finder_of
 
 LOOP = """
 def train(loader, model, optimizer, train_set, s):
@@ -54,7 +54,26 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
         ("targets += y.tolist()", "1", ["targets"]),
         ("predictions.append(out.argmax(1).cpu().numpy())", "1", ["predictions"]),
         ("predictions.extend(out.detach().argmax(-1))", "1", ["predictions"]),
+        (
+            "preds = torch.cat((preds, out.argmax(1)))\ny_all = np.append(y_all, y)",
+            "1",
+            ["preds", "y_all"],
+        ),
+        ("targets.append(y)\npredictions.append(out.argmax(1))", "1", ["predictions", "targets"]),
+        ("for t, p in zip(y.tolist(), out.argmax(1)):\n    matrix[t, p] += 1", "1", ["matrix"]),
+        ("for t, p in zip(y, out.argmax(1)):\n    right[t].append(t == p)", "1", ["right"]),
+        ("seen.update(y.tolist())", "1", ["seen"]),
+        ("certain[epoch, y] = out.detach().max(1)[0]", "1", ["certain"]),
+        ("counts[y] += 1", "1", ["counts"]),
+        ("top1.update(accuracy(out, y), x.size(0))", "1", ["top1"]),
+        ("top1.update(accuracy(out, y), n=len(x))", "1", ["top1"]),
         # right as they are, or not of the samples
+        ("losses[i] = loss.item()", "1", []),
+        ("meter.update(loss.item(), x.size(0))", "1", []),
+        ("bar.update(len(x))\nbest.update({'loss': loss.item()})", "1", []),
+        ("onehot = torch.zeros(3, 3)\nonehot[range(3), y] = 1", "1", []),
+        ("x[y] = 0\nkept.append(x)", "1", []),
+        ("queue = torch.cat([queue, out.detach()])[-8:]", "1", []),
         ("running += loss.item()", "running / len(loader)", []),
         ("running += loss.item() * x.size(0)\ntotal += x.size(0)", "running / total", []),
         ("targets.append(loss.item())", "1", []),
@@ -68,6 +87,69 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
 )
 def test_counts_are_found(tmp_path: Path, body: str, result: str, names: list[str]) -> None:
     assert sorted(found(tmp_path, body, result)) == names
+
+
+EARLY = """
+for i, (x, y) in enumerate(loader):
+    optimizer.zero_grad()
+    with torch.autocast("cpu"):
+        loss = criterion(model(x), y)
+    {before}
+    scaler.scale(loss).backward()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("total += loss.item()", "pass", {"loss": "loss.item() after loss.backward()"}),
+        (
+            "meter.update(loss.item(), len(x))",
+            "pass",
+            {"loss": "loss.item() after loss.backward()"},
+        ),
+        ("pass", "total += loss.item()", {}),
+        ("if math.isnan(loss.item()): continue", "total += loss.item()", {}),
+    ],
+)
+def test_a_loss_that_is_read_before_its_backward(
+    tmp_path: Path, before: str, after: str, names: dict[str, str]
+) -> None:
+    file = tmp_path / "early.py"
+    file.write_text(EARLY.format(before=before, after=after))
+    assert counted(str(file), 2) == names
+
+
+KEEPING = """
+for x, y in loader:
+    out = model(x)
+    key = out.detach()
+    loss = criterion(out, y)
+    {before}
+    loss.backward()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("loss = loss + (out @ queue.T).mean()", "queue = torch.cat([queue, key])[-8:]", ["queue"]),
+        ("loss += 0", "queue = torch.cat([queue, key])[-8:]", []),
+        ("far = out - mean; loss = far.sum()", "mean = 0.9 * mean + 0.1 * out.mean(0)", ["mean"]),
+        ("out, state = model(x, state); loss = out.sum()", "state = state.detach()", []),
+        ("loss = loss / scale", "scale = 0.9 * scale + 0.1 * loss.item()", []),
+        ("total = loss + 1; loss = total + loss", "total = total + loss", []),
+    ],
+)
+def test_variables_that_are_filled_from_the_batches_and_enter_later_losses(
+    tmp_path: Path, before: str, after: str, names: list[str]
+) -> None:
+    file = tmp_path / "keeping.py"
+    file.write_text(KEEPING.format(before=before, after=after))
+    finder = finder_of(str(file), 2)
+    assert finder is not None and finder.kept() == names
 
 
 def test_what_has_no_source_counts_nothing(tmp_path: Path) -> None:

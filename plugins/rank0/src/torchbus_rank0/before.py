@@ -1,7 +1,7 @@
-"""What a file held before rank 0's last changes to it: a rank that is behind reads that.
+"""What a path was before rank 0's last changes to it: a rank that is behind sees that.
 
-Rank 0 may have come to its next change of a file while another rank is still to read what the last
-one has written. So it puts what a small file holds into the job's store before it changes it.
+Rank 0 may have come to its next change of a path while another rank is still to look at it. So it
+puts into the job's store what is there, and what a small file holds, before it changes it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import io
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from os import stat as status_of
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,78 +23,117 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 18  # bytes of a file whose content is held, and of all that is held of one
 ENTRIES = 8  # of the last changes to a path
+NAMES = 64  # in a folder, that have come or gone
+PATIENCE_S = 20.0  # rank 0 may be alone to change it, and this rank may wait for that
 
 
 class Entry(NamedTuple):
     """``number``: of the change to this path. ``sequence``: of the change among those to all.
-    ``position``: rank 0's in the loop. ``size``: the file's, if the change only appends.
+    ``position``: rank 0's in the loop. ``status``: the path's; None if nothing was there.
+    ``appends``: whether the change only appends. ``content``: of a small file, or None.
     """
 
     number: int
     sequence: int
     position: list[int]
-    size: int | None
-    content: str
+    status: list[int] | None
+    appends: bool
+    content: str | None
+
+    @property
+    def found(self) -> os.stat_result | None:
+        return None if self.status is None else os.stat_result(self.status)
+
+
+Entries = list[Entry]
+IsNext = Callable[[int, int], bool]
 
 
 class Before:
-    """The contents of files before rank 0's last changes to them, in the job's store."""
+    """What paths were before rank 0's last changes to them, in the job's store."""
 
     def __init__(self, session: Context, job: JobService) -> None:
         self._session = session
         self._job = job
-        self._entries: dict[str, list[Entry]] = {}  # of rank 0
+        self._entries: dict[str, Entries] = {}  # of rank 0
+        self._names: dict[str, dict[str, Entries]] = {}  # of its folders
+        self._asked: dict[tuple[str, int], float] = {}
 
     def hold(self, path: str, number: int, sequence: int, appends: bool) -> None:
-        """Put what a file holds into the store, on rank 0, before a change to it."""
-        held = _held(path, appends)
-        if held is None:
-            return
-        entry = Entry(number, sequence, list(self._job.position), *held)
+        """Put what is there into the store, on rank 0, before a change to it."""
+        status = _status(path)
+        is_file = status is not None and stat.S_ISREG(status[0])
+        content = small_content(path) if is_file and not appends else None
+        position = list(self._job.position)
+        entry = Entry(number, sequence, position, status, appends and is_file, _coded(content))
         entries = [*self._entries.get(path, []), entry][-ENTRIES:]
-        while len(entries) > 1 and sum(len(one.content) for one in entries) > LARGEST:
+        while len(entries) > 1 and sum(len(one.content or "") for one in entries) > LARGEST:
             del entries[0]
         self._entries[path] = entries
-        self._session.world.shared.set(f"before/{path}", json.dumps(entries))
+        folder, name = os.path.split(path)
+        names = self._names.setdefault(folder, {})
+        names.pop(name, None)
+        names[name] = [one._replace(content=None) for one in entries]
+        while len(names) > NAMES:
+            del names[next(iter(names))]
+        values = {f"before/{path}": json.dumps(entries), f"folder/{folder}": json.dumps(names)}
+        self._session.world.shared.set_all(values)
 
-    def content(self, path: str, is_next: Callable[[int, int], bool]) -> bytes | None:
-        """Return what this rank must read in place of the file, or None.
+    def first(self, path: str, is_next: IsNext) -> Entry | None:
+        """Return what the path was before the first change that this rank is still to come to.
 
         ``is_next``: whether this rank is still to come to a change, by its two numbers.
         """
-        there = None
-        with suppress(RuntimeError):  # the store goes with rank 0
-            there = self._session.world.shared.read(f"before/{path}")
-        entries = [Entry(*one) for one in json.loads(there)] if there else []
+        ahead = self._ahead(path, self._read(f"before/{path}") or [], is_next)
+        if not ahead:
+            return None
+        first = ahead[0]
+        if first.found is not None and first.appends and all(one.appends for one in ahead):
+            return first._replace(content=_coded(_beginning(path, first.found.st_size)))
+        return first
+
+    def names(self, folder: str, is_next: Callable[[str], IsNext]) -> dict[str, Entry]:
+        """Return the first change that this rank is still to come to, by names in a folder."""
+        changed = self._read(f"folder/{folder}") or {}
+        ahead = {
+            name: self._ahead(path := os.path.join(folder, name), entries, is_next(path))
+            for name, entries in changed.items()
+        }
+        return {name: entries[0] for name, entries in ahead.items() if entries}
+
+    def _ahead(self, path: str, found: list[list[object]], is_next: IsNext) -> Entries:
         mine = list(self._job.position)
+        entries = [Entry(*one) for one in found]  # type: ignore[arg-type]
         ahead = [
             one for one in entries if one.position >= mine and is_next(one.number, one.sequence)
         ]
         if not ahead:
-            return None
-        first = ahead[0]
-        if first.size is None:
-            return base64.b64decode(first.content)
-        only_appended = all(one.size is not None for one in ahead)
-        return _beginning(path, first.size) if only_appended else None
+            return []
+        now = time.monotonic()
+        asked = self._asked.setdefault((path, ahead[0].sequence), now)
+        return ahead if now - asked < PATIENCE_S else []
+
+    def _read(self, name: str) -> object:
+        with suppress(RuntimeError):  # the store goes with rank 0
+            there = self._session.world.shared.read(name)
+            return json.loads(there) if there else None
+        return None
 
 
-def _held(path: str, appends: bool) -> tuple[int | None, str] | None:
-    """Return the size of a regular file, or what a small one holds."""
+def _coded(content: bytes | None) -> str | None:
+    return None if content is None else base64.b64encode(content).decode()
+
+
+def _status(path: str) -> list[int] | None:
     with suppress(OSError):
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        if appends:
-            return found.st_size, ""
-    content = small_content(path)
-    return None if content is None else (None, base64.b64encode(content).decode())
+        return list(status_of(path))
+    return None
 
 
 def small_content(path: str) -> bytes | None:
     """Return what a regular file holds, unless it is large."""
     with suppress(OSError):
-        found = os.stat(path)
+        found = status_of(path)
         if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
             with io.FileIO(path) as file:
                 return file.read()

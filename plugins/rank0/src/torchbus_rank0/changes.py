@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchbus.plugin import users_frame
 
 from torchbus_launch.job import ENDED
-from torchbus_rank0.before import Before, small_content
+from torchbus_rank0.before import Before, Entry
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context, SharedStore
@@ -78,24 +78,27 @@ class Changes:
         self._rank0s = ""  # the path that rank 0 changed at the line where this rank is
 
     def comes(self, path: str, appends: bool = False) -> None:
-        """Let rank 0 hold what a file has, before a change to it."""
+        """Let rank 0 hold what is there, before a change to it."""
         with self._lock:
             number, _ = self._made.get(path, (0, []))
             self._before.hold(path, number, self._sequence + 1, appends)
 
-    def held(self, path: str) -> bytes | None:
-        """Return what another rank reads in place of a file that rank 0 changes.
+    def seen(self, path: str) -> Entry | None:
+        """Return what another rank sees in place of what rank 0 has changed ahead of it."""
+        return self._before.first(path, self._is_next(path))
 
-        Of a file that this rank has never changed, nothing: rank 0 may be alone to write it.
-        """
-        if path not in self._next:
-            return None
-        present = small_content(path)  # before the question: no change had begun, if none is found
-        held = self._before.content(
-            path,
-            lambda number, sequence: number >= self._next[path] and sequence > self._sequence,
+    def listed(self, folder: str) -> dict[str, Entry]:
+        """Return what another rank sees, by the names in a folder that rank 0 has changed."""
+        return self._before.names(folder, self._is_next)
+
+    def has_changed(self, path: str) -> bool:
+        """Whether this rank has come to a change of the path."""
+        return path in self._next
+
+    def _is_next(self, path: str) -> Callable[[int, int], bool]:
+        return lambda number, sequence: (
+            number >= self._next.get(path, 0) and sequence > self._sequence
         )
-        return present if held is None else held
 
     def publish(
         self, kind: str, path: str, failure: tuple[int, str] | str | None, is_open: bool = False

@@ -19,14 +19,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, ModuleType
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchbus.compat.python import current_frame
 from torchbus.plugin import hookimpl
 
 from torchbus_rank0.changes import Changes, Found
 from torchbus_rank0.libraries import follow_libraries
-from torchbus_rank0.whole_files import Whole, absolute, is_private, is_special, replace_everywhere
+from torchbus_rank0.seeing import Seeing
+from torchbus_rank0.whole_files import (
+    Whole,
+    absolute,
+    is_private,
+    is_special,
+    replace_everywhere,
+    replace_imported,
+)
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -45,7 +53,7 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
     },
 }
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
+ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0, "fname": 0}
 # their ranks agree on files without this plugin
 SYNCHRONISED_MODULES = ("torchbus", "torch.distributed", "torch._")
 SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
@@ -67,10 +75,12 @@ class SharedFiles:
         self._local_paths: set[str] = set()
         self._descriptors: dict[int, Callable[[], None]] = {}  # what to do once it is closed
         self._inside = threading.local()
+        self._seeing: Seeing | None = None
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         tempfile.gettempdir()  # its first call removes a file under a lock, so it comes first
+        by_name: dict[object, Callable[[Any], object]] = {open: self._opens}
         session.replace(builtins, "open", self._opens)
         replace_everywhere(session, io, "open", self._opens)
         session.replace(os, "open", self._opens_descriptor)
@@ -79,8 +89,15 @@ class SharedFiles:
         for module, functions in PATHS.items():
             for name, places in functions.items():
                 make = partial(self._changed, name, places)
+                by_name[getattr(module, name)] = make
                 replace_everywhere(session, module, name, make)
+        replace_imported(session, by_name)
         follow_libraries(session, self)
+        if not session.is_main:
+            self._seeing = Seeing(session, self._changes, self._is_seen)
+
+    def _is_seen(self, path: str) -> bool:
+        return self._is_shared(path) and not self._is_inside() and not self._is_local(path)
 
     def changing(self, kind: str, place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return what replaces a function that changes the path at this place."""
@@ -123,12 +140,12 @@ class SharedFiles:
         kind = {"unlink": "remove", "copy2": "copy", "copyfile": "copy"}.get(name, name)
 
         def changed(*args: Any, **kwargs: Any) -> Any:
-            given = {**dict(enumerate(args)), **_by_place(kwargs)}
+            given = {places[0]: kwargs.get("f"), **dict(enumerate(args)), **_by_place(kwargs)}
             paths = [self._path(given.get(place)) for place in places]
+            if _has_random_name() and os.getpid() == self._pid:
+                return self._make_own(paths[0], lambda: original(*args, **kwargs))
             if not any(map(self._is_shared, paths)) or _at_descriptor(kwargs):
                 return original(*args, **kwargs)
-            if _has_random_name():
-                return self._make_own(paths[0], lambda: original(*args, **kwargs))
             self._saved.update(paths[1:])
             return self._change(kind, paths, lambda: original(*args, **kwargs))
 
@@ -149,7 +166,11 @@ class SharedFiles:
 
     def _gives_way(self, kind: str, paths: list[str]) -> bool:
         """Whether rank 0 moves its own file there, too: the file of this rank gives way."""
-        if kind not in ("rename", "replace") or self._is_inside() or self._is_local(paths[1]):
+        if (
+            kind not in ("rename", "replace", "move")
+            or self._is_inside()
+            or self._is_local(paths[1])
+        ):
             return False
         if self._changes.find(f"{kind} to", paths[1]).is_local:
             return False
@@ -170,7 +191,7 @@ class SharedFiles:
 
     def _make_for_all(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
         failure: tuple[int, str] | str | None = ""
-        for path in paths:
+        for path in [*paths, *_beside(kind, paths)]:
             self._changes.comes(path)
         try:
             result = self._make(make)
@@ -198,8 +219,9 @@ class SharedFiles:
             ):
                 return original(file, mode, *args, **kwargs)
             if not changes:
-                return self._read(
-                    path, lambda **held: original(file, mode, *args, **held, **kwargs)
+                assert self._seeing is not None
+                return self._seeing.read(
+                    file, lambda **held: original(file, mode, *args, **held, **kwargs)
                 )
             if self._session.is_main:
                 stream, number = self._open_first(
@@ -224,6 +246,8 @@ class SharedFiles:
 
         def opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
             shared = self._path(path)
+            if flags & os.O_CREAT and os.getpid() == self._pid and _has_random_name():
+                return self._make_own(shared, lambda: original(path, flags, *args, **kwargs))
             if (
                 not flags & WRITES
                 or not self._is_shared(shared)
@@ -234,8 +258,7 @@ class SharedFiles:
             ):
                 return original(path, flags, *args, **kwargs)
             if is_standard(current_frame(1)):
-                make = partial(original, path, flags, *args, **kwargs)
-                return self._make_own(shared, make) if _has_random_name() else make()
+                return original(path, flags, *args, **kwargs)
             if self._session.is_main:
                 descriptor, number = self._open_first(
                     shared, lambda: original(path, flags, *args, **kwargs)
@@ -271,14 +294,6 @@ class SharedFiles:
         if found.change is None and found.is_local:
             self._local_paths.add(path)
         return found
-
-    def _read(self, path: str, make: Callable[..., IO[Any]]) -> IO[Any]:
-        """Read what rank 0 read here, although it may have changed the file since."""
-        content = self._changes.held(path)
-        if content is None:
-            return make()
-        held = _holding(content)
-        return make(opener=lambda *_: held)
 
     def _open_first(self, path: str, make: Callable[[], T], appends: bool = False) -> tuple[T, int]:
         """Open a file on rank 0; return it, and the number of the change."""
@@ -344,6 +359,12 @@ def _raise(found: Found, paths: list[str]) -> bool:
     raise OSError(failure[0], failure[1], paths[0], None, *paths[1:2])
 
 
+def _beside(kind: str, paths: list[str]) -> list[str]:
+    """Return what else a change makes: the folders above."""
+    parents = map(str, pathlib.PurePath(paths[0]).parents) if kind == "makedirs" else ()
+    return [parent for parent in parents if not os.path.exists(parent)]
+
+
 def _by_place(kwargs: dict[str, Any]) -> dict[int, Any]:
     return {ARGUMENTS[name]: value for name, value in kwargs.items() if name in ARGUMENTS}
 
@@ -368,15 +389,6 @@ def _unnamed(path: str | None) -> int:
                 shutil.copyfileobj(source, file)
                 file.flush()
                 file.seek(0)
-        return os.dup(file.fileno())
-
-
-def _holding(content: bytes) -> int:
-    """Open a file without a name that holds this."""
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        file.seek(0)
         return os.dup(file.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Files that libraries write by native code: safetensors, transformers, sqlite3."""
+"""Files that libraries write by native code: safetensors, transformers, torch, numpy, sqlite3."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ SQLITE = (
 )
 
 
+# Which argument of a function is the path to which it writes.
+WRITERS = {
+    "numpy": {"savetxt": 0},
+    "torch.jit": {"save": 1, "RecursiveScriptModule.save": 1},
+    "torch.export": {"save": 1},
+    "torch.onnx": {"export": 2},
+}
+
+
 def follow_libraries(session: Context, files: FileChanges) -> None:
     """Replace the functions of libraries by which the script writes, once they are imported."""
     calls: dict[str, Callable[[], object]] = {
@@ -39,9 +48,18 @@ def follow_libraries(session: Context, files: FileChanges) -> None:
         "transformers.modeling_utils": partial(_transformers, session, files),
         "sqlite3": partial(_sqlite, session, files),
     }
+    for name, writers in WRITERS.items():
+        calls[name] = partial(_writers, session, files, name, writers)
     for name in calls.keys() & sys.modules.keys():
         calls.pop(name)()
     session.on_close.callback(imports.follow(calls))
+
+
+def _writers(session: Context, files: FileChanges, module: str, functions: dict[str, int]) -> None:
+    for name, place in functions.items():
+        owner, _, attribute = name.rpartition(".")
+        found = getattr(sys.modules[module], owner) if owner else sys.modules[module]
+        session.replace(found, attribute, files.changing("save", place))
 
 
 def _safetensors(session: Context, files: FileChanges, module: str) -> None:

@@ -9,14 +9,20 @@ import stat
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from os import stat as status_of
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchbus.compat.python import PATHLIBS
+from torchbus.runtime.user_code import is_users_module
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
+
+
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
+IMPORTING = ("bz2", "lzma")
 
 
 def replace_everywhere(
@@ -26,6 +32,15 @@ def replace_everywhere(
     session.replace(owner, name, make)
     if PATHLIBS is not None and name in vars(PATHLIBS):
         session.replace(PATHLIBS, name, make)
+
+
+def replace_imported(session: Context, made: Mapping[object, Callable[[Any], object]]) -> None:
+    """Replace functions that a module of the script has imported by name, as bz2 and lzma have."""
+    for name, module in list(sys.modules.items()):
+        if name in IMPORTING or is_users_module(name):
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, FUNCTIONS) and value in made:
+                    session.replace(module, attribute, made[value])
 
 
 def absolute(path: Any) -> str:
@@ -47,7 +62,7 @@ def is_private(path: str) -> bool:
     is_device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
     if is_device or path.startswith(("/proc/", "/sys/", home)):
         return True
-    return path.startswith(temporary) and not path.startswith(os.getcwd() + os.sep)
+    return path.startswith(temporary) and not f"{path}{os.sep}".startswith(os.getcwd() + os.sep)
 
 
 def is_special(path: str) -> bool:
@@ -56,7 +71,7 @@ def is_special(path: str) -> bool:
     It makes one system call, because another rank may move the file away meanwhile.
     """
     try:
-        return not stat.S_ISREG(os.stat(path).st_mode)
+        return not stat.S_ISREG(status_of(path).st_mode)
     except OSError:
         return False
 

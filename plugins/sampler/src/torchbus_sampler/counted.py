@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
@@ -17,14 +17,22 @@ COUNTED = (
     "{} of the loop in line {} of {} come from this rank's share of the batches, and so does what"
     " is printed of them. Take all ranks': {}"
 )
+KEPT = (
+    "{} of the loop in line {} of {} is filled from this rank's share of the batches, and enters"
+    " the losses of later batches: each rank has another one. Fill it from all ranks' samples, as"
+    " in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
+    " s.reduce(x.mean(0))`"
+)
 GATHERING = {
     *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
     *("gather_in_order", "gather_for_metrics", "all_gather_into_tensor", "broadcast"),
 }
-COLLECTING = {"append", "extend"}
+COLLECTING = {"append", "extend", "update"}
+JOINING = {"cat", "concat", "concatenate", "append", "hstack", "vstack"}
 COMPARING = {"eq", "equal", "isclose"}
 PREDICTING = {"argmax", "topk", "tolist", "numpy"}
 SIZES = {"size", "shape"}
+SHOWING = {"print", "update", "log", "add_scalar", "set_postfix", "append", "write", "info"}
 
 
 class CountedMetrics:
@@ -49,11 +57,17 @@ class CountedMetrics:
         if place in self._seen:
             return
         self._seen.add(place)
-        found = counted(*place)
+        finder = finder_of(*place)
+        found = {} if finder is None else finder.found()
         if found:
-            names = " and ".join(f"{name!r}" for name in found)
             remedy = ", ".join(found.values())
-            warn(COUNTED.format(names, place[1], place[0], remedy))
+            warn(COUNTED.format(_quoted(found), place[1], place[0], remedy))
+        if finder is not None and (kept := finder.kept()):
+            warn(KEPT.format(_quoted(kept), place[1], place[0]))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(f"{name!r}" for name in names)
 
 
 def _place(frame: FrameType) -> tuple[str, int]:
@@ -65,21 +79,27 @@ def counted(file: str, line: int) -> dict[str, str]:
 
     Nothing if its function combines anything over ranks.
     """
+    finder = finder_of(file, line)
+    return {} if finder is None else finder.found()
+
+
+def finder_of(file: str, line: int) -> Finder | None:
+    """Return the finder for a loop, or None if there is none, or it combines anything."""
     try:
         module = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return {}
+        return None
     loops = [
         node
         for node in ast.walk(module)
         if isinstance(node, ast.For) and node.lineno <= line <= (node.iter.end_lineno or line)
     ]
     if not loops:
-        return {}
+        return None
     scope = _function_of(loops[-1], module)
     if any(_called(node) in GATHERING for node in ast.walk(scope)):
-        return {}
-    return _counts(loops[-1], scope)
+        return None
+    return Finder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
 
 
 def _function_of(loop: ast.For, module: ast.Module) -> ast.AST:
@@ -93,33 +113,194 @@ def _function_of(loop: ast.For, module: ast.Module) -> ast.AST:
     return around[-1] if around else module
 
 
-def _counts(loop: ast.For, scope: ast.AST) -> dict[str, str]:
-    batch = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-    sums: dict[str, str] = {}
-    sizes: dict[str, str] = {}
-    for node in (inner for statement in loop.body for inner in ast.walk(statement)):
-        for name, value in _grows(node):
-            total = {name: f"s.reduce({name}, 'sum')"}
-            if _collects(value, batch):
-                sums[name] = f"s.all_gather_object({name})"
-            elif _is_count(value) or (_is_weighted(value) and _is_of_dataset(name, scope)):
-                sums |= total
-            elif _is_size(value):
-                sizes |= total
-    return sums | sizes if sums else {}
+class Finder:
+    """Finds what a loop counts from its batches, and how to get all ranks'.
+
+    ``averages``: whether ``x.update(value, n)`` averages, which torchmetrics does over all ranks.
+    """
+
+    def __init__(self, loop: ast.For, scope: ast.AST, averages: bool) -> None:
+        self._scope = scope
+        self._averages = averages
+        self._nodes = [inner for one in loop.body for inner in ast.walk(one)]
+        self._batch = _names(_batch_in(loop))
+        self._made = {
+            node.id
+            for node in self._nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+
+    def found(self) -> dict[str, str]:
+        sums: dict[str, str] = {}
+        besides: dict[str, str] = {}
+        for node in self._nodes:
+            for name, value, joins in _grows(node):
+                total = {name: f"s.reduce({name}, 'sum')"}
+                if _collects(value, self._batch):
+                    sums[name] = _gathered(name)
+                elif _is_count(value) or (
+                    _is_weighted(value) and _is_of_dataset(name, self._scope)
+                ):
+                    sums |= total
+                elif _is_size(value):
+                    besides |= total
+                elif joins and _names(value) & self._batch:
+                    besides[name] = _gathered(name)
+            sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
+        sums |= self._read_early()
+        return sums | besides if sums else {}
+
+    def kept(self) -> list[str]:
+        """Return variables that the loop fills from its batches, and that enter its losses.
+
+        A hidden state, which the model returns, is of this rank's own samples.
+        """
+        roots = {
+            name
+            for node in self._nodes
+            if _called(node) == "backward" and isinstance(node, ast.Call)
+            for name in _names(node.func)
+        }
+        values = [one for one in map(_assigned, self._nodes) if one is not None]
+        filled = {name for name, value in values if name in _names(value) and _fills(value)}
+        filled -= {name for name, value in values if name not in _names(value)}
+        of_batch, in_loss = set(self._batch), set(roots)
+        for _ in values:
+            of_batch |= {name for name, value in values if _names(value) & of_batch - roots}
+            in_loss |= set().union(*(_names(value) for name, value in values if name in in_loss))
+        fed = {
+            name
+            for name, value in values
+            if name in filled and (_names(value) - {name} - roots) & of_batch
+        }
+        return sorted(fed & in_loss - roots - self._batch)
+
+    def _of_samples(self, node: ast.AST) -> dict[str, str]:
+        """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
+        if not isinstance(node, ast.For) or not _is_of_items(node.iter, self._batch):
+            return {}
+        inside = [inner for one in node.body for inner in ast.walk(one)]
+        names = {_base(name) for inner in inside for name, _, _ in _grows(inner)}
+        return {name: _gathered(name) for name in sorted(names - self._made)}
+
+    def _by_index(self, node: ast.AST) -> dict[str, str]:
+        """Rows that the samples of the batch have: ``seen[index] = ...``."""
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AugAssign):
+            targets = [node.target]
+        return {
+            one.value.id: _gathered(one.value.id)
+            for one in targets
+            if isinstance(one, ast.Subscript)
+            and isinstance(one.value, ast.Name)
+            and one.value.id not in self._made | self._batch
+            and _names(one.slice) & self._batch
+        }
+
+    def _averaged(self, node: ast.AST) -> dict[str, str]:
+        """``meter.update(accuracy, len(x))``, of anything but a loss."""
+        if not (
+            self._averages
+            and isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "update"
+            and len(given := [*node.args, *(one.value for one in node.keywords)]) == 2
+            and _is_size(given[1])
+            and "loss" not in ast.unparse(given[0]).lower()
+        ):
+            return {}
+        name = ast.unparse(node.func.value)
+        return {name: f"s.reduce({name}.avg)"}
+
+    def _read_early(self) -> dict[str, str]:
+        """A loss that is added up or shown before its backward, which gives it all ranks' mean."""
+        backwards = {
+            name: node.lineno
+            for node in reversed(self._nodes)
+            if isinstance(node, ast.Call) and _called(node) == "backward"
+            for name in _names(node.func)
+        }
+        shown = [
+            inner
+            for node in self._nodes
+            if any(_grows(node)) or (isinstance(node, ast.Call) and _called(node) in SHOWING)
+            for inner in ast.walk(node)
+        ]
+        return {
+            name: f"{name}.item() after {name}.backward()"
+            for node in shown
+            if _called(node) == "item" and isinstance(node, ast.Call)
+            for name in _names(node.func)
+            if node.lineno < backwards.get(name, 0)
+        }
 
 
-def _grows(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the name that a node adds to, and what it adds."""
+def _assigned(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return a variable and what it gets, if the node assigns one."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    return None
+
+
+def _fills(value: ast.expr) -> bool:
+    """``cat([name, ...])[-8:]``, ``0.9 * name + 0.1 * x``."""
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    joins = isinstance(value, ast.Call) and _called(value) in JOINING
+    return joins or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub))
+
+
+def _batch_in(loop: ast.For) -> ast.expr:
+    """Return what of the loop's target is the batch: not the number of ``enumerate``."""
+    numbered = any(_called(node) == "enumerate" for node in ast.walk(loop.iter))
+    is_pair = isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2
+    return loop.target.elts[1] if numbered and is_pair else loop.target  # type: ignore[attr-defined]
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _gathered(name: str) -> str:
+    return f"s.all_gather_object({name})"
+
+
+def _base(name: str) -> str:
+    """Return the variable in ``matrix[t, p]`` or ``seen[t]``."""
+    return name.partition("[")[0]
+
+
+def _is_of_items(items: ast.expr, batch: set[str]) -> bool:
+    calls = {_called(node) for node in ast.walk(items)}
+    return bool(calls & {"zip", *PREDICTING}) and bool(
+        _names(items) & batch or calls & {"argmax", "topk"}
+    )
+
+
+def _grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Yield the name that a node adds to, what it adds, and whether it joins whole tensors."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        yield ast.unparse(node.target), node.value
+        yield ast.unparse(node.target), node.value, False
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+        name = ast.unparse(node.targets[0])
+        for call in ast.walk(node.value):
+            if isinstance(call, ast.Call) and _called(call) in JOINING:
+                joined = [inner for one in call.args for inner in getattr(one, "elts", [one])]
+                others = [one for one in joined if ast.unparse(one) != name]
+                if len(others) < len(joined):
+                    yield name, ast.List(others, ast.Load()), True
     elif (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in COLLECTING
         and len(node.args) == 1
     ):
-        yield ast.unparse(node.func.value), ast.List([node.args[0]], ast.Load())
+        added = node.args[0]
+        yield (
+            ast.unparse(node.func.value),
+            ast.List([added], ast.Load()),
+            isinstance(added, ast.Name),
+        )
 
 
 def _called(node: ast.AST) -> str:
