@@ -115,7 +115,10 @@ class Cell:
             case "raise":
                 return f"the fault of {rank}"
             case "swallowed":
-                return f"the fault of {rank}|RanksDiverged"  # which ones differ, and not why
+                # which ones differ, and not why
+                return (
+                    f"the fault of {rank}|RanksDiverged|ranks are at different places|{rank} ended"
+                )
             case _ if self.phase == "worker":
                 return r"dataloader\.py|DataLoader worker"
             case "exit 0":

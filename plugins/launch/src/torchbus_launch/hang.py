@@ -283,7 +283,7 @@ class HangWatch:
         )
 
     def _every_s(self, waited_s: float) -> float:
-        """Return the seconds between two looks, in which an accelerator shows nothing of its work."""
+        """Return the seconds from look to look. An accelerator shows nothing of its work."""
         has_ended = self._log.all(ENDED) and not self._log.has(LOOPS_ENDED)
         sees = all(mark != BLIND for *_, mark, _ in self._before)
         soon = has_ended or (sees and waited_s < SOON_FOR_S)

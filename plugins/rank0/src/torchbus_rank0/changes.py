@@ -217,7 +217,8 @@ class Changes:
         elif sys.exc_info()[1] is None and (
             why != ELSEWHERE or not is_of_rank(path, self._rank0s, rank)
         ):
-            self._job.note(f"torchbus: {LOCAL.format(kind=kind, path=path, rank=rank)} ({_line()})")
+            text = LOCAL.format(kind=kind, path=path, rank=rank)
+            self._job.note(f"torchbus: {text} ({_line()})", if_well=True)
 
 
 LOCAL = (
