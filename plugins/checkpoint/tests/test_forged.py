@@ -215,6 +215,13 @@ def test_a_generator_that_does_not_take_its_state(written: Path) -> None:
     assert "CheckpointError: a Generator rejects its state in the checkpoint (TypeError: " in said
 
 
+def test_names_that_are_not_the_users_stay(written: Path) -> None:
+    """A module's ``__path__`` says from where its parts are imported."""
+    new = {f"module {__name__}": {"__path__": ["elsewhere"], "marked": 3}}
+    assert resumed(written, "rank-0", ("position", "variables"), new) == ""
+    assert globals().pop("marked") == 3 and "__path__" not in globals()
+
+
 def test_as_it_was_written_it_is_gone_on_from(written: Path) -> None:
     assert (
         resumed(written, "rank-0", ("epochs",), 1) == ""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,26 @@ def require_torchft() -> None:
     require(local_sgd._StreamingDiLoCoFragment, "perform_sync", "averages what DiLoCo has learned")
 
 
+def streaming_save(state: object, file: IO[bytes]) -> None:
+    """Write a state. Without ``_serialization``: ImportError when a newcomer comes."""
+    from torchft.checkpointing._serialization import _streaming_save
+
+    _streaming_save(state, file)
+
+
+def streaming_load(file: IO[bytes]) -> object:
+    """Read what ``streaming_save`` wrote, which may run code: only from a replica of this user."""
+    from torchft.checkpointing._serialization import _streaming_load
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing else has it
+        return _streaming_load(file, map_location="cpu", weights_only=False)
+
+
 class Links:
     """What connects this rank with the same rank of the other replicas.
 
-    Without ``_quorum_id`` or ``_server``: AttributeError at a quorum, or at the end.
+    Without ``_quorum_id``: AttributeError at a quorum.
     """
 
     def __init__(
@@ -45,21 +62,17 @@ class Links:
         load_state_dict: Callable[[Any], None],
         timeout: timedelta,
         host: str,
+        transport: Any,
         **given: Any,
     ) -> None:
-        """Raises RuntimeError if the lighthouse does not answer. ``given``: for the Manager."""
+        """``transport``: for states. ``given``: for the Manager.
+
+        Raises RuntimeError if the lighthouse does not answer.
+        """
         from torchft import Manager, ProcessGroupGloo
-        from torchft.checkpointing import HTTPTransport
-
-        class Transport(HTTPTransport[Any]):  # type: ignore[misc]
-            """Says by what address the other replicas reach this machine."""
-
-            def address(self) -> str:
-                port: str = super().address().rsplit(":", 1)[1]
-                return f"http://{host}:{port}"
 
         self.group = ProcessGroupGloo(timeout=timeout)
-        self.transport = Transport(timeout, 0)
+        self.transport = transport
         try:
             self.manager = Manager(
                 pg=self.group,
@@ -68,11 +81,11 @@ class Links:
                 use_async_quorum=False,
                 timeout=timeout,
                 hostname=host,
-                checkpoint_transport=self.transport,
+                checkpoint_transport=transport,
                 **given,
             )
         except BaseException:
-            self.close_transport()
+            transport.shutdown()
             raise
 
     @property
@@ -86,17 +99,10 @@ class Links:
         self.group.allreduce([tensor], dist.AllreduceOptions()).wait()
 
     def close(self) -> None:
-        """End its threads and connections. Without ``_server``: a socket stays open."""
+        """End its threads and connections."""
         self.group.abort(errored=False)
         with contextlib.suppress(RuntimeError):
             self.manager.shutdown()
-        self.transport._server.server_close()
-
-    def close_transport(self) -> None:
-        """Stop the server of states, which has no pending request."""
-        self.transport.allow_checkpoint(-1)  # a pending request continues
-        self.transport.shutdown()
-        self.transport._server.server_close()
 
 
 class WithQuorum:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_ft import lighthouse
+from torchbus_launch import secret
 
 VARIABLE = "REPLICA_GROUP_ID"
 REPLICA_STRATEGIES = ("ddp", "fsdp")
@@ -28,7 +29,10 @@ TWO_WAYS = (
 
 @dataclass(frozen=True)
 class Options:
-    """How replicas find each other. ``name``: of this replica. ``host``: where others reach it."""
+    """How replicas find each other. ``name``: of this replica. ``host``: where others reach it.
+
+    ``key``: of this user's replicas.
+    """
 
     name: str
     min_replicas: int
@@ -36,6 +40,7 @@ class Options:
     timeout_s: float
     quorum_timeout_s: float
     host: str
+    key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,10 @@ class Given:
             raise UsageError(TWO_WAYS.format(algorithm))
 
     def resolved(self) -> Options:
-        """With what the environment says. Raises UsageError without a lighthouse."""
+        """With what the environment says. Raises UsageError without a lighthouse.
+
+        Raises LaunchError if there is no usable secret of the user.
+        """
         url = lighthouse.address(self.lighthouse)
         return Options(
             self.replica or os.environ.get(VARIABLE) or uuid.uuid4().hex[:8],
@@ -97,4 +105,5 @@ class Given:
             self.timeout_s,
             self.quorum_timeout_s,
             self.host or lighthouse.local_host(url),
+            secret.derived(0, 0, job="ft"),
         )

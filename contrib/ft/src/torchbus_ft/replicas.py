@@ -15,6 +15,8 @@ from torchbus.plugin import Context, DataPlace, LaunchError, RankFailed, Torchbu
 from torchbus_ft import lighthouse
 from torchbus_ft._compat import Links
 from torchbus_ft.options import Options
+from torchbus_ft.transport import Transport
+from torchbus_launch import listening
 from torchbus_strategy.collectives import broadcast_object
 
 WAITING = (
@@ -34,6 +36,10 @@ LOST = (
     "replica {!r} can't reach the lighthouse at {}, after {} steps: {}. The parameters are"
     " those of the last step. Restart the lighthouse and the replicas, which resume from their"
     " checkpoints"
+)
+FOREIGN = (
+    "replica {!r}: what the lighthouse names as a replica, at {}, has another key, and its state is"
+    " not taken. Give all replicas the same TORCHBUS_KEY, or a home folder that they share"
 )
 
 
@@ -68,7 +74,8 @@ class Replicas:
             return None, (host, port)
         lighthouse.reach(self._options.lighthouse, self._options.timeout_s)
         host = self._options.host
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        timeout = timedelta(seconds=self._options.timeout_s)
+        store = listening.serve(host, 0, one_host=False, timeout=timeout)
         place = (host, store.port)
         return store, broadcast_object(place) if self._session.world_size > 1 else place
 
@@ -83,6 +90,7 @@ class Replicas:
                 load,
                 timeout,
                 options.host,
+                Transport(options.host, options.key, options.timeout_s),
                 min_replica_size=options.min_replicas,
                 rank=self._session.rank,
                 world_size=self._session.world_size,
@@ -143,6 +151,8 @@ class Replicas:
             raise
         except (RuntimeError, TimeoutError) as error:
             raise RankFailed(self._why(error)) from None
+        if self._links.transport.foreign:
+            raise RankFailed(FOREIGN.format(self._options.name, self._links.transport.foreign))
         return bool(self._links.manager.num_participants() >= self._options.min_replicas)
 
     def _why(self, error: Exception) -> str:

@@ -71,8 +71,8 @@ class JobService(Protocol):
     def asks_rank0(self) -> Iterator[str]:
         """Ask rank 0 where it is; yield how it has passed the place where this rank is, or ""."""
 
-    def note(self, text: str) -> None:
-        """Let rank 0 write a line to the terminal."""
+    def note(self, text: str, *, if_well: bool = False) -> None:
+        """Let rank 0 write a line, ``if_well`` once the ranks have gone on together."""
 
     def finish(self, error: BaseException | None) -> BaseException | None:
         """Wait for the other ranks at the end; return the error that this rank must raise."""

@@ -186,8 +186,8 @@ def _cause(missing: list[Place], silent: list[int]) -> str:
 
 
 ASK_EVERY_S = 5.0
-ASK_AFTER_END_S = 1.5  # if the loop of a rank has ended, and others still wait elsewhere
-TAKES_OVER_S = 10.0
+ASK_SOON_S = 1.5
+SOON_FOR_S = 10.0  # of a wait; also if the loop of a rank has ended, and others wait elsewhere
 RETRY_S = 1.0
 
 
@@ -256,12 +256,11 @@ class HangWatch:
         self._print_reports()
         due = waited_s > self._hang_timeout_s and not self._has_reported
         overdue = waited_s > self._timeout_s
-        if (
-            not (due or overdue or self._may_ask(waited_s))
-            or time.monotonic() - self._tried_s < RETRY_S
-        ):
+        again = (due or overdue) and time.monotonic() - self._tried_s >= RETRY_S
+        if not (again or self._may_ask(waited_s)):
             return None
-        self._tried_s = time.monotonic()
+        if again:
+            self._tried_s = time.monotonic()
         places = self._questions.ask()
         if places is None:
             return None
@@ -275,14 +274,20 @@ class HangWatch:
 
         The rank that asked last asks again; another one takes over if it no longer asks.
         """
-        has_ended = self._log.all(ENDED) and not self._log.has(LOOPS_ENDED)
-        every_s = ASK_AFTER_END_S if has_ended else ASK_EVERY_S
-        pause_s = every_s if self._questions.asked_last else TAKES_OVER_S
+        every_s = self._every_s(waited_s)
+        pause_s = every_s if self._questions.asked_last else 2 * every_s
         return (
             self._questions.all_answer
             and waited_s >= every_s
             and time.monotonic() - self._questions.asked_s >= pause_s
         )
+
+    def _every_s(self, waited_s: float) -> float:
+        """Return the seconds from look to look. An accelerator shows nothing of its work."""
+        has_ended = self._log.all(ENDED) and not self._log.has(LOOPS_ENDED)
+        sees = all(mark != BLIND for *_, mark, _ in self._before)
+        soon = has_ended or (sees and waited_s < SOON_FOR_S)
+        return ASK_SOON_S if soon else ASK_EVERY_S
 
     def _place_at_pause(self) -> Place:
         """Return this rank's place, with evidence that the rank can't continue without the others.

@@ -57,6 +57,7 @@ class Job:
         self.waiting: tuple[object, ...] | None = None
         self.backwards = 0
         self._looked = self._looked_before = self._questions = 0
+        self._notes: list[str] = []
         self._children = children or []
         self._forked = forked
         self._keep = keep
@@ -133,6 +134,7 @@ class Job:
     def count_backward(self) -> None:
         """Count one more synchronised backward."""
         self.backwards += 1
+        self._say_notes()
 
     def on_release(self, release: Callable[[], None]) -> None:
         """Register how to end the collectives of a process group that a plugin has made.
@@ -206,9 +208,18 @@ class Job:
                 yield _how_past(json.loads(answer), here) if answer is not None else ""
             pause_s *= 2
 
-    def note(self, text: str) -> None:
-        """Let rank 0 write a line to the terminal, which it alone is sure to have."""
-        self._log.append(self._store, NOTE + redacted_output(text))
+    def note(self, text: str, *, if_well: bool = False) -> None:
+        """Let rank 0 write a line to the terminal, which it alone is sure to have.
+
+        ``if_well``: after the next backward or at the end, unless the ranks have diverged by then.
+        """
+        self._notes.append(text)
+        if not if_well:
+            self._say_notes()
+
+    def _say_notes(self) -> None:
+        while self._notes:
+            self._log.append(self._store, NOTE + redacted_output(self._notes.pop(0)))
 
     def _answer(self, question: str) -> str:
         if question.startswith(NOTE):
@@ -223,6 +234,8 @@ class Job:
         publishes the error and ends the collectives in which others wait.
         """
         if error is None or _is_success(error):
+            with contextlib.suppress(RuntimeError):
+                self._say_notes()
             error = (
                 self._wait_for_all_ends(self._ending.say, lambda _: self._ending.is_complete)
                 or error

@@ -166,8 +166,9 @@ class Changes:
         """Wait for rank 0, unless this rank must stop: then its ``finally`` writes separately."""
         handled = sys.exc_info()[1]
         is_leaving = handled is not None and handled is not self._handled_before
+        longest_s = LEAVING_WAITS_S if is_leaving else WAIT_FOR_RANK0_S
         try:
-            self._job.wait_until(met, LEAVING_WAITS_S if is_leaving else WAIT_FOR_RANK0_S)
+            self._job.wait_until(met, min(longest_s, self._session.timeout.total_seconds()))
         except RuntimeError:  # also of the store, which goes with rank 0
             return False
         except BaseException:
@@ -219,7 +220,8 @@ class Changes:
         elif sys.exc_info()[1] is None and (
             why != ELSEWHERE or not is_of_rank(path, self._rank0s, rank)
         ):
-            self._job.note(f"torchbus: {LOCAL.format(kind=kind, path=path, rank=rank)} ({_line()})")
+            text = LOCAL.format(kind=kind, path=path, rank=rank)
+            self._job.note(f"torchbus: {text} ({_line()})", if_well=True)
 
 
 LOCAL = (

@@ -301,6 +301,7 @@ class HashedFile:
 
 
 MAX_JSON_BYTES = 1 << 26
+MOST = (1 << 63) - 1
 NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with the least value of each
 
 
@@ -346,8 +347,11 @@ def refuse_odd(manifest: Mapping[str, Any]) -> None:
     """
     for name, least in NUMBERS.items():
         value = manifest.get(name, least if name == "batches_per_step" else None)
-        if type(value) is not int or value < least:
+        if type(value) is not int or not least <= value <= MOST:
             raise ValueError(f"{name}: {str(value)[:80]!r}")
+    metric = manifest.get("metric")
+    if isinstance(metric, int) and abs(metric) > MOST:
+        raise ValueError("metric: a number that is too large")
     if not isinstance(manifest.get("files"), dict):
         raise ValueError(f"files: {str(manifest.get('files'))[:80]!r}")
     for name, entry in manifest["files"].items():
@@ -356,6 +360,7 @@ def refuse_odd(manifest: Mapping[str, Any]) -> None:
         if (
             not isinstance(entry, dict)
             or type(entry.get("bytes")) is not int
+            or not 0 <= entry["bytes"] <= MOST
             or not isinstance(entry.get("sha256"), str)
         ):
             raise ValueError(f"{name}: {str(entry)[:80]!r}")

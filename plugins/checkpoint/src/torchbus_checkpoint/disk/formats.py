@@ -88,13 +88,17 @@ def check(content: Mapping[str, object], folder: Path) -> None:
 
 
 def written_by(content: Mapping[str, object]) -> dict[str, str]:
-    """Return the versions by name of the program, as far as the manifest has them."""
+    """Return the versions by name of the program, as far as the manifest has them.
+
+    An error tells the user to install one: nothing but a version is believed.
+    """
     found = content.get("written_by", {"torch": content.get("torch")})
-    return (
-        {name: version for name, version in found.items() if isinstance(version, str)}
-        if isinstance(found, dict)
-        else {}
-    )
+    items = found.items() if isinstance(found, dict) else ()
+    return {
+        name: version
+        for name, version in items
+        if isinstance(version, str) and re.fullmatch(r"[\w.+!-]{1,50}", version, re.ASCII)
+    }
 
 
 PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending"

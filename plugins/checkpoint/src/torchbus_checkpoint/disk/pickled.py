@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbus_checkpoint._compat import LAYOUT
+from torchbus_checkpoint._compat import LAYOUT, sparse_parts
 from torchbus_checkpoint.disk.divided import Part, Whole, numbers
 
 INDEX = ".metadata"
@@ -28,14 +28,15 @@ OTHERS = {
         for kind in ("PosixPath", "WindowsPath")
     ),
 }
-MOST_ITEMS = 1 << 20
+MOST_ITEMS, MOST_TIMES = 1 << 20, 4
 
 
 def read(file: IO[bytes]) -> Any:
     """Read what ``torch.save`` wrote. Raises ValueError for another zip than torch writes."""
     _refuse_odd_zip(file)
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    _refuse_blown_up(found, MOST_ITEMS + file.seek(0, 2))
+    with torch.sparse.check_sparse_tensor_invariants():  # an index may lead out of the memory
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    _refuse_blown_up(found, file.seek(0, 2))
     return found
 
 
@@ -54,24 +55,41 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def _refuse_blown_up(value: object, most: int) -> None:
-    """Limit references to earlier parts: a few bytes of pickle could expand without end.
+def _refuse_blown_up(value: object, num_bytes: int) -> None:
+    """Limit what a file of this size may stand for.
 
-    The same holds for a tensor that repeats its numbers.
+    A few bytes of pickle could refer to earlier parts again and again, or make a tensor that
+    repeats its numbers, or has more of them than the file.
     """
-    left, count = [value], 0
+    left, count, seen = [value], 0, set[object]()
     while left:
         one = left.pop()
         count += 1
         if isinstance(one, Tensor):
-            is_strided = one.layout is torch.strided
-            count += one.numel() if is_strided and 0 in one.stride() else 0
+            if one.layout is torch.strided:
+                count += _num_bytes(one, seen)
+            else:
+                left += sparse_parts(one) if one.layout is torch.sparse_coo else [one.values()]
         elif isinstance(one, dict):
             left += [*one, *one.values()]
         elif isinstance(one, list | tuple | set):
             left += one
-        if count + len(left) > most:
+        if count + len(left) > MOST_ITEMS + MOST_TIMES * num_bytes:
             raise ValueError("it holds more than the file has room for")
+
+
+def _num_bytes(tensor: Tensor, seen: set[object]) -> int:
+    """Return how much more it needs than what was ``seen``: a view of a known storage is small."""
+    if tensor.is_meta:
+        raise ValueError("a tensor in it has no numbers")
+    storage = tensor.untyped_storage()
+    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    known = {key, storage.data_ptr()} & seen
+    seen |= {key, storage.data_ptr()}
+    if key in known:
+        return 0
+    own = tensor.numel() * tensor.element_size()
+    return own if known else max(own, storage.nbytes())
 
 
 # The index of parts --------------------------------------------------------------------------

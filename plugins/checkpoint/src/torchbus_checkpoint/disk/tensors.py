@@ -56,7 +56,7 @@ class Spec(NamedTuple):
         """Convert a tensor of the file to its original type and shape."""
         if self.dtype is None:
             return numbers
-        dtype = getattr(torch, self.dtype)
+        dtype = vars(torch).get(self.dtype)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"torch.{self.dtype} is not a dtype")
         return numbers.view(dtype).reshape(self.shape or [])

@@ -35,7 +35,8 @@ class Scope:
     hidden: str = "__"
 
     def bind(self, values: dict[str, object]) -> None:
-        """Assign variables."""
+        """Assign variables, of the user's names only: the values may be a forged checkpoint's."""
+        values = {name: one for name, one in values.items() if not name.startswith(self.hidden)}
         if self.frame is None:
             self.values.update(values)
         else:

@@ -76,7 +76,7 @@ def _single(name: str, content: Any, other: Callable[[str, Any], object]) -> obj
 
 
 def _of_torch(name: str) -> object:
-    found = getattr(torch, name, None)
+    found = vars(torch).get(name)  # getattr imports parts of torch
     if not isinstance(found, OF_TORCH):
         raise ValueError(f"torch.{name} is not a dtype, layout or memory format")
     return found

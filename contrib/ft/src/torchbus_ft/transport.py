@@ -1,0 +1,214 @@
+"""Sends this replica's state to newcomers that have the user's key, and takes no other's.
+
+A newcomer asks with random bytes and a tag of them. Each block of the answer has a tag, too, of
+these bytes and its number. The state is a pickle: no block is read before its tag is found right.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import secrets
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import IO, Any
+
+import torch
+
+from torchbus_ft._compat import streaming_load, streaming_save
+
+TAG_BYTES, ASKED_BYTES, MOST_BYTES = 32, 16, 1 << 20
+QUESTION = struct.Struct(f">q{ASKED_BYTES}s{TAG_BYTES}s")
+BLOCK = struct.Struct(f">I{TAG_BYTES}s")
+
+
+class Foreign(RuntimeError):
+    """What comes is not signed by a replica of this user."""
+
+
+class Transport:
+    """torchft's way for a state from one replica to another (a ``CheckpointTransport``).
+
+    ``host``: the address of this machine for the other replicas. ``foreign``: what has answered the
+    last question and has not the key, "" if nothing.
+    """
+
+    def __init__(self, host: str, key: bytes, timeout_s: float) -> None:
+        self._key = key
+        self._timeout_s = timeout_s
+        self._offered: tuple[int, Any] | None = None
+        self._readers = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self.foreign = ""
+        self._server = _Server(host, self._answer, timeout_s)
+        self._address = f"{host}:{self._server.socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self._thread.start()
+
+    def metadata(self) -> str:
+        """Return where others get the state."""
+        return self._address
+
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta
+    ) -> None:
+        """Offer the state until ``disallow_checkpoint``."""
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        with self._changed:
+            self._offered = step, state_dict
+            self._changed.notify_all()
+
+    def disallow_checkpoint(self) -> None:
+        """Wait until the state is sent: it may change then. Raises TimeoutError."""
+        with self._changed:
+            self._offered = None
+            if not self._changed.wait_for(lambda: not self._readers, self._timeout_s):
+                raise TimeoutError("a replica does not read the state that it has asked for")
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        """Return the state of another replica. Raises Foreign if nobody who has the key sent it."""
+        asked = secrets.token_bytes(ASKED_BYTES)
+        about = _about(metadata, step, asked)
+        host, _, port = metadata.rpartition(":")
+        self.foreign = ""
+        try:
+            with (
+                socket.create_connection((host, int(port)), self._timeout_s) as link,
+                link.makefile("rb") as answer,
+            ):
+                link.sendall(QUESTION.pack(step, asked, self._tag(b"asks" + about)))
+                return streaming_load(io.BufferedReader(Opened(answer, self._key, about)))
+        except Foreign:
+            self.foreign = metadata
+            raise
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End the server, and whatever waits for a state."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, question: IO[bytes], answer: IO[bytes]) -> None:
+        text = question.read(QUESTION.size)
+        if len(text) != QUESTION.size:
+            return
+        step, asked, tag = QUESTION.unpack(text)
+        about = _about(self._address, step, asked)
+        if not hmac.compare_digest(tag, self._tag(b"asks" + about)):
+            return
+        with (
+            self._reading(step) as state,
+            io.BufferedWriter(Sealed(answer, self._key, about), MOST_BYTES) as file,
+        ):
+            streaming_save(state, file)
+
+    @contextmanager
+    def _reading(self, step: int) -> Iterator[Any]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._has(step), self._timeout_s)
+            if not self._has(step) or self._offered is None:
+                raise OSError("no such state")
+            state = self._offered[1]
+            self._readers += 1
+        try:
+            yield state
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    def _has(self, step: int) -> bool:
+        return self._offered is not None and self._offered[0] == step
+
+    def _tag(self, message: bytes) -> bytes:
+        return hmac.digest(self._key, message, "sha256")
+
+
+def _about(address: str, step: int, asked: bytes) -> bytes:
+    """Where a state is asked for, and which one: a server can't use a question elsewhere."""
+    return f"{address} {step} ".encode() + asked
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, host: str, answer: Any, timeout_s: float) -> None:
+        class Handler(socketserver.StreamRequestHandler):
+            timeout = timeout_s
+
+            def handle(self) -> None:
+                answer(self.rfile, self.wfile)
+
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, 0), Handler)
+        except OSError:  # it is forwarded to this machine
+            super().__init__(("", 0), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: whoever has asked has gone, or was never a replica."""
+
+
+class Sealed(io.RawIOBase):
+    """Writes blocks with their length and tag. The last one is empty."""
+
+    def __init__(self, file: IO[bytes], key: bytes, about: bytes) -> None:
+        self._file, self._key, self._about, self._count = file, key, about, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        block = bytes(memoryview(data).cast("B")[:MOST_BYTES])
+        self._file.write(BLOCK.pack(len(block), _tag_of(self, block)) + block)
+        self._count += 1
+        return len(block)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.write(b"")
+        super().close()
+
+
+class Opened(io.RawIOBase):
+    """Reads them. Raises Foreign if nobody with the key has written one, or if one is missing."""
+
+    def __init__(self, file: IO[bytes], key: bytes, about: bytes) -> None:
+        self._file, self._key, self._about, self._count = file, key, about, 0
+        self._block, self._is_last = memoryview(b""), False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._block and not self._is_last:
+            self._block = memoryview(self._next())
+            self._is_last = not self._block
+        size = min(len(buffer), len(self._block))
+        buffer[:size], self._block = self._block[:size], self._block[size:]
+        return size
+
+    def _next(self) -> bytes:
+        head = self._file.read(BLOCK.size)
+        size, tag = BLOCK.unpack(head) if len(head) == BLOCK.size else (0, b"")
+        block = self._file.read(size) if size <= MOST_BYTES else b""
+        if not hmac.compare_digest(tag, _tag_of(self, block)):
+            raise Foreign("a block of the state is not signed with the replicas' key")
+        self._count += 1
+        return block
+
+
+def _tag_of(one: Sealed | Opened, block: bytes) -> bytes:
+    number = one._count.to_bytes(8, "big")
+    return hmac.digest(one._key, one._about + number + block, "sha256")

@@ -1,0 +1,166 @@
+"""A state is given only to replicas of this user, and taken only from them."""
+
+from __future__ import annotations
+
+import hmac
+import io
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchbus_ft._compat import streaming_save
+from torchbus_ft.transport import BLOCK, QUESTION, Foreign, Opened, Sealed, Transport
+
+KEY, SOON = b"k" * 32, timedelta(seconds=5)
+STATE = {"steps": 3, "parameters": [torch.arange(700_000.0), torch.ones(2, dtype=torch.bool)]}
+
+
+class Code:
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._proof),)
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Transport]]:
+    every: list[Transport] = []
+
+    def make(key: bytes = KEY, host: str = "127.0.0.1") -> Transport:
+        every.append(Transport(host, key, 5.0))
+        return every[-1]
+
+    yield make
+    for one in every:
+        one.shutdown()
+
+
+class Kept(io.BytesIO):
+    def close(self) -> None:
+        """What was written is read later."""
+
+
+def got(newcomer: Transport, source: str) -> Any:
+    return newcomer.recv_checkpoint(0, source, 7, SOON)
+
+
+def test_a_replica_gets_it(made: Callable[..., Transport]) -> None:
+    source, newcomer = made(), made()
+    early = threading.Timer(0.2, lambda: source.send_checkpoint([1], 7, STATE, SOON))
+    early.start()
+    found = got(newcomer, source.metadata())
+    assert found["steps"] == 3 and newcomer.foreign == ""
+    assert all(map(torch.equal, found["parameters"], STATE["parameters"]))
+    source.disallow_checkpoint()
+
+
+@pytest.mark.parametrize("host", ["::1", "192.0.2.1"])
+def test_other_addresses(made: Callable[..., Transport], host: str) -> None:
+    """One of IPv6, and one that this machine does not have: it is forwarded."""
+    port = made(host=host).metadata().rpartition(":")[2]
+    assert int(port)
+
+
+def test_nothing_without_the_key(made: Callable[..., Transport]) -> None:
+    source = made()
+    source.send_checkpoint([1], 7, STATE, SOON)
+    host, _, port = source.metadata().rpartition(":")
+    for question in (
+        b"",
+        b"GET /checkpoint/7/full HTTP/1.1\r\n\r\n" * 9,
+        QUESTION.pack(7, b"", b""),
+    ):
+        with socket.create_connection((host, int(port)), 5) as link:
+            link.sendall(question)
+            link.shutdown(socket.SHUT_WR)
+            assert link.recv(1) == b""
+    with pytest.raises(Foreign):
+        got(made(b"another"), source.metadata())
+
+
+class Stranger:
+    """Answers one question as it likes."""
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with self._listener, self._listener.accept()[0] as asking:
+            question = asking.recv(QUESTION.size, socket.MSG_WAITALL)
+            asking.sendall(self._answer(question))
+
+    def refused_by(self, newcomer: Transport) -> None:
+        self._thread.start()
+        with pytest.raises(Foreign):
+            got(newcomer, self.address)
+        self._thread.join()
+        assert newcomer.foreign == self.address
+
+
+def test_a_question_is_for_one_address(made: Callable[..., Transport]) -> None:
+    """So a stranger's replica can't ask a real one with a newcomer's question."""
+    source = made()
+    source.send_checkpoint([1], 7, STATE, SOON)
+    host, _, port = source.metadata().rpartition(":")
+    passed: list[bytes] = []
+
+    def pass_on(question: bytes) -> bytes:
+        with socket.create_connection((host, int(port)), 5) as link, link.makefile("rb") as file:
+            link.sendall(question)
+            passed.append(file.read())
+        return passed[0]
+
+    Stranger(pass_on).refused_by(made())
+    assert passed == [b""]
+
+
+def sealed(key: bytes, about: bytes, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    for number, block in enumerate((content, b"")):
+        tag = hmac.digest(key, about + number.to_bytes(8, "big") + block, "sha256")
+        buffer.write(BLOCK.pack(len(block), tag) + block)
+    return buffer.getvalue()
+
+
+def test_a_strangers_state(made: Callable[..., Transport], tmp_path: Path) -> None:
+    """No code of it runs, and no more is read than a block may have."""
+    buffer = io.BytesIO()
+    streaming_save(Code(tmp_path / "proof"), buffer)
+    evil = sealed(b"a stranger's", b"127.0.0.1", buffer.getvalue())
+    for answer in (evil, b"\xff" * 99, b"", BLOCK.pack(1 << 31, b""), b"HTTP/1.0 200 OK\r\n\r\n"):
+        Stranger(lambda question, answer=answer: answer).refused_by(made())  # type: ignore
+    assert not (tmp_path / "proof").exists()
+
+
+@pytest.mark.parametrize("where", [0, 50, 5000, -1])
+def test_a_changed_answer(where: int) -> None:
+    """Cut, or with another byte, or with blocks in another order."""
+    written = Kept()
+    with Sealed(written, KEY, b"about") as file:
+        for number in range(3):
+            file.write(bytes([number]) * 3000)
+    answer = written.getvalue()
+
+    def read(content: bytes) -> bytes:
+        return io.BufferedReader(Opened(io.BytesIO(content), KEY, b"about")).read()
+
+    assert len(read(answer)) == 9000
+    at, size = where % len(answer), BLOCK.size + 3000
+    for other in (
+        answer[:at] + bytes([answer[at] ^ 1]) + answer[at + 1 :],
+        answer[:at],
+        answer[size : 2 * size] + answer[:size] + answer[2 * size :],
+    ):
+        with pytest.raises(Foreign):
+            read(other)
