@@ -172,7 +172,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = SILENT_S
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
+        if urlsplit(f"//{self.headers.get('Host')}").hostname not in HOSTS:
             self._send(Answer("", status=HTTPStatus.FORBIDDEN))
             return
         try:
@@ -180,7 +180,8 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # the page is lost, and the server goes on
             text = index.problem(showable(f"{type(error).__name__}: {error}"))
             answer = Answer(text, status=HTTPStatus.INTERNAL_SERVER_ERROR)
-        self._send(answer)
+        with suppress(ConnectionError):  # the reader has left
+            self._send(answer)
 
     def _send(self, answer: Answer) -> None:
         body = answer.body

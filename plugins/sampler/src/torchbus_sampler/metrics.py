@@ -1,4 +1,4 @@
-"""Gathers metrics of torchmetrics over ranks only if their samples were divided, each sample once."""
+"""Gathers metrics of torchmetrics over ranks if their samples were divided, each sample once."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def _charts(runs: list[Run], system: bool) -> str:
         return (
             ""
             if system
-            else '<section id="training"><h2>Training</h2><p class="quiet">No metrics were logged.</p></section>'
+            else '<section id="training"><h2>Training</h2>'
+            '<p class="quiet">No metrics were logged.</p></section>'
         )
     heading = (
         'Machines <span class="quiet">by time</span>'
@@ -69,7 +70,8 @@ def _charts(runs: list[Run], system: bool) -> str:
     )
     return (
         f'<section id="{"machines" if system else "training"}"><h2>{heading}</h2>'
-        f'{_legend(runs, system)}<div class="charts">{"".join(drawn)}</div>{_more(len(wanted))}</section>'
+        f'{_legend(runs, system)}<div class="charts">{"".join(drawn)}</div>'
+        f"{_more(len(wanted))}</section>"
     )
 
 

@@ -45,7 +45,8 @@ def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> 
     title = f"<b>{html.escape(names_title(name))}</b>"
     lines = "".join(_curve(number, curve, across, up) for number, curve in enumerate(curves))
     return (
-        f'<figure class="chart" data-name="{html.escape(name)}" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
+        f'<figure class="chart" data-name="{html.escape(name)}"'
+        f' data-hover="{_hover(curves, across, up, axis, hover_names)}">'
         f"<figcaption>{title}{_unit(name, up)}{_lost(lost)}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
         f'aria-label="{html.escape(_spoken(name, curves))}">{grid(up)}{lines}</svg>'

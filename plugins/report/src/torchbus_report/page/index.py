@@ -26,7 +26,8 @@ def page(runs: Sequence[Known], wish: Wish, note: str) -> str:
 
 def problem(text: str) -> str:
     """Return a page that says what is wrong with an address."""
-    body = f'{header("no page", _link("", Wish(), "all runs"))}<section id="runs">{_bad(text)}</section>'
+    all_runs = _link("", Wish(), "all runs")
+    body = f'{header("no page", all_runs)}<section id="runs">{_bad(text)}</section>'
     return document("torchbus report", body, live=True)
 
 
@@ -60,7 +61,7 @@ def _table(runs: Sequence[Known], wish: Wish) -> str:
     heads = "".join(f"<th scope=col>{_sorting(name, wish)}</th>" for name in ("run", *names))
     rows = "".join(_row(one, names) for one in runs)
     return (
-        '<form action="/run"><div class="wide"><table class="runs"><thead><tr><td></td>'
+        '<form action="/run"><div class="wide"><table class="runs list"><thead><tr><td></td>'
         f'{heads}</tr></thead><tbody>{rows}</tbody></table></div><p><button class="compare">'
         "compare the chosen runs</button></p></form>"
     )

@@ -1,4 +1,4 @@
-"""The table of ranks: the time of a step, which rank the others wait for, and each one's machine."""
+"""The table of ranks: times of a step, which rank the others wait for, and their machines."""
 
 from __future__ import annotations
 

@@ -82,6 +82,8 @@ a{color:var(--ours)}
 @media (max-width:900px){
 .runs,.runs tbody,.runs tr,.runs th{display:block}
 .runs thead{display:none}
+.list thead{display:block}
+.list thead th{display:inline-block;margin-right:14px}
 .runs tr{padding:10px 0;border-bottom:1px solid var(--line)}
 .runs th,.runs td{border:0;padding:1px 0}
 .runs td{display:inline-block;margin-right:18px}
