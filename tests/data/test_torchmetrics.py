@@ -5,6 +5,57 @@ from __future__ import annotations
 import pytest
 from ranks import facts
 
+COMMON = """
+        from torchmetrics import CatMetric, MeanMetric, MetricCollection, SumMetric
+        from torchmetrics.classification import (BinaryAUROC, MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix,
+            MulticlassF1Score, MulticlassPrecision)
+        from torchmetrics.regression import MeanSquaredError, R2Score
+        from torchmetrics.text import Perplexity
+        from torchbus.bus.base import hookimpl
+
+        logged = {}
+
+        class Logger:
+            @hookimpl(optionalhook=True)
+            def metrics_ready(self, metrics):
+                logged.update({name: torch.tensor(value) for name, value in metrics.items()})
+            @hookimpl(optionalhook=True)
+            def table_ready(self, name, table, step):
+                rows = torch.tensor([row[1:] for row in table.rows])
+                logged[name] = rows if rows.shape[1] > 1 else rows.squeeze(1)
+
+        def made():
+            return {"accuracy": MulticlassAccuracy(3, average="micro"), "by class": MulticlassAccuracy(3, average=None),
+                "f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3), "binned": MulticlassAUROC(3, thresholds=5), "binary": BinaryAUROC(),
+                "matrix": MulticlassConfusionMatrix(3), "mean": MeanMetric(), "sum": SumMetric(), "cat": CatMetric(),
+                "mse": MeanSquaredError(), "perplexity": Perplexity(), "r2": R2Score(),
+                "collection": MetricCollection([MulticlassPrecision(3), MulticlassAccuracy(3)])}
+
+        def feed(metrics, x, y):
+            for name in ("accuracy", "by class", "f1", "auroc", "binned", "matrix", "collection"):
+                metrics[name].update(x.softmax(1), y)
+            metrics["binary"].update(x[:, 0].sigmoid(), (y == 0).long())
+            metrics["mean"](x[:, 0], torch.ones(len(x)))  # forward, which computes the batch's too
+            for name in ("sum", "cat"):
+                metrics[name].update(x[:, 0])
+            metrics["perplexity"].update(x[None], y[None])
+            metrics["mse"].update(x[:, 0], y.double())
+            metrics["r2"].update(x[:, 0], y.double())
+
+        net = nn.Linear(3, 3)
+
+        def data(size):
+            return TensorDataset(torch.randn(size, 3), torch.randint(3, (size,)))
+
+        def differing(dataset, read):
+            right = made()
+            feed(right, *dataset.tensors)
+            expected = {name: one.compute() for name, one in right.items()}
+            expected |= expected.pop("collection")
+            got = {name: read(name) for name in expected}
+            got["cat"], expected["cat"] = got["cat"].sort().values, expected["cat"].sort().values
+            return [name for name in expected if not torch.allclose(got[name].double(), expected[name].double(), atol=1e-7)]
+"""
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
 SETUP = """
         from torchmetrics import CatMetric, MetricCollection, SumMetric
@@ -164,3 +215,50 @@ def test_metrics_from_before_the_block_and_s_log() -> None:
     """,
     )
     assert found["early"] == found["logged"] == 36
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("options", ["logger=Logger()", "logger=Logger(), shard_eval=True"])
+def test_common_metrics_are_those_of_one_process(ranks: int, options: str) -> None:
+    """Training and evaluation have a ragged end: there some ranks repeat a batch, or have none."""
+    found = facts(
+        """
+        for name, size, batch_size in (("training", 37, 4), ("evaluation", 19, 2)):
+            metrics, dataset = made(), data(size)
+            with torch.set_grad_enabled(name == "training"):
+                for x, y in DataLoader(dataset, batch_size=batch_size):
+                    if name == "training":
+                        nn.functional.cross_entropy(net(x), y).backward()
+                    feed(metrics, x, y)
+                    for one, metric in metrics.items():
+                        s.log(one, metric)
+            for x, y in DataLoader(data(8), batch_size=1):
+                nn.functional.cross_entropy(net(x), y).backward()  # its end is a log point
+            found[name] = [differing(dataset, logged.get), len(logged)]
+            logged.clear()
+    """,
+        options,
+        before=COMMON,
+        ranks=ranks,
+    )
+    assert found["training"][0] == found["evaluation"][0] == [] and found["training"][1] >= 15
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_without_samples_of_a_metric(ranks: int) -> None:
+    found = facts(
+        """
+        for size in (1, 2):
+            metrics, dataset = made(), data(size)
+            with torch.no_grad():
+                for x, y in DataLoader(dataset, batch_size=1):
+                    feed(metrics, x, y)
+                computed = {name: metric.compute() for name, metric in metrics.items() if size > 1 or name != "r2"}
+            computed |= computed.pop("collection")
+            found[size] = differing(dataset, computed.get) if size > 1 else computed["matrix"].sum().item()
+    """,
+        "shard_eval=True",
+        before=COMMON,
+        ranks=ranks,
+    )
+    assert found == {"1": 1, "2": []}

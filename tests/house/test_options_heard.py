@@ -56,6 +56,7 @@ REFUSED_AT_ENTRY = {
     "sequence_parallel": (True, WITHOUT_TP),
     "loss_parallel": (True, WITHOUT_TP),
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
+    "log_grad_norms": ("layer", "log_grad_norms='layer' without a logger: it would do nothing"),
     "log_every_n_steps": (50, "log_every_n_steps=50 without a logger: it would do nothing"),
     "gradient_algorithm": (
         "fp16",

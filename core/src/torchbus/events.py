@@ -53,6 +53,10 @@ Steps: ``s.global_step`` is the number of finished steps. So is ``session.steps.
 ``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together, which
 is counted when the first of them has stepped.
 
+Names: ``s.name_of(thing)`` names what an event carries: the variable of a model, optimizer or
+loader, and the path of a layer or parameter, such as "net.0.weight". A plugin calls
+``session.names_of(things)``, which names many with one search of all models.
+
 Packages declare some of these events: those of ``s.log`` and of checkpoints, ``system_metrics``. If
 a plugin must also work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
 

@@ -113,6 +113,7 @@ class KnownOptions(MoreOptions, total=False):
     local_copy: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str]
     log_every_n_steps: int
+    log_grad_norms: typing.Literal["layer", "parameter"] | None
     loss_parallel: bool
     loss_reduction: typing.Literal["auto", "mean", "sum"] | typing.Literal["mean", "sum"] | None
     loss_weight: typing.Literal["auto", "samples", "tokens"]

@@ -186,6 +186,22 @@ def name_of(thing: object, frame: FrameType | None) -> str:
     return ""
 
 
+def names_of(things: Iterable[object], frame: FrameType | None) -> list[str]:
+    """Return names of models, and of their layers and tensors ("net.0.weight"), or "".
+
+    The first word is the variable that names the model, or its class.
+    """
+    things, found = list(things), dict[int, str]()
+    wanted = set(map(id, things))
+    for root in outermost(alive(Module)):
+        owned = chain(root.named_modules(), root.named_parameters(), root.named_buffers())
+        paths = {id(part): path for path, part in owned if id(part) in wanted}
+        if paths and not is_internal(root):
+            name = name_of(root, frame) or type(root).__name__
+            found |= {key: f"{name}.{path}".rstrip(".") for key, path in paths.items()}
+    return [found.get(id(thing)) or name_of(thing, frame) for thing in things]
+
+
 def _scopes(frame: FrameType | None) -> Iterator[dict[str, object]]:
     while frame is not None:
         yield python.read(frame)

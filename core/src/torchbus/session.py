@@ -155,6 +155,14 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         """Return one screen: what the session found, what it does to each object, and why."""
         return explain(self._context)
 
+    def name_of(self, thing: object) -> str:
+        """Return the name of a model, layer, parameter, optimizer or loader, or "".
+
+        It is the variable that names it. For a part of a model it is that of the model, and the
+        path: "net.0.weight". This searches all models: call it rarely.
+        """
+        return self._context.names_of([thing])[0]
+
     def adopt(self, *things: object) -> Any:
         """Adopt models, optimizers, loaders or tensors into the session, and return them.
 

@@ -42,6 +42,7 @@ def write_run(tmp_path: Path) -> Write:
             "python": "3.12.4",
             "hostname": "node-1",
             "options": {"strategy": "ddp", "devices": ranks},
+            "ended": "finished",
             "hyperparams": {"lr": lr, "model": {"depth": 12}},
         }
         (folder / "config.json").write_text(json.dumps(config))

@@ -37,7 +37,9 @@ class Autolog:
         self._losses: dict[str, tuple[int, Tensor]] = {}
         self._norm: tuple[int, Tensor] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._used: weakref.WeakKeyDictionary[Optimizer, list[object]] = weakref.WeakKeyDictionary()
+        self._used: weakref.WeakKeyDictionary[Optimizer, dict[str, object]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._steps = 0
         self._since: tuple[float, int, float] | None = None
         self._paused = 0.0
@@ -65,7 +67,12 @@ class Autolog:
     @hookimpl(trylast=True)
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Note the rates of this step: a warm-up puts the script's back after it."""
-        self._used[optimizer] = [group.get("lr") for group in optimizer.param_groups]
+        named = [group.get("name") for group in optimizer.param_groups]
+        clear = len(set(map(str, named))) == len(named)
+        self._used[optimizer] = {
+            name if isinstance(name, str) and clear else f"group{index}": group.get("lr")
+            for index, (name, group) in enumerate(zip(named, optimizer.param_groups, strict=True))
+        }
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
         """An optimizer has made a step. ``steps`` is the number so far."""
@@ -104,9 +111,9 @@ class Autolog:
             return  # no step since the last log point
         for place, known in enumerate(self._optimizers):
             optimizer = known()
-            rates = self._used.get(optimizer, []) if optimizer is not None else []
-            for index, rate in enumerate(rates):
-                label = _label("lr", place) + (f"/group{index}" if len(rates) > 1 else "")
+            rates = self._used.get(optimizer, {}) if optimizer is not None else {}
+            for name, rate in rates.items():
+                label = _label("lr", place) + (f"/{name}" if len(rates) > 1 else "")
                 # an optimizer may have no rate, or find its own
                 if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):
                     yield label, self._steps, rate if isinstance(rate, Tensor) else float(rate)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
+from types import TracebackType
 
 from torchbus.plugin import Context, expect, hookimpl, warn
 
@@ -74,7 +76,7 @@ class Local:
         self._metrics = JsonLines(folder / f"metrics-rank{session.rank}.jsonl")
         self._system = JsonLines(folder / f"system-rank{session.rank}.jsonl")
         self._media = JsonLines(folder / "media.jsonl") if session.is_main else None
-        session.on_close.callback(self._close)
+        session.on_close.push(self._leave)
         self._config = (
             {"name": folder.name, **describe_run(session), "hyperparams": self._hyperparams}
             if session.is_main
@@ -159,7 +161,10 @@ class Local:
         """Create the folder. Runs on the disk's thread, as everything that follows there."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self._put(None, {}, lost)
+        found = self._put(None, {}, lost)
+        if self._config is not None and self._metrics is not None:
+            self._metrics.opened()
+        return found
 
     def _put(self, file: JsonLines | None, record: dict[str, object], lost: int) -> bool:
         if self._due and self._config is not None and self.folder is not None:
@@ -182,7 +187,17 @@ class Local:
                 f" {self._disk.first_error}. Training continues, and later records are tried"
             )
 
-    def _close(self) -> None:
+    def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write how the run has ended, and close its files."""
+        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if self._config is not None:
+            self._config = {**self._config, "ended": type(error).__name__ if failed else "finished"}
+            self._due = True
         with self._lock:
             disk, self._disk = self._disk, None
         if disk is None or os.getpid() != self._pid:
@@ -239,7 +254,8 @@ class JsonLines:
     """A file with one JSON object per line.
 
     One system call writes a line, so it stays even if the process dies. NaN and infinities become
-    strings. The first line creates the file, and its folder if needed.
+    strings. The first line creates the file, and its folder if needed. A lock on it shows readers
+    that its writer lives.
     """
 
     def __init__(self, path: Path) -> None:
@@ -254,7 +270,7 @@ class JsonLines:
         """
         line = json.dumps({name: _safe(value) for name, value in record.items()}).encode() + b"\n"
         try:
-            descriptor = self._opened()
+            descriptor = self.opened()
             line = b"\n" + line if self._is_ragged else line
             written = os.write(descriptor, line)
             if written < len(line):
@@ -271,10 +287,12 @@ class JsonLines:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def _opened(self) -> int:
+    def opened(self) -> int:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self._descriptor
 
     def _take_back(self, descriptor: int, written: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
 from torchbus.bus.registry import Listeners
@@ -15,6 +15,7 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
+from torchbus_log.grad_norms import GradNorms, Parts
 from torchbus_log.metrics.gatherer import PLAINLY, Gatherer, LogOptions, how
 from torchbus_log.metrics.totals import Metric, Value, check_name, to_value
 from torchbus_log.passes import Passes
@@ -31,6 +32,8 @@ class Log:
     Args:
         log_every_n_steps: real optimizer steps between two log points.
         autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
+        log_grad_norms: at log points, log the norm of the gradients of each "layer" (a module with
+            parameters of its own) or "parameter", with which the optimizer steps: after clipping.
     """
 
     hears_trials = False
@@ -38,13 +41,24 @@ class Log:
     verbs = ("log", "log_dict", "log_image", "log_histogram", "log_hyperparams")
     declares_events = events
 
-    def __init__(self, *, log_every_n_steps: int = 50, autolog: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        log_every_n_steps: int = 50,
+        autolog: bool = True,
+        log_grad_norms: Parts | None = None,
+    ) -> None:
         expect("log_every_n_steps", log_every_n_steps, int, "a number of optimizer steps")
         expect("autolog", autolog, bool, "True or False")
         if log_every_n_steps < 1:
             raise UsageError(f"log_every_n_steps={log_every_n_steps}: it must be 1 or more")
+        if log_grad_norms not in (None, *get_args(Parts)):
+            raise UsageError(
+                f"log_grad_norms={log_grad_norms!r} is unknown: use 'layer' or 'parameter'"
+            )
         self._every = log_every_n_steps
         self._wants_autolog = autolog
+        self._parts = log_grad_norms
         self._session: Context | None = None
         self._gatherer: Gatherer | None = None
         self._listens = False
@@ -148,6 +162,9 @@ class Log:
             session.bus.register(self._gatherer, "log.points")
             if autolog is not None:
                 session.bus.register(autolog, "log.autolog")
+            if self._parts is not None:
+                norms = GradNorms(session, self._gatherer, self._every, self._parts)
+                session.bus.register(norms, "log.grad_norms")
             session.on_close.push(self._gatherer.end)
 
     @hookimpl
@@ -204,7 +221,7 @@ def refuse_unused(options: Mapping[str, object], listens: bool) -> None:
     """
     asked = [
         f"{name}={options[name]!r}"
-        for name in ("log_every_n_steps", "autolog")
+        for name in ("log_every_n_steps", "autolog", "log_grad_norms")
         if options.get(name)
     ]
     if asked and not listens and options.get("logger") is None:

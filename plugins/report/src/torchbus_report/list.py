@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -14,13 +12,13 @@ from torchbus.plugin import TorchbusError
 
 from torchbus_cli.parser import Parser, complain, table
 from torchbus_report.report import write
-from torchbus_report.runs import columns, reading, summary
-from torchbus_report.runs.columns import Cell
-from torchbus_report.runs.summary import Run, Summary
+from torchbus_report.runs import columns, reading
+from torchbus_report.runs.columns import Cell, Known, Wish
+from torchbus_report.runs.summary import Run
 
 DESCRIPTION = """List the runs that session(logger="local") has written, oldest first.
 
-A NAME is a column (run, name, started, ranks, device, strategy, steps, epochs, time, loss,
+A NAME is a column (run, name, state, started, ranks, device, strategy, steps, epochs, time, loss,
 "best loss", samples/s, notes), a logged value (val/acc: the last one; min:val/acc and max:val/acc:
 its extremes), or a hyperparameter (lr, or hyperparams.lr where a value is named lr).
 """
@@ -37,10 +35,14 @@ def main(argv: list[str]) -> int:
     """List the runs that the local logger has written."""
     given = _parser().parse(argv)
     try:
-        found = [summary.of(_read(folder)) for folder in reading.all_runs(given.folder)]
-        chosen = _chosen(given, [(run, columns.cells(run)) for run in found])
+        found = [columns.known(_read(folder)) for folder in reading.all_runs(given.folder)]
+        wish = Wish(given.where, given.sort or "", given.reverse)
+        chosen = columns.chosen(found, wish, given.columns or ())
         if given.csv is not None:
-            _write_csv(given, [known for _, known in chosen])
+            rows = [cells for _, cells in chosen]
+            names = given.columns or columns.everything(rows)
+            write(given.csv, columns.as_csv(rows, names))
+            print(f"{given.csv}: {len(rows)} runs, {len(names)} columns")
     except TorchbusError as error:
         return complain("torchbus runs", error)
     if given.json:
@@ -84,24 +86,6 @@ def _parser() -> Parser:
     return parser
 
 
-Known = tuple[Summary, dict[str, Cell]]
-
-
-def _chosen(given: argparse.Namespace, runs: Sequence[Known]) -> list[Known]:
-    """Return the runs that are asked for, in the order that is asked for."""
-    conditions = [columns.condition(text) for text in given.where]
-    named = [name for name, _ in conditions] + [*(given.columns or ())]
-    named += [given.sort] if given.sort else []
-    columns.refuse_unknown(named, [known for _, known in runs])
-    left = [one for one in runs if all(holds(one[1].get(name)) for name, holds in conditions)]
-    if not given.sort:
-        return left[::-1] if given.reverse else left
-    sortable = [one for one in left if columns.is_known(one[1].get(given.sort))]
-    others = [one for one in left if not columns.is_known(one[1].get(given.sort))]
-    sortable.sort(key=lambda one: columns.order(one[1].get(given.sort)), reverse=given.reverse)
-    return sortable + others
-
-
 def _print_table(given: argparse.Namespace, runs: Sequence[Known]) -> None:
     names, left_out = columns.usual([run for run, _ in runs])
     if given.columns:
@@ -111,24 +95,6 @@ def _print_table(given: argparse.Namespace, runs: Sequence[Known]) -> None:
     _print(table([[name.upper() for name in names], *rows]))
     if left_out:
         _print(f"also logged, see --columns: {', '.join(left_out)}")
-
-
-def _write_csv(given: argparse.Namespace, runs: Sequence[dict[str, Cell]]) -> None:
-    names = given.columns or columns.everything(runs)
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([_inert(name) for name in names])
-    for known in runs:
-        rows.writerow([_inert(known[name].value) if name in known else "" for name in names])
-    write(given.csv, text.getvalue())
-    print(f"{given.csv}: {len(runs)} runs, {len(names)} columns")
-
-
-def _inert(value: float | str) -> float | str:
-    """Return what no spreadsheet takes for a formula, and whole numbers without a point."""
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
-    return f"'{value}" if value.startswith(tuple("=+-@\t")) else value
 
 
 def _read(folder: Path) -> Run:

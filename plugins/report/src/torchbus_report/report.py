@@ -1,4 +1,4 @@
-"""``torchbus report``: write one HTML page about one or several runs."""
+"""``torchbus report``: one HTML page about one or several runs, or pages that follow them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_cli.parser import Parser, complain
+from torchbus_report import live
 from torchbus_report.page import page
 from torchbus_report.runs import reading
 
@@ -15,19 +16,28 @@ DESCRIPTION = """Write one HTML page about one or several runs: losses, learning
 each rank's GPU and CPU, configuration.
 
 The page holds all that it needs: it opens without a server and without a network. A RUN is its
-folder, its name, the beginning of its name, or "last".
+folder, its name, the beginning of its name, or "last". With --live, pages of a server follow all
+runs while they train; only browsers on this machine reach it.
 """
 EXAMPLES = """  torchbus report last
   torchbus report 20260214-1030 20260214-1115 -o compared.html
   torchbus report runs/a runs/b
+  torchbus report --live
 """
 MOST_RUNS = 16
 
 
 def main(argv: list[str]) -> int:
     """Write one HTML page about one or several runs."""
-    given = _parser().parse(argv)
+    parser = _parser()
+    given = parser.parse(argv)
+    if given.live == bool(given.runs):
+        parser.error(
+            "--live follows all runs of --folder: name none" if given.live else "name a RUN"
+        )
     try:
+        if given.live:
+            return live.serve(given.folder, given.port)
         folders = list(dict.fromkeys(reading.find(word, given.folder) for word in given.runs))
         if len(folders) > MOST_RUNS:
             raise UsageError(
@@ -47,7 +57,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("report", DESCRIPTION, EXAMPLES)
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help='a folder, a name or its beginning, or "last"'
+        "runs", nargs="*", metavar="RUN", help='a folder, a name or its beginning, or "last"'
     )
     parser.add_argument(
         "-o",
@@ -61,6 +71,12 @@ def _parser() -> Parser:
         type=Path,
         default=Path(reading.FOLDER),
         help=f"the folder in which names are looked up (default: {reading.FOLDER})",
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="serve pages that follow all runs, until Ctrl+C"
+    )
+    parser.add_argument(
+        "--port", type=int, help=f"of --live (default: {live.PORT}, or a free one if it is taken)"
     )
     return parser
 

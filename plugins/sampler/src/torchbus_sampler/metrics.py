@@ -1,4 +1,4 @@
-"""Gathers metrics of torchmetrics over ranks only if their samples were divided."""
+"""Gathers metrics of torchmetrics over ranks if their samples were divided, each sample once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, hookimpl
@@ -32,7 +34,8 @@ class WatchedMetrics:
     """Knows for each metric whether it was fed shares of batches, or whole batches.
 
     A metric carries this itself, so copies of it do, too. If the strategy divides no data, all
-    batches are whole.
+    batches are whole. What a metric is fed of a batch that this rank only repeats, because it has
+    no samples at the ragged end of a pass, is taken back when the loop is done with the batch.
     """
 
     def __init__(self, session: Context) -> None:
@@ -40,6 +43,9 @@ class WatchedMetrics:
         plugins = [plugin for _, plugin in session.bus.plugins()]
         self._divides = any(getattr(one, "divides_data", False) for one in plugins)
         self._passes: list[Origin] = []
+        self._before_repeat: dict[int, tuple[Any, States]] = {}
+        self._in_forward: set[int] = set()
+        session.on_close.callback(self._take_back)
         from torchmetrics import Metric
 
         session.replace(Metric, "__setattr__", self._received_setattr)
@@ -50,8 +56,13 @@ class WatchedMetrics:
     def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         self._turn_to(iterator.origin)
 
+    @hookimpl(tryfirst=True)
+    def loader_end(self) -> None:
+        self._take_back()
+
     @hookimpl(trylast=True)
     def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
+        self._take_back()
         if not self._passes or self._passes[-1] is not iterator.origin:
             self._turn_to(iterator.origin)
 
@@ -67,6 +78,9 @@ class WatchedMetrics:
             if name == UPDATE_COUNT and value == vars(metric).get(name, 0) + 1:
                 now = frozenset([self._is_divided(metric)])
                 vars(metric)[INPUTS_SEEN] = now if value == 1 else now | _inputs_seen(metric)
+                self._note_before_repeat(metric)
+            elif name == UPDATE_COUNT and value == 0 and id(metric) not in self._in_forward:
+                self._before_repeat.pop(id(metric), None)  # it is reset
             original(metric, name, value)
 
         return __setattr__
@@ -74,9 +88,12 @@ class WatchedMetrics:
     def _received_forward(self, original: Callable[..., object]) -> Callable[..., object]:
         def forward(metric: Any, *args: object, **kwargs: object) -> object:
             before = _inputs_seen(metric) if metric.update_called else frozenset()
+            self._note_before_repeat(metric)
+            self._in_forward.add(id(metric))
             try:
                 return original(metric, *args, **kwargs)
             finally:  # torchmetrics resets the metric in between
+                self._in_forward.discard(id(metric))
                 vars(metric)[INPUTS_SEEN] = before | _inputs_seen(metric)
 
         return forward
@@ -89,13 +106,16 @@ class WatchedMetrics:
             should_sync: bool = True,
             distributed_available: Callable[[], bool] | None = None,
         ) -> None:
+            if id(metric) not in self._in_forward:
+                self._take_back()
             used = _inputs_seen(metric) or {self._is_divided(metric)}
             if should_sync and len(used) > 1:
                 raise UsageError(MIXED.format(type(metric).__name__))
             should_sync = should_sync and True in used
             if should_sync and process_group is None:
                 process_group = metric.process_group or self._group()
-            original(metric, dist_sync_fn, process_group, should_sync, distributed_available)
+            gather = dist_sync_fn or gathered
+            original(metric, gather, process_group, should_sync, distributed_available)
 
         return sync
 
@@ -112,15 +132,60 @@ class WatchedMetrics:
         """
         if not self._divides or not self._passes:
             return self._divides and torch.is_grad_enabled()
-        last = self._passes[-1]
-        if not last.is_over:
-            return not last.alike
+        last, current = self._passes[-1], self._open_pass(metric)
+        if current is not None:
+            return not current.alike
+        return not last.alike if last.evaluates else torch.is_grad_enabled()
+
+    def _open_pass(self, metric: Any) -> Origin | None:
+        """Return the pass that the loop's batch is from, or None between passes."""
         around = next((one for one in reversed(self._passes) if not one.is_over), None)
-        if around is not None and (torch.is_grad_enabled() or _inputs_seen(metric) == {True}):
-            return not around.alike
-        if last.evaluates:
-            return not last.alike
-        return torch.is_grad_enabled()
+        if around is None or around is self._passes[-1]:
+            return around
+        return around if torch.is_grad_enabled() or _inputs_seen(metric) == {True} else None
+
+    # Repeated batches ----------------------------------------------------------------------------
+
+    def _note_before_repeat(self, metric: Any) -> None:
+        """Keep the states of a metric that is about to be fed a batch that this rank repeats."""
+        current = self._open_pass(metric) if self._divides else None
+        if current is None or current.alike or id(metric) in self._before_repeat:
+            return
+        fed = self._session.batches.current if current.ahead else ()
+        share = next((one.share for one in fed if one.origin is current), current.share)
+        if share is not None and not share.weight:
+            states = {
+                name: list(state) if isinstance(state, list) else state.clone()
+                for name, state in metric.metric_state.items()
+            }
+            self._before_repeat[id(metric)] = metric, states
+
+    def _take_back(self) -> None:
+        noted, self._before_repeat = self._before_repeat, {}
+        for metric, states in noted.values():
+            for name, state in states.items():
+                setattr(metric, name, state)
+
+
+States = dict[str, Tensor | list[Tensor]]
+
+
+def gathered(tensor: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
+    """Gather as torchmetrics does, also if a rank has no samples, or a single number.
+
+    The one has an empty tensor of any type and shape, the other a tensor without dimensions.
+    """
+    from torchmetrics.utilities.distributed import gather_all_tensors
+
+    kinds: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(kinds, (tensor.dtype, tuple(tensor.shape)), group)
+    filled = next(((dtype, shape) for dtype, shape in kinds if 0 not in shape), None)
+    if filled is not None and not tensor.numel():
+        tensor = tensor.new_empty((0, *filled[1][1:]), dtype=filled[0])
+    if not tensor.dim() and any(shape for _, shape in kinds):
+        tensor = tensor.unsqueeze(0)
+    found: list[Tensor] = gather_all_tensors(tensor, group)
+    return found
 
 
 def _inputs_seen(metric: Any) -> frozenset[bool]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torchbus.plugin import Context, RanksDiverged
 
 from torchbus_log.metrics.totals import Metric, Value, combine, to_host, to_value
@@ -46,14 +47,25 @@ def over_ranks(
     return values
 
 
-def computed(name: str, metric: Metric, step: int, epoch: int | None) -> list[Record]:
-    """Return the values of a metric object, which reduces itself over ranks."""
+def computed(
+    name: str, metric: Metric, step: int, epoch: int | None
+) -> tuple[list[Record], dict[str, Tensor]]:
+    """Return the values of a metric object, which reduces itself over ranks.
+
+    First those that are one number, and then others (a confusion matrix) by name.
+    """
     value = metric.compute()
     named = value if isinstance(value, Mapping) else {name: value}
+    more = {
+        one: found
+        for one, found in named.items()
+        if isinstance(found, Tensor) and found.numel() != 1 and found.dim() in (1, 2)
+    }
     return [
-        Record(one, step, epoch, (to_value(one, number),), 1.0, 1.0, "sum", False, False)
-        for one, number in named.items()
-    ]
+        Record(one, step, epoch, (to_value(one, found),), 1.0, 1.0, "sum", False, False)
+        for one, found in named.items()
+        if one not in more
+    ], more
 
 
 EXTREMES = {"max": 1.0, "min": -1.0}

@@ -25,8 +25,10 @@ from torchbus_log.metrics.exchange import (
 from torchbus_log.metrics.monitors import Monitors
 from torchbus_log.metrics.totals import Metric, Value
 from torchbus_log.passes import LoaderPass, Passes
+from torchbus_log.trackers.values import Values, table_of
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
+TABLE_AT_MOST, BINS = 1024, 64
 _new = tuple.__new__  # takes half the time of Record(...), in a call that every step makes
 
 
@@ -161,12 +163,24 @@ class Gatherer:
             self._is_monitored(name, True)
             self._monitors.named(name, name)
         if self.passes.current is self.passes.outside and self._monitors is not None:
-            values = computed(name, metric, self._steps.count, self.passes.epoch)
+            values = self._computed(name, metric, self._steps.count)
             self.waiting += self._monitors.judged(values)
         elif self.passes.current is self.passes.outside:
             self._metrics.append((name, copy.deepcopy(metric), self._steps.count))
         else:
             self.passes.current.metrics[name] = metric
+
+    def _computed(self, name: str, metric: Metric, step: int) -> list[Record]:
+        """Compute a metric object on all ranks. Send what is not one number; return the rest."""
+        records, more = computed(name, metric, step, self.passes.epoch)
+        for one, found in more.items() if self._session.is_main else ():
+            if found.numel() > TABLE_AT_MOST:
+                self._session.bus.hook.histogram_ready(
+                    name=one, values=Values(one, found, BINS), step=step, epoch=self.passes.epoch
+                )
+            else:
+                self._session.bus.hook.table_ready(name=one, table=table_of(found), step=step)
+        return records
 
     def logged(self) -> None:
         """The loop has logged something. Just after a log point, send local values at once."""
@@ -243,7 +257,7 @@ class Gatherer:
             return
         values = over_ranks(self._exchange, self._steps.count, ready, metrics)
         for name, metric, step in metrics:
-            more = computed(name, metric, step, self.passes.epoch)
+            more = self._computed(name, metric, step)
             ready += more
             values += local_values(more)
         self._send(ready, values)
@@ -310,7 +324,7 @@ class Gatherer:
             ]
         else:
             for name, metric in one.metrics.items():
-                records += computed(name, metric, self._steps.count, self.passes.epoch)
+                records += self._computed(name, metric, self._steps.count)
             records = self._monitors.judged(records, divided=one.divided_evaluation)
         self.waiting += records
         for metric in one.metrics.values():

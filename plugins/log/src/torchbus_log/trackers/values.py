@@ -195,6 +195,13 @@ class Table:
     plot: tuple[str, str] | None = None
 
 
+def table_of(values: Tensor) -> Table:
+    """Return a vector as numbered rows, a matrix as numbered rows and columns."""
+    rows = values.tolist() if values.dim() == 2 else [[one] for one in values.tolist()]
+    heads = map(str, range(values.shape[1])) if values.dim() == 2 else ("value",)
+    return Table(("row", *heads), tuple((place, *row) for place, row in enumerate(rows)))
+
+
 def describe_run(session: Context) -> dict[str, Any]:
     """Describe where, when and how a session runs, for a run's configuration."""
     from torchbus import __version__

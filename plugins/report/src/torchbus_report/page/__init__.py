@@ -6,8 +6,8 @@ import html
 from collections import Counter
 
 from torchbus_cli import html_page
-from torchbus_report.page import chart, configuration, media, sheets
-from torchbus_report.page.script import SCRIPT
+from torchbus_report.page import chart, configuration, media, ranks, sheets
+from torchbus_report.page.script import LIVE, SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
 from torchbus_report.page.table import chip, table
 from torchbus_report.runs.files import showable
@@ -16,30 +16,40 @@ from torchbus_report.runs.summary import Run
 MOST_CHARTS = 300
 
 
-def page(runs: list[Run]) -> str:
-    """Return the HTML of a report on one or more runs. It refers to nothing outside of itself."""
+def page(runs: list[Run], *, live: bool = False) -> str:
+    """Return the HTML of a report on one or more runs. It refers to nothing outside of itself.
+
+    ``live``: it asks the server that it is from for what is new.
+    """
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
 
     def heading(number: int) -> str:
         return chip(number, runs[number].label) if runs[1:] else ""
 
     parts = [
-        _header(title),
-        f"<section>{table(runs)}</section>",
+        header(title, '<a href="/">all runs</a>' if live else ""),
+        f'<section id="runs">{table(runs)}</section>',
+        ranks.section(runs, heading),
         _charts(runs, system=False),
         media.section(runs, heading),
         sheets.section(runs, heading),
         _charts(runs, system=True),
         _configuration(runs),
     ]
-    return html_page.document(
-        f"{title} · torchbus report", "".join(parts), RULES, SCRIPT, LIGHT, DARK
-    )
+    return document(f"{title} · torchbus report", "".join(parts), live=live)
 
 
-def _header(title: str) -> str:
+def document(title: str, body: str, *, live: bool) -> str:
+    """Return a whole page in the look of a report."""
+    script = SCRIPT + LIVE if live else SCRIPT
+    return html_page.document(title, body, RULES, script, LIGHT, DARK)
+
+
+def header(title: str, more: str) -> str:
+    """Return the first line: what the page is about, and where else to go."""
     return (
-        f'<header><h1>{html.escape(title)}</h1><span class="quiet">torchbus report</span></header>'
+        f'<header><h1>{html.escape(title)}</h1><span class="quiet">torchbus report</span>{more}'
+        '<output class="quiet" id="live"></output></header>'
     )
 
 
@@ -50,7 +60,8 @@ def _charts(runs: list[Run], system: bool) -> str:
         return (
             ""
             if system
-            else '<section><h2>Training</h2><p class="quiet">No metrics were logged.</p></section>'
+            else '<section id="training"><h2>Training</h2>'
+            '<p class="quiet">No metrics were logged.</p></section>'
         )
     heading = (
         'Machines <span class="quiet">by time</span>'
@@ -58,8 +69,9 @@ def _charts(runs: list[Run], system: bool) -> str:
         else 'Training <span class="quiet">by step</span>'
     )
     return (
-        f"<section><h2>{heading}</h2>{_legend(runs, system)}<div"
-        f' class="charts">{"".join(drawn)}</div>{_more(len(wanted))}</section>'
+        f'<section id="{"machines" if system else "training"}"><h2>{heading}</h2>'
+        f'{_legend(runs, system)}<div class="charts">{"".join(drawn)}</div>'
+        f"{_more(len(wanted))}</section>"
     )
 
 
@@ -98,4 +110,7 @@ def _configuration(runs: list[Run]) -> str:
         chip(number, run.label if repeated[run.label] == 1 else showable(run.folder.name))
         for number, run in enumerate(runs)
     ]
-    return f"<section><h2>Configuration</h2>{configuration.table(runs, heads)}</section>"
+    return (
+        '<section id="configuration"><h2>Configuration</h2>'
+        f"{configuration.table(runs, heads)}</section>"
+    )

@@ -45,7 +45,8 @@ def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> 
     title = f"<b>{html.escape(names_title(name))}</b>"
     lines = "".join(_curve(number, curve, across, up) for number, curve in enumerate(curves))
     return (
-        f'<figure class="chart" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
+        f'<figure class="chart" data-name="{html.escape(name)}"'
+        f' data-hover="{_hover(curves, across, up, axis, hover_names)}">'
         f"<figcaption>{title}{_unit(name, up)}{_lost(lost)}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
         f'aria-label="{html.escape(_spoken(name, curves))}">{grid(up)}{lines}</svg>'
@@ -291,8 +292,11 @@ def names_title(name: str) -> str:
 
 def _split(name: str) -> tuple[str, str]:
     """Split "lr_2/group0", the second optimizer's "lr" of its first group, after "lr"."""
-    match = re.fullmatch(r"(.+?)((?:_\d+)?(?:/(?:group)?\d+)?)", name)
-    return (match[1], match[2].strip("_/")) if match else (name, "")
+    match = re.fullmatch(r"([^/]+?)(_\d+)?(?:/(?:group)?(.+))?", name)
+    if match is None or match[1] not in TITLES:
+        match = re.fullmatch(r"(.+?)((?:_\d+)?(?:/\d+)?)", name)
+    parts = match.groups()[1:] if match else ()
+    return (match[1], " ".join(part.strip("_/") for part in parts if part)) if match else (name, "")
 
 
 def names_unit(name: str) -> str:

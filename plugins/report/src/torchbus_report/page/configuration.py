@@ -6,7 +6,7 @@ import html
 
 from torchbus_report.runs.summary import Run, flat
 
-SHOWN_ELSEWHERE = ("name", "started")
+SHOWN_ELSEWHERE = ("name", "started", "ended")
 MOST_COLUMNS = 8
 
 

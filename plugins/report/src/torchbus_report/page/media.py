@@ -37,8 +37,8 @@ def section(runs: list[Run], heading: Heading) -> str:
     left = len(figures) - MOST_FIGURES
     more = f'<p class="quiet">{left} more are not shown.</p>' if left > 0 else ""
     return (
-        '<section><h2>Pictures and histograms <span class="quiet">of rank 0</span></h2><div'
-        f' class="charts">{"".join(figures[:MOST_FIGURES])}</div>{more}</section>'
+        '<section id="pictures"><h2>Pictures and histograms <span class="quiet">of rank 0</span>'
+        f'</h2><div class="charts">{"".join(figures[:MOST_FIGURES])}</div>{more}</section>'
     )
 
 

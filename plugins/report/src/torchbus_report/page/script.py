@@ -1,6 +1,7 @@
 """The script of the page: hover, zoom, a logarithmic axis, runs to hide, and pictures to leaf through.
 
 The page is complete without it. It redraws a chart only if the reader has changed something.
+``LIVE`` asks for what is new, and leaves what the reader has changed as it is.
 """
 
 from __future__ import annotations
@@ -56,7 +57,22 @@ class Chart {
     });
     this.plot.addEventListener("pointerup", event => this.zoom(event));
     this.plot.addEventListener("dblclick", () => { this.whole(); this.draw(); });
-    this.plot.addEventListener("pointerleave", () => { this.clear(); this.from = null; });
+    this.plot.addEventListener("pointerleave", () => { this.clear(); this.from = this.pointer = null; });
+  }
+  renew(fresh) {
+    const { left, right, from, pointer, zoomed } = this, log = this.log !== this.data.log;
+    this.data = JSON.parse(fresh.dataset.hover);
+    this.clear();
+    this.plot.innerHTML = fresh.querySelector(".plot").innerHTML;
+    const bad = fresh.querySelector(".bad");
+    this.figure.querySelector(".bad")?.remove();
+    if (bad) this.figure.querySelector("figcaption b").after(" ", bad);
+    this.whole();
+    this.from = from;
+    if (zoomed) [this.left, this.right] = [left, right];
+    if (log && (this.log || this.data.s.every(s => s.y.every(y => y === null || y > 0)))) this.log = !this.log;
+    if (zoomed || log || this.hidden.size) { this.fit(); this.draw(); }
+    if (pointer) this.show(pointer);
   }
   button(parent, word, act) {
     const made = element(parent, "", {}, "button");
@@ -140,6 +156,7 @@ class Chart {
   clear() { this.shown.forEach(one => one.remove()); this.shown = []; }
   show(event) {
     this.clear();
+    this.pointer = event;
     const at = this.left + this.share(event) * (this.right - this.left);
     const near = this.visible.map(s => { const i = nearest(s.x, at); return { s, x: s.x[i], y: s.y[i] }; }).filter(one => one.y !== null);
     if (!near.length) return;
@@ -157,21 +174,63 @@ class Chart {
     this.shown.push(tip);
   }
 }
-for (const section of document.querySelectorAll("section")) {
-  const charts = [...section.querySelectorAll(".chart[data-hover]")].map(figure => new Chart(figure));
+const charts = new WeakMap();
+const chartsIn = section => [...section.querySelectorAll(".chart[data-hover]")].map(figure => charts.get(figure));
+function setUp(section) {
+  for (const figure of section.querySelectorAll(".chart[data-hover]")) charts.set(figure, new Chart(figure));
   for (const button of section.querySelectorAll(".legend button")) button.addEventListener("click", () => {
     const hidden = button.getAttribute("aria-pressed") === "true";
     button.setAttribute("aria-pressed", !hidden);
-    charts.forEach(chart => chart.hide(+button.dataset.run, hidden));
+    chartsIn(section).forEach(chart => chart.hide(+button.dataset.run, hidden));
   });
+  for (const figure of section.querySelectorAll(".pictures")) {
+    const slider = figure.querySelector("input"), frames = [...figure.querySelectorAll("img")];
+    if (!slider) continue;
+    slider.hidden = false;
+    slider.addEventListener("input", () => {
+      frames.forEach((frame, number) => { frame.hidden = number !== +slider.value; });
+      figure.querySelector("output").value = frames[+slider.value].dataset.step;
+    });
+  }
 }
-for (const figure of document.querySelectorAll(".pictures")) {
-  const slider = figure.querySelector("input"), frames = [...figure.querySelectorAll("img")];
-  if (!slider) continue;
-  slider.hidden = false;
-  slider.addEventListener("input", () => {
-    frames.forEach((frame, number) => { frame.hidden = number !== +slider.value; });
-    figure.querySelector("output").value = frames[+slider.value].dataset.step;
-  });
+const main = document.querySelector("main"), drawn = new Map([...document.querySelectorAll("section")].map(one => [one.id, one.outerHTML]));
+document.querySelectorAll("section").forEach(setUp);
+"""
+LIVE = """
+const EVERY_MS = 2000, live = document.getElementById("live");
+let tag = "";
+function addCharts(old, section) {
+  const known = new Map([...old.querySelectorAll("figure[data-name]")].map(figure => [figure.dataset.name, figure]));
+  for (const figure of section.querySelectorAll("figure[data-name]")) {
+    const there = known.get(figure.dataset.name);
+    if (there) charts.get(there).renew(figure);
+    else { old.querySelector(".charts").append(figure); charts.set(figure, new Chart(figure)); }
+  }
 }
+function renew(fresh) {
+  for (const section of fresh.querySelectorAll("section")) {
+    const old = document.getElementById(section.id), html = section.outerHTML, count = one => one.querySelectorAll(".legend button").length;
+    if (html === drawn.get(section.id)) continue;
+    drawn.set(section.id, html);
+    let next = section.nextElementSibling;
+    while (next && !document.getElementById(next.id)) next = next.nextElementSibling;
+    if (old && old.querySelector(".charts figure[data-name]") && count(old) === count(section)) { addCharts(old, section); continue; }
+    const checked = new Set([...(old || section).querySelectorAll("input:checked")].map(one => one.value));
+    if (old) old.replaceWith(section); else main.insertBefore(section, next && document.getElementById(next.id));
+    section.querySelectorAll("input[type=checkbox]").forEach(one => { one.checked = checked.has(one.value); });
+    setUp(section);
+  }
+}
+async function follow() {
+  if (!document.hidden) try {
+    const answer = await fetch(location.href, { headers: { "If-None-Match": tag } });
+    if (answer.status === 200) {
+      tag = answer.headers.get("ETag");
+      renew(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    }
+    live.value = answer.ok || answer.status === 304 ? "live" : "this page is gone";
+  } catch (error) { live.value = "no answer from torchbus report --live"; }
+  setTimeout(follow, EVERY_MS);
+}
+follow();
 """

@@ -27,7 +27,7 @@ def section(runs: list[Run], heading: Heading) -> str:
     drawn = [_curve(sheet, heading(number), number) for sheet, number in found if sheet.plot]
     tables = [_table(sheet, heading(number)) for sheet, number in found if not sheet.plot]
     return (
-        '<section><h2>Tables and tests <span class="quiet">of rank 0</span></h2><div'
+        '<section id="tables"><h2>Tables and tests <span class="quiet">of rank 0</span></h2><div'
         f' class="charts">{"".join(drawn)}</div>{"".join(tables)}</section>'
     )
 

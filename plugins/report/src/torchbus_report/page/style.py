@@ -73,9 +73,17 @@ svg.heat rect{fill:var(--c)}
 .pictures img{display:block;width:100%;max-height:340px;object-fit:contain;image-rendering:pixelated}
 .pictures img[hidden]{display:none}
 .pictures input{width:100%;margin:8px 0 0}
+a{color:var(--ours)}
+.filter{display:flex;gap:8px;margin:14px 0;flex-wrap:wrap}
+.filter input{flex:1 1 260px;max-width:480px;font:inherit;color:var(--text);background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:5px 9px}
+.filter button,.compare{color:var(--text);border-color:var(--line)}
+.running{color:var(--c2);font-weight:600}
+.crashed{color:var(--bad)}
 @media (max-width:900px){
 .runs,.runs tbody,.runs tr,.runs th{display:block}
 .runs thead{display:none}
+.list thead{display:block}
+.list thead th{display:inline-block;margin-right:14px}
 .runs tr{padding:10px 0;border-bottom:1px solid var(--line)}
 .runs th,.runs td{border:0;padding:1px 0}
 .runs td{display:inline-block;margin-right:18px}

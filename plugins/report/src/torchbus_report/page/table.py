@@ -13,6 +13,7 @@ from torchbus_report.runs.summary import Run
 
 MOST_VALUES = 12
 COLUMNS = (
+    "state",
     "started",
     "time",
     "ranks",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import math
 import operator
 import re
@@ -12,9 +14,9 @@ from typing import Any
 
 from torchbus.plugin import UsageError
 
-from torchbus_report.runs.summary import Summary, short
+from torchbus_report.runs.summary import Run, Summary, of, short
 
-FACTS = ("run", "name", "ranks", "steps", "time", "loss")
+FACTS = ("run", "name", "state", "ranks", "steps", "time", "loss")
 MOST_VALUES = 4
 LONG = "hyperparams."
 COMPARED: dict[str, Callable[[Any, Any], bool]] = {
@@ -33,6 +35,57 @@ class Cell:
 
     value: float | str
     text: str
+
+
+Known = tuple[Summary, dict[str, Cell]]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which runs: those for which all conditions hold, in the order of a name."""
+
+    where: Sequence[str] = ()
+    sort: str = ""
+    reverse: bool = False
+
+
+def known(run: Run) -> Known:
+    found = of(run)
+    return found, cells(found)
+
+
+def chosen(runs: Sequence[Known], wish: Wish, names: Sequence[str] = ()) -> list[Known]:
+    """Return the runs that are asked for, in the order that is asked for.
+
+    Raises UsageError if nothing is known under one of these ``names``, or those of the wish.
+    """
+    conditions = [condition(text) for text in wish.where]
+    asked = [name for name, _ in conditions] + [*names, *([wish.sort] if wish.sort else [])]
+    refuse_unknown(asked, [known for _, known in runs])
+    left = [one for one in runs if all(holds(one[1].get(name)) for name, holds in conditions)]
+    if not wish.sort:
+        return left[::-1] if wish.reverse else left
+    sortable = [one for one in left if is_known(one[1].get(wish.sort))]
+    others = [one for one in left if not is_known(one[1].get(wish.sort))]
+    sortable.sort(key=lambda one: order(one[1].get(wish.sort)), reverse=wish.reverse)
+    return sortable + others
+
+
+def as_csv(runs: Sequence[dict[str, Cell]], names: Sequence[str]) -> str:
+    """Return a table for spreadsheets."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([_inert(name) for name in names])
+    for known in runs:
+        rows.writerow([_inert(known[name].value) if name in known else "" for name in names])
+    return text.getvalue()
+
+
+def _inert(value: float | str) -> float | str:
+    """Return what no spreadsheet takes for a formula, and whole numbers without a point."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return f"'{value}" if value.startswith(tuple("=+-@\t")) else value
 
 
 def cells(run: Summary) -> dict[str, Cell]:

@@ -55,8 +55,11 @@ def whole(path: Path, folder: Path) -> bytes:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, with their ends. Raises Unreadable if the rest is not read."""
-    left = LONGEST_FILE
+    """Yield the lines of a file from here on, with their ends.
+
+    Raises Unreadable if the rest is not read.
+    """
+    left = LONGEST_FILE - file.tell()
     while True:
         try:
             line = file.readline(LONGEST_LINE)

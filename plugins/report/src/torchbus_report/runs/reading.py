@@ -4,11 +4,14 @@ A killed process leaves a line without end. Everything before it counts."""
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import io
 import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +20,7 @@ from torchbus.plugin import UsageError
 from torchbus_redaction.redactor import Redactor
 from torchbus_report.runs import files, media
 from torchbus_report.runs.files import Unreadable, showable, shown
-from torchbus_report.runs.summary import Lines, Point, Run
+from torchbus_report.runs.summary import LONGEST_CELL, Lines, Point, Run
 
 NOT_METRICS = ("step", "epoch", "time_s", "records_lost")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -25,16 +28,83 @@ LARGEST_STEP, LONGEST_TIME_S = 2**53, 1e11
 MOST_DAMAGED = 100_000
 
 
+class Reader:
+    """Reads the files of a run again and again: of those that grow, only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: dict[Path, Lines] = {}
+
+    def read(self) -> Run:
+        """Read all that can be read. Nothing is required, and nothing is an error."""
+        folder = self._folder
+        try:
+            config, error = _config(folder)
+            metrics, system = self._by_rank("metrics"), self._by_rank("system")
+            pictures = media.read(folder)
+            return Run(folder, config, metrics, system, error, pictures, _state(folder, config))
+        except Exception as error:  # one bad folder must not hide the others
+            return Run(
+                folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}"
+            )
+
+    def _by_rank(self, kind: str) -> dict[int, Lines]:
+        found = {
+            path: re.fullmatch(rf"{kind}-rank([0-9]{{1,9}})\.jsonl", path.name)
+            for path in self._folder.glob(f"{kind}-rank*.jsonl")
+        }
+        return {
+            rank: self._read(path)
+            for rank, path in sorted(
+                (int(match[1]), path) for path, match in found.items() if match
+            )
+        }
+
+    def _read(self, path: Path) -> Lines:
+        before = self._lines.get(path, Lines())
+        try:
+            with files.opened(path, self._folder) as file:
+                if os.fstat(file.fileno()).st_size < before.size:
+                    before = Lines()  # it is another file
+                file.seek(before.size)
+                found = before.and_then(parsed(file, path.name))
+        except Unreadable as error:
+            return dataclasses.replace(before, problem=f"{path.name} {error}")
+        self._lines[path] = found
+        return found
+
+
 def read(folder: Path) -> Run:
     """Read all that can be read in a run's folder. Nothing is required, and nothing is an error."""
+    return Reader(folder).read()
+
+
+def stamp(folder: Path) -> object:
+    """Return what changes when the run does."""
+    with os.scandir(folder) as entries:
+        sizes = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in entries)
+    return sizes, _is_open(folder)
+
+
+def _state(folder: Path, config: Mapping[str, object]) -> str:
+    """The local logger writes how the run has ended, and until then locks a file."""
+    ended = config.get("ended")
+    if isinstance(ended, str):
+        return ended if ended == "finished" else f"crashed: {ended}"[:LONGEST_CELL]
+    is_open = _is_open(folder)
+    return "" if is_open is None else "running" if is_open else "crashed: killed"
+
+
+def _is_open(folder: Path) -> bool | None:
+    """Whether rank 0 writes to its file; None if that can't be known."""
     try:
-        config, error = _config(folder)
-        metrics, system = _by_rank(folder, "metrics"), _by_rank(folder, "system")
-        return Run(folder, config, metrics, system, error, media.read(folder))
-    except Exception as error:  # one bad folder must not hide the others
-        return Run(
-            folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}"
-        )
+        with files.opened(folder / "metrics-rank0.jsonl", folder) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (Unreadable, OSError):
+        return None
+    return False
 
 
 def elsewhere(folder: Path) -> Run:
@@ -64,25 +134,6 @@ def _config(folder: Path) -> tuple[dict[str, object], str]:
         return {}, f"config.json is damaged: {showable(str(error))}"
 
 
-def _by_rank(folder: Path, kind: str) -> dict[int, Lines]:
-    found = {
-        path: re.fullmatch(rf"{kind}-rank([0-9]{{1,9}})\.jsonl", path.name)
-        for path in folder.glob(f"{kind}-rank*.jsonl")
-    }
-    return {
-        rank: _lines(path, folder)
-        for rank, path in sorted((int(match[1]), path) for path, match in found.items() if match)
-    }
-
-
-def _lines(path: Path, folder: Path) -> Lines:
-    try:
-        with files.opened(path, folder) as file:
-            return parsed(file, path.name)
-    except Unreadable as error:
-        return Lines(problem=f"{path.name} {error}")
-
-
 def parse(content: bytes) -> Lines:
     """Parse the lines of one file."""
     return parsed(io.BytesIO(content))
@@ -91,9 +142,10 @@ def parse(content: bytes) -> Lines:
 def parsed(file: BinaryIO, name: str = "the file") -> Lines:
     """Parse the lines of one file, as far as they can be read."""
     points: list[Point] = []
-    damaged, lost, cut, problem = 0, 0, False, ""
+    damaged, lost, size, cut, problem = 0, 0, 0, False, ""
     try:
         for line in files.lines(file):
+            size += len(line) if line.endswith(b"\n") else 0
             one = point(line) if line.strip() else None
             if one is not None:
                 points.append(one)
@@ -107,7 +159,7 @@ def parsed(file: BinaryIO, name: str = "the file") -> Lines:
                 )
     except Unreadable as error:
         problem = f"{name} {error}"
-    return Lines(points, damaged, cut, lost, problem)
+    return Lines(points, damaged, cut, lost, problem, size)
 
 
 def point(line: bytes) -> Point | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchbus_report.runs.files import showable
 
-MOST_COLUMNS, MOST_ROWS, LONGEST_TEXT, LARGEST = 32, 1000, 200, 1e300
+MOST_COLUMNS, MOST_ROWS, LONGEST_TEXT, LARGEST = 1025, 1025, 200, 1e300
 Cell = str | float
 
 

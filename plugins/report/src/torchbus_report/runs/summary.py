@@ -27,6 +27,7 @@ class Summary:
 
     run: str
     name: str
+    state: str
     started: str
     ranks: int
     device: str
@@ -56,6 +57,7 @@ class Summary:
         return {
             "run": self.run,
             "name": self.name if self.name != self.run else "",
+            "state": self.state,
             "started": self.started.replace("T", " ")[:16],
             "ranks": str(self.ranks),
             "device": self.device,
@@ -89,6 +91,7 @@ def of(run: Run) -> Summary:
     return Summary(
         run=showable(run.folder.name),
         name=run.label,
+        state=run.state,
         started=_cell(run, "started", ""),
         ranks=_count(run),
         device=_cell(run, "device", ""),
@@ -197,7 +200,8 @@ class Lines:
     """The lines of one rank's file.
 
     ``damaged`` lines could not be read, ``lost`` ones were never written. ``cut``: the last line
-    has no end. ``problem`` says why the file, or the rest of it, is not read.
+    has no end. ``problem`` says why the file, or the rest of it, is not read. ``size``: the bytes
+    of the lines that have an end.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -205,13 +209,26 @@ class Lines:
     cut: bool = False
     lost: int = 0
     problem: str = ""
+    size: int = 0
+
+    def and_then(self, more: Lines) -> Lines:
+        """Return these lines and those that were written since."""
+        return Lines(
+            self.points + more.points,
+            self.damaged + more.damaged,
+            more.cut,
+            self.lost + more.lost,
+            more.problem,
+            self.size + more.size,
+        )
 
 
 @dataclass(frozen=True)
 class Run:
     """One run. ``metrics`` and ``system`` are by rank.
 
-    ``config_error`` says why config.json could not be read.
+    ``config_error`` says why config.json could not be read. ``state``: "running", "finished",
+    "crashed" and why, or "" if that can't be known.
     """
 
     folder: Path
@@ -220,6 +237,7 @@ class Run:
     system: dict[int, Lines]
     config_error: str = ""
     media: Media = field(default_factory=Media)
+    state: str = ""
 
     @property
     def label(self) -> str:
