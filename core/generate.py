@@ -28,8 +28,8 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "core/src/torchbus"
 KINDS = (
-    "strategy", "combination", "logger", "option", "verb", "event", "companion", "command",
-    "testing", "service", "always", "default",
+    "strategy", "combination", "preset", "logger", "option", "verb", "event", "companion",
+    "command", "testing", "service", "always", "default",
 )  # fmt: skip
 GROUPS = {"plugin": "torchbus"} | {kind: f"torchbus.{kind}" for kind in KINDS}
 """The groups of entry points, by what a package contributes."""
@@ -75,6 +75,7 @@ def distributions() -> str:
         for _, project in projects()
         for name, value in points(project, "default").items()
     }
+    found["strategy"] |= found.pop("preset")  # in a call, both are values of strategy=
     return json.dumps(found, indent=1) + "\n"
 
 

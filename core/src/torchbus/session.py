@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -15,6 +15,7 @@ from torchbus.bus.base import Plugin
 from torchbus.bus.options import check as check_options
 from torchbus.bus.options import plain
 from torchbus.bus.registry import Bus
+from torchbus.bus.selection import meant
 from torchbus.compat.python import current_frame
 from torchbus.ranks import Collectives, Ranks
 from torchbus.runtime import active
@@ -57,7 +58,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         launch: how other ranks start. "fork": they run only the block. "script": they run the
             script again. "spawn": new processes call the decorated function. "auto": fork if that
             is safe, else script.
-        logger: "local" or True, another installed logger, a logger object, or a list of them.
+        logger: "local" or True, another installed logger, a logger object, or a list of them. None
+            and False switch it off, and options of loggers may stay.
         capture: False: act only on what is given to ``adopt``.
         seed: seeds the random numbers of torch on all devices, Python and NumPy at the beginning of
             the block, the same on all ranks.
@@ -82,7 +84,9 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         accelerator: str = "auto",
         num_nodes: int = 1,
         launch: typing.Literal["auto", "script", "fork", "spawn"] = "auto",
-        logger: LoggerName | MoreLoggers | bool | Plugin | list[LoggerName | Plugin] | None = None,
+        logger: (
+            LoggerName | MoreLoggers | bool | Plugin | Sequence[LoggerName | Plugin] | None
+        ) = (),
         capture: bool = True,
         seed: int | None = None,
         prefetch: int = 1,
@@ -98,12 +102,9 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
             for name, value in locals().items()
             if name not in ("self", "plugins", "options", "__class__")
         }
-        self._arguments, self._plugins, self._options = (
-            plain(arguments),
-            plugins,
-            plain({**options}),
-        )
-        check_options(self._arguments | self._options)
+        self._plugins, self._options = plugins, meant(plain({**arguments, **options}))
+        self._arguments = {name: self._options.pop(name) for name in arguments}
+        check_options(self._arguments)
         bus = Bus(events, dir(type(self)))
         self._context = Context(self, bus, plugins, self._arguments, self._options)
 

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from typing import Any, cast
 
 from torchbus.bus import discovery
 from torchbus.bus import options as torchbus_options
@@ -83,6 +84,14 @@ def resolve(
     _refuse_options_of_another_strategy(named, wanted, chosen)
     serving = [entry.value for entry in discovery.every("default") if entry.name == "logger"]
     return named + _companions(named, tuple(serving) if loggers else ())
+
+
+def meant(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call, with those that the name of its strategy stands for."""
+    name = given["strategy"]
+    preset = discovery.installed("preset").get(name) if isinstance(name, str) else None
+    found = given if preset is None else discovery.load(preset).session_options(given)
+    return cast(dict[str, Any], found)
 
 
 def _strategy(name: str, options: Iterable[str]) -> EntryPoint:
