@@ -222,8 +222,8 @@ def options() -> str:
     declared = [project for _, project in projects()]
     packages = {project["name"] for project in declared}
     names = {
-        kind: [name for project in declared for name in points(project, kind)]
-        for kind in ("strategy", "logger")
+        kind: [name for project in declared for one in kinds for name in points(project, one)]
+        for kind, kinds in stubs.KINDS.items()
     }
     found = [one for one in options.known_options() if one.package in packages]
     return stubs.known_text(found, names, WRITTEN)

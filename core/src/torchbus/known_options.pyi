@@ -15,6 +15,7 @@ import torch.nn
 from torchbus.installed import MoreOptions
 
 StrategyName = typing.Literal[
+    "accelerate",
     "ddp",
     "dp",
     "ddp2",
