@@ -125,7 +125,7 @@ class Section:
         raise UsageError(REFUSED.format(self._path, f"{self._prefix}{name}", value, remedy))
 
     def end(self, without_effect: tuple[str, ...]) -> None:
-        """Refuse what nobody has taken, and is not switched off."""
+        """Refuse what is not taken, and not switched off."""
         for name, value in self._values.items():
             if name not in without_effect and not _is_off(value):
                 self.refuse(name, value)
