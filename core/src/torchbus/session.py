@@ -12,8 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torchbus import events
 from torchbus.bus import filters, options
 from torchbus.bus.base import Plugin
-from torchbus.bus.options import check as check_options
-from torchbus.bus.options import plain
+from torchbus.bus.options import CORE_OPTIONS, check, plain
 from torchbus.bus.registry import Bus
 from torchbus.bus.selection import meant
 from torchbus.compat.python import current_frame
@@ -58,8 +57,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         launch: how other ranks start. "fork": they run only the block. "script": they run the
             script again. "spawn": new processes call the decorated function. "auto": fork if that
             is safe, else script.
-        logger: "local" or True, another installed logger, a logger object, or a list of them. None
-            and False switch it off, and options of loggers may stay.
+        logger: "local" or True, another installed logger, a logger object, a list; None: none.
         capture: False: act only on what is given to ``adopt``.
         seed: seeds the random numbers of torch on all devices, Python and NumPy at the beginning of
             the block, the same on all ranks.
@@ -97,14 +95,11 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         freeze_timeout: float = 600.0,
         **options: Unpack[KnownOptions],
     ) -> None:
-        arguments = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("self", "plugins", "options", "__class__")
-        }
-        self._plugins, self._options = plugins, meant(plain({**arguments, **options}))
-        self._arguments = {name: self._options.pop(name) for name in arguments}
-        check_options(self._arguments)
+        said = locals()
+        self._plugins = plugins
+        self._options = meant(plain({name: said[name] for name in CORE_OPTIONS} | {**options}))
+        self._arguments = {name: self._options.pop(name) for name in CORE_OPTIONS}
+        check(self._arguments)
         bus = Bus(events, dir(type(self)))
         self._context = Context(self, bus, plugins, self._arguments, self._options)
 
@@ -195,7 +190,6 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks call it.
         """
         given = filters.checked(every, once, main_only)
-
         self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
 
         def listen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,11 +241,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
             return self._context.verbs.find(name)
 
     def __repr__(self) -> str:
-        state = "running" if self._context.is_inside else "not running"
-        return (
-            f"<torchbus session, {state}: rank {self.world.rank} of {self.world.world_size} on"
-            f" {self.world.device}>"
-        )
+        state, of = "running" if self._context.is_inside else "not running", self.world
+        return f"<torchbus session, {state}: rank {of.rank} of {of.world_size} on {of.device}>"
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._context.verbs.names()})
