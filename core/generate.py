@@ -28,8 +28,8 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "core/src/torchbus"
 KINDS = (
-    "strategy", "combination", "logger", "option", "verb", "event", "companion", "command",
-    "testing", "service", "always", "default",
+    "strategy", "combination", "preset", "logger", "option", "verb", "event", "companion",
+    "command", "testing", "service", "always", "default",
 )  # fmt: skip
 GROUPS = {"plugin": "torchbus"} | {kind: f"torchbus.{kind}" for kind in KINDS}
 """The groups of entry points, by what a package contributes."""
@@ -75,6 +75,7 @@ def distributions() -> str:
         for _, project in projects()
         for name, value in points(project, "default").items()
     }
+    found["strategy"] |= found.pop("preset")  # in a call, both are values of strategy=
     return json.dumps(found, indent=1) + "\n"
 
 
@@ -221,8 +222,8 @@ def options() -> str:
     declared = [project for _, project in projects()]
     packages = {project["name"] for project in declared}
     names = {
-        kind: [name for project in declared for name in points(project, kind)]
-        for kind in ("strategy", "logger")
+        kind: [name for project in declared for one in kinds for name in points(project, one)]
+        for kind, kinds in stubs.KINDS.items()
     }
     found = [one for one in options.known_options() if one.package in packages]
     return stubs.known_text(found, names, WRITTEN)

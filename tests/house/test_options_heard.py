@@ -50,6 +50,7 @@ WITHOUT_MAIN = {
 WITHOUT_TP = "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
 WITHOUT_FP8 = "fp8_config and fp8_skip with precision='32-true': they would do nothing."
 REFUSED_AT_ENTRY = {
+    "accelerate_config": ("there.yaml", "accelerate_config='there.yaml' without strategy="),
     "fp8_config": ("rowwise", WITHOUT_FP8),
     "fp8_skip": (["head"], WITHOUT_FP8),
     "plan": ("auto", WITHOUT_TP),
@@ -173,8 +174,9 @@ def test_what_nobody_hears_is_refused_before_the_loop(name: str) -> None:
     assert str(error.value).startswith(words)
 
 
-def test_a_logger_that_is_switched_off_is_said() -> None:
-    with session(logger=False, log_every_n_steps=5, autolog=True) as s:
+@pytest.mark.parametrize("logger", [False, None])
+def test_a_logger_that_is_switched_off_is_said(logger: bool | None) -> None:
+    with session(logger=logger, log_every_n_steps=5, autolog=True) as s:
         s.log("loss", 1.0)
     with session(autolog=False):  # asks for nothing
         pass

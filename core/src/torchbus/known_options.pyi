@@ -15,6 +15,7 @@ import torch.nn
 from torchbus.installed import MoreOptions
 
 StrategyName = typing.Literal[
+    "accelerate",
     "ddp",
     "dp",
     "ddp2",
@@ -54,12 +55,13 @@ LoggerName = typing.Literal[
 class KnownOptions(MoreOptions, total=False):
     """What ``session`` takes beside its own options."""
 
+    accelerate_config: str | os.PathLike[str] | None
     accumulate_grad_batches: int | collections.abc.Mapping[int, int]
     activation_checkpointing: str | collections.abc.Collection[type[torch.nn.Module]]
     adasum: bool
     amp_backend: str
     async_save: bool
-    auto_wrap_policy: str | int | collections.abc.Collection[type[torch.nn.Module]] | None
+    auto_wrap_policy: str | int | collections.abc.Collection[type[torch.nn.Module] | str] | None
     autolog: bool
     backend: str | None
     balance: str | collections.abc.Sequence[int]

@@ -6,16 +6,16 @@ import atexit
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torchbus import events
 from torchbus.bus import filters, options
 from torchbus.bus.base import Plugin
-from torchbus.bus.options import check as check_options
-from torchbus.bus.options import plain
+from torchbus.bus.options import check, plain
 from torchbus.bus.registry import Bus
+from torchbus.bus.selection import meant
 from torchbus.compat.python import current_frame
 from torchbus.ranks import Collectives, Ranks
 from torchbus.runtime import active
@@ -58,7 +58,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         launch: how other ranks start. "fork": they run only the block. "script": they run the
             script again. "spawn": new processes call the decorated function. "auto": fork if that
             is safe, else script.
-        logger: "local" or True, another installed logger, a logger object, or a list of them.
+        logger: "local" or True, another installed logger, a logger object, a list; None: none.
         capture: False: act only on what is given to ``adopt``.
         seed: seeds the random numbers of torch on all devices, Python and NumPy at the beginning of
             the block, the same on all ranks.
@@ -83,7 +83,9 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         accelerator: str = "auto",
         num_nodes: int = 1,
         launch: typing.Literal["auto", "script", "fork", "spawn"] = "auto",
-        logger: LoggerName | MoreLoggers | bool | Plugin | list[LoggerName | Plugin] | None = None,
+        logger: (
+            LoggerName | MoreLoggers | bool | Plugin | Sequence[LoggerName | Plugin] | None
+        ) = (),
         capture: bool = True,
         seed: int | None = None,
         prefetch: int = 1,
@@ -94,10 +96,11 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         freeze_timeout: float = 600.0,
         **options: Unpack[KnownOptions],
     ) -> None:
-        given = locals()
-        self._arguments = plain({name: given[name] for name in CORE_OPTIONS})
-        self._plugins, self._options = plugins, plain({**options})
-        check_options(self._arguments | self._options)
+        said = locals()
+        self._plugins = plugins
+        self._options = meant(plain({name: said[name] for name in CORE_OPTIONS} | {**options}))
+        self._arguments = {name: self._options.pop(name) for name in CORE_OPTIONS}
+        check(self._arguments)
         bus = Bus(events, dir(type(self)))
         self._context = Context(self, bus, plugins, self._arguments, self._options)
 
@@ -196,7 +199,6 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks call it.
         """
         given = filters.checked(every, once, main_only)
-
         self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
 
         def listen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,11 +250,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
             return self._context.verbs.find(name)
 
     def __repr__(self) -> str:
-        state = "running" if self._context.is_inside else "not running"
-        return (
-            f"<torchbus session, {state}: rank {self.world.rank} of {self.world.world_size} on"
-            f" {self.world.device}>"
-        )
+        state, of = "running" if self._context.is_inside else "not running", self.world
+        return f"<torchbus session, {state}: rank {of.rank} of {of.world_size} on {of.device}>"
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._context.verbs.names()})

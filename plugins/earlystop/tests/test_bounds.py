@@ -110,8 +110,9 @@ def run(kind, leaves, **options):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         loader = DataLoader(TensorDataset(x), batch_size=2)
         def batches():
-            if kind == "steps":
-                yield s.shard(torch.randn(4, 3))
+            if kind != "passes":
+                for _ in range(2 if kind == "pairs" else 1):
+                    yield s.shard(torch.randn(4, 3))
             else:
                 for batch, in loader:
                     yield batch
@@ -128,20 +129,24 @@ def refused(*case, **options):
         return run(*case, **options)
     except Exception as error:
         return str(error)
-there, left = {"checkpoint": sys.argv[1] + "/a"}, {"checkpoint": sys.argv[1] + "/b"}
+there, left, lacking = ({"checkpoint": sys.argv[1] + f"/{name}"} for name in "abc")
 print(json.dumps([
     run("steps", False), run("steps", False, max_steps=4, **there), run("steps", False, **there),
     run("passes", True, max_steps=6, **left), refused("passes", False, **left),
+    run("pairs", False, max_steps=3, **lacking), run("pairs", True, max_steps=3),
+    refused("pairs", False, **lacking),
 ]))
 """
 
 
-def test_a_cut_between_epochs_and_a_cut_that_a_break_follows(tmp_path: Path) -> None:
+def test_a_cut_between_epochs_and_cuts_that_a_break_or_more_steps_follow(tmp_path: Path) -> None:
     result = fork_script(EPOCHS, str(tmp_path))
     assert result.ok(), result
-    whole, cut, more, _, refused = json.loads(result.stdout)
+    whole, cut, more, _, refused, three, left_by_break, lacking = json.loads(result.stdout)
     assert more == whole != cut
-    assert "a `break` had left the pass, so nothing shows where a run goes on" in refused
+    assert three == left_by_break, "an epoch of 2 is cut after 1: no step begins after the third"
+    for words in (refused, lacking):
+        assert "left its pass by `break`, or called more steps, so nothing shows where a" in words
     assert "leave the `break` out, as the pass ends without it" in result.stderr
 
 

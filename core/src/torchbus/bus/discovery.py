@@ -6,6 +6,8 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 - ``torchbus.strategy`` and ``torchbus.logger``.
 - ``torchbus.combination``: strategies for another one with an option: "ddp+tp" is what
   ``strategy="ddp"`` with the option ``tp`` means.
+- ``torchbus.preset``: strategies that stand for options of ``session``, such as those of a file:
+  the plugin's ``session_options`` gets the options of the call, and returns all.
 - ``torchbus.option``: options of ``session`` that a plugin's constructor takes.
 - ``torchbus.verb``: methods of the session that need a plugin.
 - ``torchbus.event``: events that a package declares, by the module that declares them.

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from typing import Any
 
 from torchbus.bus import discovery
 from torchbus.bus import options as torchbus_options
@@ -38,16 +39,14 @@ def bring_a_strategy(plugins: Iterable[object]) -> bool:
         for one in plugins
     ]
     names = {name for one in given for name in getattr(one, "companions", ())}
-    along = [discovery.load(known[name]) for name in names & known.keys()]
-    return any("strategy" in getattr(one, "owns", ()) for one in [*given, *along])
+    given += [discovery.load(known[name]) for name in names & known.keys()]
+    return any("strategy" in getattr(one, "owns", ()) for one in given)
 
 
 def default_strategy() -> str:
     """Return the strategy of several ranks: the one that a package declares as the usual one."""
     declared = discovery.installed("default").get("strategy")
-    return (
-        declared.value if declared is not None else discovery.distributions("default")["strategy"]
-    )
+    return declared.value if declared else discovery.distributions("default")["strategy"]
 
 
 def resolve(
@@ -74,10 +73,10 @@ def resolve(
     elif strategy is not None:
         named.append((type(strategy).__name__, strategy))
     loggers = logger if isinstance(logger, list | tuple) else [logger]
-    loggers = [one for one in loggers if one is not None and one is not False]
+    loggers = ["local" if one is True else one for one in loggers if one not in (None, False)]
     for one in loggers:
-        if one is True or isinstance(one, str):
-            wanted.options_of(discovery.find("logger", "local" if one is True else one))
+        if isinstance(one, str):
+            wanted.options_of(discovery.find("logger", one))
         else:
             named.append((type(one).__name__, one))
     for name, value in options.items():
@@ -86,6 +85,13 @@ def resolve(
     _refuse_options_of_another_strategy(named, wanted, chosen)
     serving = [entry.value for entry in discovery.every("default") if entry.name == "logger"]
     return named + _companions(named, tuple(serving) if loggers else ())
+
+
+def meant(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call, with those that the name of its strategy stands for."""
+    name = given["strategy"]
+    preset = discovery.installed("preset").get(name) if isinstance(name, str) else None
+    return given if preset is None else dict(discovery.load(preset).session_options(given))
 
 
 def _strategy(name: str, options: Iterable[str]) -> EntryPoint:

@@ -359,10 +359,8 @@ def refuse_missing_ranks(session: Context, answer: World | None) -> None:
     The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy
     returned for ``launch``.
     """
-    asked, strategy = (
-        max(session.ranks_asked_for, 1 if answer is None else answer.world_size),
-        session.options["strategy"],
-    )
+    asked = max(session.ranks_asked_for, 1 if answer is None else answer.world_size)
+    strategy = session.options["strategy"]
     if session.world_size > 1 or asked == 1:
         return
     remedy = (

@@ -1,19 +1,26 @@
-"""The plugin: adapts a session to Accelerate's loaders and processes."""
+"""The plugin: adapts a session to Accelerate's loaders, processes and config."""
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import accelerate.data_loader
 from accelerate.state import PartialState, is_initialized
-from torchbus.plugin import Context, Unsupported, hookimpl
+from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
+
+from torchbus_accelerate.config import Config, merged
 
 ORDER = (
     "a prepared loader takes its order from the number of its passes (use_seedable_sampler, or a"
     " data set with set_epoch), and this run has begun with pass {}, where the checkpoint has {}."
     " Call loader.set_epoch(epoch) before each pass, with the epoch that s.epochs(...) gives"
+)
+NO_STRATEGY = (
+    "accelerate_config={!r} without strategy='accelerate': it would do nothing. Say"
+    " strategy='accelerate' as well, or leave it out"
 )
 
 
@@ -21,10 +28,19 @@ class Accelerate:
     """Lets the plugins of a session work on a loop that ``accelerator.prepare`` has changed.
 
     Models, gradients, precision and the division of the data stay Accelerate's. A session has this
-    plugin if the script imports accelerate.
+    plugin if the script imports accelerate, or under ``strategy="accelerate"``.
+
+    Args:
+        accelerate_config: the file of `accelerate config` that ``strategy="accelerate"`` reads;
+            None: the one that the command writes by default.
     """
 
-    def __init__(self) -> None:
+    session_options = staticmethod(merged)
+
+    def __init__(self, *, accelerate_config: str | os.PathLike[str] | None = None) -> None:
+        if not isinstance(accelerate_config, Config | None):
+            raise UsageError(NO_STRATEGY.format(os.fspath(accelerate_config)))
+        self._config = accelerate_config
         self._loaders: list[weakref.ref[Any]] = []
 
     @hookimpl
@@ -56,7 +72,9 @@ class Accelerate:
 
     @hookimpl
     def explain_lines(self, session: Context) -> dict[str, list[str]]:
-        return {"accelerate": [_words(session)]} if is_initialized() else {}
+        lines = [_words(session)] if is_initialized() else []
+        lines += [] if self._config is None else [str(self._config)]
+        return {"accelerate": lines} if lines else {}
 
 
 def _followed(session: Context) -> Callable[[Any], Callable[..., Any]]:

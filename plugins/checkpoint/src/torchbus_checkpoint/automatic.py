@@ -21,9 +21,9 @@ from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 LEFT = (
-    "max_steps or max_time has ended the loop, which then left its pass by `break`. The last"
-    " checkpoint has the weights, but no run can go on from it: leave the `break` out, as the pass"
-    " ends without it"
+    "max_steps or max_time has ended the loop, which then left its pass by `break`, or called more"
+    " steps. The last checkpoint has the weights, but no run can go on from it: leave the `break`"
+    " out, as the pass ends without it; without a loader, end with an epoch"
 )
 
 
@@ -56,13 +56,14 @@ class AutomaticSaves:
         if not self._steps.since_save and not requests.leave:
             return
         self._finder.look_once()
-        if self._position.was_left:
+        cut = self._session.bus.hook.cut_short()
+        if self._position.was_left or cut == "earlier":
             return
         due = (
             self._when.is_due(self._steps.count, self._steps.epochs)
             or requests.save
             or requests.leave
-            or self._session.bus.hook.cut_short()
+            or cut
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
             self._save()
@@ -72,7 +73,8 @@ class AutomaticSaves:
     def at_end(self) -> None:
         """Save the ended loop, unless the last checkpoint already contains its end.
 
-        A loop that was cut short has no end. If it has left its pass, nothing shows where it was.
+        A loop that was cut short has no end. If it has left its pass, or lacks steps, nothing shows
+        where it was.
         """
         is_cut = bool(self._session.bus.hook.cut_short())
         is_over = not (self._snapshot.end_is_saved or is_cut)

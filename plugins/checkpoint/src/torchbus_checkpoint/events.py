@@ -4,7 +4,7 @@ short, a restore, and gradients that an engine keeps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torchbus.plugin import hookspec
 
@@ -22,11 +22,12 @@ def end_epochs(epoch: int) -> bool | None:
 
 
 @hookspec(firstresult=True)
-def cut_short() -> bool | None:
+def cut_short() -> Literal["here", "earlier"] | None:
     """Does the loop end before it is over, as after ``max_steps``?
 
-    Fired between two steps, and at the end of the block. All ranks return the same. True: a
-    checkpoint is written now, and a later run resumes from it.
+    Fired between two steps, and at the end of the block. All ranks return the same. "here": a
+    checkpoint is written now, and a later run resumes from it. "earlier": steps that the loop has
+    called since were left out, so no run can go on from here.
     """
 
 

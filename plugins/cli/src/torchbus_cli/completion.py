@@ -78,7 +78,11 @@ def _parser(entry: Any) -> Parser | None:
 def _complete(parser: argparse.ArgumentParser, shtab: object) -> None:
     """Complete the values of options."""
     names: dict[str, Iterable[str]] = {
-        "strategy": (*discovery.installed("strategy"), "auto", "None"),
+        "strategy": (
+            *discovery.installed("strategy"),
+            *discovery.installed("preset"),
+            *("auto", "None"),
+        ),
         "logger": discovery.installed("logger"),
         "plugins": discovery.installed("plugin"),
         "options": [f"{name}=" for name in (*CORE_OPTIONS, *discovery.installed("option"))],

@@ -132,6 +132,8 @@ def imports(modules: Iterable[str]) -> str:
 
 
 Names = Mapping[str, Iterable[str]]
+KINDS = {"strategy": ("strategy", "preset"), "logger": ("logger",)}
+"""The groups of entry points that name the values of an option."""
 COLUMNS = 100
 STARS: dict[object, str] = {
     inspect.Parameter.VAR_POSITIONAL: "*",
@@ -201,8 +203,13 @@ def main(argv: list[str]) -> int:
 def write(folder: Path) -> None:
     """Write the stub package."""
     names = {
-        kind: [name for name, entry in discovery.installed(kind).items() if _is_of_others(entry)]
-        for kind in ("strategy", "logger")
+        kind: [
+            name
+            for one in kinds
+            for name, entry in discovery.installed(one).items()
+            if _is_of_others(entry)
+        ]
+        for kind, kinds in KINDS.items()
     }
     verbs = {
         name: discovery.load(entry)

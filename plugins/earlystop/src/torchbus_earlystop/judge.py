@@ -74,13 +74,14 @@ class Judge:
 class MaxSteps:
     """Calls ``stop`` once the loop has made so many real steps, those of earlier runs included.
 
-    Whatever the loop then does, no further step begins.
+    Whatever the loop then does, no further step begins. ``has_left_out``: it has called one.
     """
 
     def __init__(self, session: Context, max_steps: int, stop: Callable[[], None]) -> None:
         self._steps = session.steps.follow()
         self._max_steps = max_steps
         self._stop = stop
+        self.has_left_out = False
 
     @hookimpl
     def after_optimizer_step(self) -> None:
@@ -92,6 +93,7 @@ class MaxSteps:
         if self._steps.count < self._max_steps or not self._steps.has_stepped(optimizer):
             return None
         self._stop()
+        self.has_left_out = True
         return Answer()
 
 

@@ -87,17 +87,17 @@ class EarlyStop:
         self._max_steps = None if max_steps == UNBOUNDED else max_steps
         self._max_time_s = None if max_time is None else seconds(max_time)
         self._trained = TrainedLoaders()
+        self._steps_bound: MaxSteps | None = None
         self._is_no_better = self._is_cut = False
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         session.bus.register(self._trained, "earlystop.trained")
         if self._max_steps is not None:
-            bound: object = MaxSteps(session, self._max_steps, self._cut)
-            session.bus.register(bound, "earlystop.steps")
+            self._steps_bound = MaxSteps(session, self._max_steps, self._cut)
+            session.bus.register(self._steps_bound, "earlystop.steps")
         if self._max_time_s is not None:
-            bound = MaxTime(session, self._max_time_s, self._cut)
-            session.bus.register(bound, "earlystop.time")
+            session.bus.register(MaxTime(session, self._max_time_s, self._cut), "earlystop.time")
 
     @hookimpl(optionalhook=True)
     def monitored_name(self) -> str | None:
@@ -126,8 +126,11 @@ class EarlyStop:
         self._is_cut = True
 
     @hookimpl(optionalhook=True)
-    def cut_short(self) -> bool | None:
-        return self._is_cut or None
+    def cut_short(self) -> Literal["here", "earlier"] | None:
+        if not self._is_cut:
+            return None
+        bound = self._steps_bound
+        return "earlier" if bound is not None and bound.has_left_out else "here"
 
     @hookimpl
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:

@@ -217,17 +217,17 @@ class Log:
 def refuse_unused(options: Mapping[str, object], listens: bool) -> None:
     """Raise UsageError for options of log points if there are none.
 
-    With ``logger=False`` the options are accepted.
+    If the call says ``logger=None`` or ``False``, the options are accepted.
     """
     asked = [
         f"{name}={options[name]!r}"
         for name in ("log_every_n_steps", "autolog", "log_grad_norms")
         if options.get(name)
     ]
-    if asked and not listens and options.get("logger") is None:
+    if asked and not listens and options["logger"] == ():
         raise UsageError(
             f"{', '.join(asked)} without a logger: it would do nothing. Pass logger='local' as"
-            " well, or leave it out; with logger=False it is accepted"
+            " well, or leave it out; with logger=None it is accepted"
         )
 
 

@@ -10,7 +10,7 @@ from torchbus.plugin import UsageError
 
 from torchbus_sharded._compat.tensors import parameters
 
-Policy = str | int | Collection[type[Module]] | None
+Policy = str | int | Collection[type[Module] | str] | None
 
 
 def check(policy: Policy) -> None:
@@ -24,12 +24,15 @@ def check(policy: Policy) -> None:
     if (
         isinstance(policy, list | tuple | set | frozenset)
         and policy
-        and all(isinstance(one, type) and issubclass(one, Module) for one in policy)
+        and all(
+            isinstance(one, str) or (isinstance(one, type) and issubclass(one, Module))
+            for one in policy
+        )
     ):
         return
     raise UsageError(
-        f"auto_wrap_policy={policy!r}: use 'auto' (repeated blocks), a set of module classes, a"
-        " number of parameters, or None for one unit"
+        f"auto_wrap_policy={policy!r}: use 'auto' (repeated blocks), a set of module classes or"
+        " their names, a number of parameters, or None for one unit"
     )
 
 
@@ -51,7 +54,12 @@ def units(model: Module, policy: Policy) -> list[Module]:
     elif isinstance(policy, int):
         chosen = _large([module for module in inner if objects.is_called(module)], policy)
     else:
-        chosen = [module for module in inner if isinstance(module, tuple(policy))]  # type: ignore[arg-type]
+        classes = tuple(one for one in policy if isinstance(one, type))
+        chosen = [
+            module
+            for module in inner
+            if isinstance(module, classes) or type(module).__name__ in policy
+        ]
     holders = _holders(model)
     return [part for part in reversed(chosen) if _has_all_to_itself(part, holders)]
 
