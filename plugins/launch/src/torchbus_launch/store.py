@@ -119,7 +119,8 @@ class SealedStore:
         while (value := self._opened(name, self.raw.get(self.prefix + name))) is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the store's {self.prefix + name} was not written by a rank of this job"
+                    f"the store's {self.prefix + name} was not written by a rank of this job:"
+                    " another program has written it. Let only the job's hosts reach MASTER_PORT"
                 )
             time.sleep(FORGED_AGAIN_S)
         return value

@@ -173,7 +173,8 @@ class Scale:
             self._batch_size = next((size for size in sizes if size), None)
         if self._batch_size is None:
             raise UsageError(
-                "s.effective_batch_size: no DataLoader with a batch_size has been seen"
+                "s.effective_batch_size: no DataLoader with a batch_size has been seen. Read it"
+                " after you make one"
             )
         return self._batches * self._batch_size
 

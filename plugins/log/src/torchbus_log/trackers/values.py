@@ -90,7 +90,7 @@ def _numbers(name: str, values: object) -> Tensor:
         reported = f"a {type(values).__name__}" if tensor is None else str(tensor.dtype)
         raise UsageError(
             f"s.log_histogram({name!r}): {reported} is neither a tensor nor an array of real"
-            " numbers"
+            " numbers. Pass one, such as torch.tensor(values)"
         )
     flat = tensor.detach().flatten()
     return flat if flat.dtype is torch.float64 else flat.float()
