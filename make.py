@@ -55,9 +55,7 @@ def faults(environment: Environment, words: Words) -> int:
 
 def docs(environment: Environment, words: Words) -> int:
     """Build the site, where a broken link or an unknown name is an error. Or serve it."""
-    if "--serve" in words:
-        return environment.run("-m", "mkdocs", "serve", *[one for one in words if one != "--serve"])
-    return environment.run("-m", "mkdocs", "build", "--strict", *words)
+    return environment.run("docs/site/build.py", *words)
 
 
 def test_with_another_torch(environment: Environment, words: Words) -> int:
