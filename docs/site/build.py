@@ -27,7 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGED = ROOT / "build" / "pages"  # docs_dir of mkdocs.yml
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
-WIDE = {"comparison.md"}  # its tables need the room of the sidebars
+WIDE = {
+    "comparison.md",
+    "benchmark-corpus.md",
+    "benchmark-results.md",
+    "benchmark-scale.md",
+}  # their tables need the room of the sidebars
 WIDE_HEAD = "---\nhide:\n  - navigation\n  - toc\n---\n\n"
 MESSAGE = re.compile(r"^```text\n(.*)\n", re.M)
 NESTED = re.compile(r"^( {2,3})(?=\S)", re.M)

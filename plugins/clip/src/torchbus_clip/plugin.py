@@ -28,6 +28,9 @@ class Clip:
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
     ``s.gradient_norm`` is the norm at the last step, before clipping: a tensor, only with "norm".
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     verbs = ("gradient_norm",)

@@ -31,6 +31,9 @@ class Log:
     Args:
         log_every_n_steps: real optimizer steps between two log points.
         autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     hears_trials = False
@@ -57,12 +60,16 @@ class Log:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
-        prog_bar=False, step=None``.
+        prog_bar=False, step=None``. All ranks must log a value that is reduced over ranks, in the
+        same order; any rank may log another one. Raises UsageError for other values and options.
         """
         self._send("log", {name: value}, options)
 
     def log_dict(self, metrics: Mapping[str, object], **options: Unpack[LogOptions]) -> None:
-        """Log several values by name, with the options of ``log``."""
+        """Log several values by name, with the options of ``log``, on the same ranks.
+
+        Raises UsageError for what is not a mapping.
+        """
         if not isinstance(metrics, Mapping):
             raise UsageError(
                 f"s.log_dict({type(metrics).__name__}): pass a dict from names to values"

@@ -46,7 +46,7 @@ class TrackedBatch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of the batch that are alive."""
+        """The tensors of the batch that are alive, of any shape and dtype."""
         return [
             tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
         ]

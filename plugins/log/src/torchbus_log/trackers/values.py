@@ -144,7 +144,7 @@ class Image:
         return self._pixels
 
     def rgb(self) -> Tensor:
-        """Return the pixels with three channels: grey as RGB, and without transparency."""
+        """Return the pixels as uint8 (height, width, 3): grey as RGB, and without transparency."""
         return self.pixels()[..., :3].expand(-1, -1, 3).contiguous()
 
     def png(self) -> bytes:
