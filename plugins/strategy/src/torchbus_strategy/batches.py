@@ -232,8 +232,7 @@ UNKNOWN = (
     "{} batches of {} were read before this backward, and which of them feeds it is unknown:"
     " the loop fetches ahead, or leaves batches out, and computes with copies (.float(), .to(...)),"
     " of which the originals are gone. It decides {}. Keep the loader's own tensors until they are"
-    " used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as"
-    " well{}"
+    " used, or let DataLoader(num_workers=..., pin_memory=True) fetch ahead{}"
 )
 
 
