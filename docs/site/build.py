@@ -43,6 +43,7 @@ ELSEWHERE = {
     "benchmarks/results/README.md": "benchmark-results.md",
     "benchmarks/results/corpus.md": "benchmark-corpus.md",
     "benchmarks/results/scale.md": "benchmark-scale.md",
+    "benchmarks/results/faults.md": "benchmark-faults.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
