@@ -176,7 +176,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 def test_what_has_tensors_says_their_shape_or_dtype() -> None:
     tensors = {n: one for n, one in FUNCTIONS.items() if "Tensor" in annotations(one.node)}
-    assert len(tensors) > 30
+    assert len(tensors) > 20
     assert sorted(name for name, one in tensors.items() if not TENSORS.search(one.docs)) == []
 
 

@@ -29,6 +29,8 @@ class Clip:
 
     ``s.gradient_norm`` is the norm at the last step, before clipping: a tensor, only with "norm".
 
+    Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
+
     Raises:
         UsageError: an option has another type or value.
     """
