@@ -65,7 +65,7 @@ def test_the_site_has_an_environment_without_torch(make: ModuleType) -> None:
     environment = make.Environment("docs")
     assert environment.folder.name == ".venv-docs" and environment.packages == []
     lines = environment.requirements().splitlines()
-    assert any(line.startswith("mkdocs==") for line in lines)
+    assert any(line.startswith("zensical==") for line in lines)
     assert not any(line.startswith("torch") for line in lines)
     assert all("==" in line for line in lines if not line.startswith("#"))
 

@@ -89,9 +89,27 @@ def test_a_broken_link_or_name_fails(site: Path, tmp_path: Path, line: str, said
     with (tmp_path / "docs" / "concepts.md").open("a") as page:
         page.write(f"\n{line}\n")
     python = next((ROOT / ".venv-docs").glob("*/python"))
-    command = [python, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    command = [python, tmp_path / "docs/site/build.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode and said in done.stderr + done.stdout
+
+
+ALL = """
+const all = (root) => [...root.querySelectorAll("*")].flatMap(
+  (one) => [one, ...(one.shadowRoot ? all(one.shadowRoot) : [])])
+"""
+OPEN = 'document.querySelector(".md-search__button").click()'
+TYPE = f"""{ALL}
+const input = all(document).find((one) => one.matches("input[type=text]"))
+if (!input) return false
+input.value = arguments[0]
+input.dispatchEvent(new InputEvent("input", {{ bubbles: true, composed: true }}))
+return true
+"""
+FOUND = f"""{ALL}
+return all(document).filter((one) => one.matches("a[href]") && one.getRootNode() !== document)
+  .map((one) => one.href)
+"""
 
 
 @in_a_browser
@@ -99,12 +117,24 @@ def test_a_broken_link_or_name_fails(site: Path, tmp_path: Path, line: str, said
 def test_search_finds_an_option(site: Path, address: str, is_served: bool) -> None:
     with browser() as driver:
         start = address if is_served else site.as_uri()
-        driver.get(f"{start}/index.html?q=accumulate_grad_batches")
-        found = WebDriverWait(driver, 60).until(
-            lambda one: one.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
-        )
-        pages = [link.get_attribute("href") for link in found]
+        driver.get(f"{start}/index.html")
+        driver.execute_script(OPEN)
+        wait = WebDriverWait(driver, 60)
+        wait.until(lambda one: one.execute_script(TYPE, "accumulate_grad_batches"))
+        pages = wait.until(lambda one: one.execute_script(FOUND))
         assert any("options.html" in page or "accumulate.html" in page for page in pages), pages
+
+
+@in_a_browser
+def test_tables_fit_a_laptop(address: str) -> None:
+    with browser() as driver:
+        for page in ("comparison", "choosing", "performance", "options", "limits"):
+            driver.get(f"{address}/{page}.html")
+            cut = driver.execute_script(
+                "return [...document.querySelectorAll('.md-typeset__scrollwrap')]"
+                ".filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText)"
+            )
+            assert cut == [], page
 
 
 @in_a_browser

@@ -3,7 +3,7 @@
     python make.py faults                     # all cells: hours
     python make.py faults --first 150         # the first ones: each pair of factors
     python make.py faults stuck torchrun      # those with these words
-    python make.py faults --first 150 --write # and the table of docs/evidence.md
+    python make.py faults --first 150 --write # and benchmarks/results/faults.md
 
 A cell is a job of two ranks in which one rank has one fault (``scripts/faulty.py``). Five things
 are judged: the seconds from the fault to the end of the last process, the exit status, whether what
@@ -32,7 +32,7 @@ from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result, run
 
 SCRIPT = Path(__file__).parent / "scripts" / "faulty.py"
-PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "faults.md"
 SIGNALS = ["SIGKILL", "SIGTERM"]
 ENDS = ["raise", "exit 0", "exit 3", "_exit 3", *SIGNALS, "stuck"]
 IN_THE_LOOP = ["first batch", "middle", "last step"]
@@ -258,7 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make.py faults")
     parser.add_argument("words", nargs="*", help="only cells in whose names these are")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N of them")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/evidence.md")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/faults.md")
     given = parser.parse_args()
     chosen = [one for one in cells() if all(word in str(one) for word in given.words)]
     judged = []

@@ -62,7 +62,7 @@ def test_weights_that_are_drawn_anew_in_training(place: str) -> None:
     )
     refused = place == "in a pass"
     assert bool(result.status) is refused
-    words = "weights that were redrawn in training: draw them in eval mode"
+    words = "redraw weights after model.eval()"
     assert (words in result.stderr) is refused
 
 

@@ -149,10 +149,10 @@ def parameters_may_differ(session: Context) -> bool | None:
 
 @hookspec
 def own_tensors(optimizer: Optimizer, tensors: list[Tensor]) -> None:
-    """Some of an optimizer's tensors belong to this rank's samples: a perturbation of its batch.
+    """Some of an optimizer's tensors have a row in dim 0 for each of this rank's samples.
 
-    They differ between ranks, and nothing is sent for them. The strategy sends it before other
-    plugins get ``parameters_added``.
+    They perturb its batch, for example. They differ between ranks, and nothing is sent for them.
+    The strategy sends it before other plugins get ``parameters_added``.
     """
 
 
@@ -334,7 +334,8 @@ def after_backward(call: BackwardCall) -> None:
 def clip_gradients(
     parameters: list[Tensor], max_norm: float, norm_type: float, run: Callable[[float], Tensor]
 ) -> Tensor | None:
-    """The loop has called ``clip_grad_norm_``, and gets a returned norm as its result.
+    """The loop has called ``clip_grad_norm_``, and gets a returned norm (a tensor without
+    dimensions, of the gradients' dtype) as its result.
 
     The listener has then dealt with the call. ``run(max_norm)`` does what torch does, and returns
     the norm; ``run(math.inf)`` clips nothing.
@@ -348,7 +349,7 @@ def clip_gradient_values(parameters: list[Tensor], clip_value: float) -> bool | 
 
 @hookspec
 def gradient_norm(norm: Tensor) -> None:
-    """``clip_grad_norm_`` is over, and gives the loop this norm. Sent once per call."""
+    """``clip_grad_norm_`` is over; the loop gets ``norm``, of no dimension. Sent once per call."""
 
 
 @hookspec
@@ -433,9 +434,7 @@ def explain_lines(session: Context) -> dict[str, list[str]] | None:
 
 @hookspec(firstresult=True)
 def describe(thing: Module | Optimizer | DataLoader[object]) -> str | None:
-    """``s.explain()`` asks in a few words what the plugin does to a model, optimizer or loader, and
-    why.
-    """
+    """``s.explain()`` asks what the plugin does to a model, optimizer or loader, and why."""
 
 
 @hookspec(firstresult=True)

@@ -30,8 +30,9 @@ class KnownVerbs:
     def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
         """Inside, the parameters of all other optimizers require no gradients.
 
-        With ``sync_grad=False``, ranks do not communicate either. Afterwards each parameter is as
-        it was before.
+        With ``sync_grad=False``, ranks do not communicate either, and all ranks must enter it.
+        Afterwards each parameter is as it was before. Raises UsageError for an optimizer that the
+        session does not know.
         """
         raise NotImplementedError
 
@@ -45,20 +46,25 @@ class KnownVerbs:
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
         """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
-        It is ``no_sync()`` for all batches but the last one of each window.
+        It is ``no_sync()`` for all batches but the last one of each window. All ranks must enter
+        it.
         """
         raise NotImplementedError
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the present batch is the last one of this pass over its loader."""
+        """Whether the present batch is the last one of this pass over its loader. Any rank may ask.
+
+        Raises UsageError if no loader is being iterated, or if it has no length.
+        """
         raise NotImplementedError
 
     def backward_weight(self, count: float) -> None:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
-        Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
-        must call it.
+        ``count``: a number, or a tensor of one element, 0 or more. Gradients are weighted by it,
+        over ranks and over the batches of a window. All ranks must call it. Raises UsageError for
+        another value.
         """
 
     @contextmanager
@@ -67,7 +73,7 @@ class KnownVerbs:
 
         Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks must call it, as they call forward.
+        all ranks must call it, as they call forward. Raises UsageError if nothing is averaged.
         """
         raise NotImplementedError
 
@@ -94,7 +100,7 @@ class KnownVerbs:
     def epochs(self, count: int) -> Iterator[int]:
         """``range(count)`` for the outermost loop, which continues where an interrupted run was.
 
-        An "epoch" may be a step.
+        An "epoch" may be a step. All ranks must loop over it.
         """
         raise NotImplementedError
 
@@ -102,7 +108,7 @@ class KnownVerbs:
         """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
         One rank is enough. It may call it in any thread, at any time, and again. Needs
-        ``checkpoint``.
+        ``checkpoint``. Raises UsageError without it.
         """
 
     gradient_norm: torch.Tensor | None
@@ -128,7 +134,8 @@ class KnownVerbs:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
-        prog_bar=False, step=None``.
+        prog_bar=False, step=None``. All ranks must log a value that is reduced over ranks, in the
+        same order; any rank may log another one. Raises UsageError for other values and options.
         """
 
     def log_dict(
@@ -143,7 +150,10 @@ class KnownVerbs:
         prog_bar: bool = ...,
         step: int | None = ...,
     ) -> None:
-        """Log several values by name, with the options of ``log``."""
+        """Log several values by name, with the options of ``log``, on the same ranks.
+
+        Raises UsageError for what is not a mapping.
+        """
 
     def log_hyperparams(self, values: object = None, **more: object) -> None:
         """Give the run's settings to the loggers. All ranks call it.
@@ -203,7 +213,10 @@ class KnownVerbs:
 
     @property
     def effective_batch_size(self) -> int:
-        """Number of samples behind one real step: batch x ranks x accumulation."""
+        """Number of samples behind one real step: batch x ranks x accumulation. Any rank may ask.
+
+        Raises UsageError before a DataLoader with a ``batch_size`` exists.
+        """
         raise NotImplementedError
 
     def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
@@ -286,7 +299,8 @@ class KnownVerbs:
 
         ``results``: a list with one result for each item that this rank got of the last
         ``s.split_between_processes``, or a tensor with a row for each. Those of padding are left
-        out. Results in a list go by pickle. All ranks call it.
+        out. Results in a list go by pickle. All ranks call it. Raises UsageError, on all ranks, if
+        the ranks have split different items, or a rank has another number of results.
         """
         raise NotImplementedError
 

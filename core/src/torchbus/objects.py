@@ -105,9 +105,7 @@ def optimizers() -> list[Optimizer]:
 
 
 def models_of(parameters: Iterable[Tensor]) -> list[Module]:
-    """Return the outermost modules that own any of these parameters, in the order of the
-    parameters.
-    """
+    """Return the outermost modules that own any of these parameters, in the parameters' order."""
     order = {id(parameter): index for index, parameter in enumerate(parameters)}
     roots = [
         root
@@ -169,9 +167,7 @@ def variables(frame: FrameType | None) -> dict[str, object]:
 
 
 def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
-    """Return modules and optimizers that the caller's variables name, in the order of the
-    variables.
-    """
+    """Return modules and optimizers that the caller's variables name, in their order."""
     things = list({id(thing): thing for thing in variables(frame).values()}.values())
     modules = outermost(thing for thing in things if isinstance(thing, Module))
     return modules, [thing for thing in things if isinstance(thing, Optimizer)]
@@ -221,6 +217,7 @@ class Adopted:
         self._things: dict[int, object] = {}
 
     def includes(self, thing: object) -> bool:
+        """Whether the session may act on this object."""
         return self._capture or id(thing) in self._things
 
     def add(self, thing: object) -> None:
@@ -234,6 +231,7 @@ class Adopted:
             self._announce(thing)
 
     def clear(self) -> None:
+        """Release the objects."""
         self._things.clear()
 
     def _announce(self, thing: object) -> None:

@@ -13,10 +13,10 @@ class Collectives(Protocol):
     """Collectives of the session's ranks. All ranks must call each method."""
 
     def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor:
-        """Return the "mean", "sum", "max" or "min" over ranks of a tensor or a number."""
+        """Return the mean, sum, max or min over ranks, of the value's shape and dtype."""
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensor of every rank, in rank order."""
+        """Return the tensor of every rank, in rank order. Shapes may differ in dim 0."""
 
     def all_gather_object(self, value: object) -> list[Any]:
         """Return a small picklable object of every rank, in rank order."""
@@ -29,6 +29,7 @@ class Ranks:
 
     @property
     def collectives(self) -> Collectives:
+        """What computes ``reduce`` and ``all_gather``; a session makes it on first use."""
         raise NotImplementedError
 
     @property
@@ -57,29 +58,32 @@ class Ranks:
         return self.world.is_main
 
     def reduce(self, value: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
-        """Return the "mean", "sum", "max" or "min" over ranks of a tensor of any shape or a number.
+        """Return the "mean", "sum", "max" or "min" over ranks, on this rank's device.
 
-        Numbers are reduced in float64. All ranks call it.
+        A tensor of any shape keeps shape and dtype, which all ranks must share; the mean of
+        integers is a float. A number is reduced in float64. All ranks must call it. Raises
+        UsageError for another ``op`` or value.
         """
         return self.collectives.reduce(value, op)
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensor of every rank, in rank order. Sizes in dim 0 may differ.
+        """Return the tensor of every rank, in rank order, on this rank's device, without a graph.
 
-        All ranks call it.
+        Dtype and shape must be the same on all ranks, but for dim 0. All ranks must call it. Raises
+        UsageError for other shapes.
         """
         return self.collectives.all_gather(value)
 
     def all_gather_object(self, value: object) -> list[Any]:
-        """Return a small picklable object of every rank, in rank order. All ranks call it."""
+        """Return a small picklable object of every rank, in rank order. All ranks must call it."""
         return self.collectives.all_gather_object(value)
 
     def barrier(self) -> None:
-        """Wait until every rank is here. All ranks call it."""
+        """Wait until every rank is here. All ranks must call it."""
         if self.world_size > 1:
             torch.distributed.barrier()
 
     def print(self, *values: object, **options: Any) -> None:
-        """Print on rank 0."""
+        """Print on rank 0. Any rank may call it."""
         if self.is_main:
             print(*values, **options)

@@ -155,7 +155,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     # In the loop ---------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Return one screen: what the session found, what it does to each object, and why."""
+        """Return a screen: what the session does to each object, and why. Any rank may call it."""
         return explain(self._context)
 
     def name_of(self, thing: object) -> str:
@@ -169,17 +169,19 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     def adopt(self, *things: object) -> Any:
         """Adopt models, optimizers, loaders or tensors into the session, and return them.
 
-        Needed with ``capture=False``, and for parameters that no module and no optimizer holds. All
-        ranks must call it.
+        Needed with ``capture=False``, and for parameters, of any shape and dtype, that no module
+        and no optimizer holds. All ranks must call it. Raises UsageError for other things.
         """
         for thing in things:
             self._context.adopted.add(thing)
         return things[0] if len(things) == 1 else things
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
-        """Register one more plugin.
+        """Register one more plugin; if the session has begun, start it at once. All ranks must call
+        it.
 
-        If the session has begun, start it at once. All ranks must call it.
+        Raises UsageError for what is not a plugin, and PluginConflict beside one that owns the
+        same.
         """
         self._context.add_plugin(plugin, name)
 
@@ -196,7 +198,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
         ``s.on("after_optimizer_step", show, every=50)``. The function takes any of the event's
         arguments, by name. ``every``: 50 is the 50th, 100th, ... time from now on. ``once``: only
-        the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks call it.
+        the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks must call
+        it. Raises UsageError for a filter that can't be right, PluginError for an unknown event.
         """
         given = filters.checked(every, once, main_only)
         self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
@@ -218,6 +221,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
     @property
     def collectives(self) -> Collectives:
+        """What computes ``s.reduce`` and ``s.all_gather``."""
         return self._context.collectives
 
     # Ranks ---------------------------------------------------------------------------------------

@@ -33,12 +33,12 @@ def map_leaves(value: object, change: Callable[[object], object]) -> Any:
 
 
 def map_tensors(value: object, change: Callable[[Tensor], object]) -> Any:
-    """Replace the tensors in a nested structure; other objects stay the same."""
+    """Replace the tensors, of any shape and dtype, in a nesting; other objects stay the same."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def leaves(value: object) -> list[Any]:
-    """Everything in a nesting that is no container, in order."""
+    """Return everything in a nesting that is not a container, in order."""
     found: list[object] = []
 
     def keep(leaf: object) -> object:
@@ -50,9 +50,9 @@ def leaves(value: object) -> list[Any]:
 
 
 def collect(value: object, found: list[Tensor], depth: int = 4) -> None:
-    """The tensors in a batch: in containers, and in the attributes of other objects too.
+    """Append the tensors of a batch, of any shape, to ``found``, also those in attributes.
 
-    At most so deep, and not many more than ``TENSORS_AT_MOST`` of them.
+    At most ``depth`` levels deep, and not many more than ``TENSORS_AT_MOST``.
     """
     if isinstance(value, Tensor):
         found.append(value)
@@ -72,9 +72,7 @@ def sequence_like(container: Any, items: Iterable[object]) -> object:
 
 
 def mapping_like(container: Mapping[object, object], items: dict[object, object]) -> object:
-    """A mapping of the container's class, with its attributes (a ``defaultdict``'s factory), that
-    holds ``items`` under the same keys.
-    """
+    """A mapping of the container's class, with its attributes, that holds other ``items``."""
     if not isinstance(container, MutableMapping):
         return type(container)(items)  # type: ignore[call-arg]
     other = copy.copy(container)
@@ -125,10 +123,7 @@ ONE = (torch.Tensor, GradientEdge)
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return as a list what torch takes as tensors, gradients or inputs.
-
-    That is one of them, a sequence, a dict of them, or None.
-    """
+    """Return as a list what torch takes: one tensor, gradient or edge, several, a dict, or None."""
     if given is None:
         return []
     if isinstance(given, ONE):

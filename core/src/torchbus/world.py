@@ -39,7 +39,9 @@ class SharedStore(Protocol):
     def port(self) -> int:
         """The port of the store."""
 
-    def set(self, name: str, value: str | bytes) -> None: ...
+    def set(self, name: str, value: str | bytes) -> None:
+        """Set the value."""
+
     def set_all(self, values: Mapping[str, str | bytes]) -> None:
         """Set the values in one request."""
 
@@ -79,7 +81,9 @@ class SharedStore(Protocol):
     def secret(self, name: str) -> bytes:
         """Return bytes that only ranks of this job can compute."""
 
-    def delete_key(self, name: str) -> bool: ...
+    def delete_key(self, name: str) -> bool:
+        """Remove the value; return whether there was one."""
+
     def within(self, word: str) -> SharedStore:
         """Return the part of the store whose names begin with a word."""
 

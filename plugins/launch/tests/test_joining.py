@@ -147,39 +147,47 @@ def test_meaning(name):
         (
             {"RANK": "2", "WORLD_SIZE": "2", **AT},
             {},
-            "environment says rank 2 of 2: these contradict each other",
+            "environment says rank 2 of 2: these contradict each other. Unset what is left of another launcher",
         ),
         (
             {"RANK": "-1", "WORLD_SIZE": "2", **AT},
             {},
-            "environment says rank -1 of 2: these contradict each other",
+            "environment says rank -1 of 2: these contradict each other. Unset what is left of another launcher",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "0", **AT},
             {},
-            "environment says rank 0 of 0: these contradict each other",
+            "environment says rank 0 of 0: these contradict each other. Unset what is left of another launcher",
         ),
-        ({"RANK": "one", "WORLD_SIZE": "2", **AT}, {}, "RANK='one' is not a number"),
-        ({"RANK": "0", "WORLD_SIZE": "", **AT}, {}, "WORLD_SIZE='' is not a number"),
+        (
+            {"RANK": "one", "WORLD_SIZE": "2", **AT},
+            {},
+            "RANK='one' is not a number. Unset it, or set it to a whole number",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "", **AT},
+            {},
+            "WORLD_SIZE='' is not a number. Unset it, or set it to a whole number",
+        ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_PORT": "x"},
             {},
-            "MASTER_PORT='x' is not a number",
+            "MASTER_PORT='x' is not a number. Unset it, or set it to a whole number",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **AT},
             {},
-            "environment says local rank 2 of 2 on this node, 2 in all: these contradict each other",
+            "environment says local rank 2 of 2 on this node, 2 in all: these contradict each other. Unset what is left of another launcher",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", **AT},
             {},
-            "environment says local rank 0 of 4 on this node, 2 in all: these contradict each other",
+            "environment says local rank 0 of 4 on this node, 2 in all: these contradict each other. Unset what is left of another launcher",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0", **AT},
             {},
-            "environment says local rank 0 of 0 on this node, 2 in all: these contradict each other",
+            "environment says local rank 0 of 0 on this node, 2 in all: these contradict each other. Unset what is left of another launcher",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT},
@@ -189,12 +197,12 @@ def test_meaning(name):
         (
             {"SLURM_PROCID": "8", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
             {},
-            "SLURM says rank 8 of 8: these contradict each other",
+            "SLURM says rank 8 of 8: these contradict each other. Unset what is left of another launcher",
         ),
         (
             {"SLURM_PROCID": "x", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
             {},
-            "SLURM_PROCID='x' is not a number",
+            "SLURM_PROCID='x' is not a number. Unset it, or set it to a whole number",
         ),
         (
             {

@@ -28,9 +28,10 @@ TOO_FEW = (
     " others, or lower min_replicas. {} steps are made, and nothing of them is lost here"
 )
 NO_QUORUM = (
-    "replica {!r}: the lighthouse at {} has not formed a quorum within quorum_timeout_s={:g}. It"
-    " waits for its own --min_replicas, or for replicas that were connected shortly before. Start"
-    " them, or lower --min_replicas. {} steps are made, and nothing of them is lost here"
+    "replica {!r}: the lighthouse at {} has not formed a quorum within quorum_timeout_s={:g}: it"
+    " waits for its own --min_replicas, or for replicas that were connected shortly before. {}"
+    " steps are made, and nothing of them is lost here. Start the missing replicas, or lower"
+    " --min_replicas"
 )
 LOST = (
     "replica {!r} can't reach the lighthouse at {}, after {} steps: {}. The parameters are"

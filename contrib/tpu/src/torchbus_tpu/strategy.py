@@ -90,7 +90,7 @@ class TPU(Strategy):
         super().session_start(session)
 
     def average(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its mean over ranks."""
+        """Replace each tensor by its mean over ranks, in its dtype. All ranks call it."""
         averaging.mean_over(tensors)
 
 

@@ -133,6 +133,7 @@ class CSVLogger(OneRun):
         return False
 
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Files:
+        """Return the run. Raises FileNotFoundError if the run to resume has no folder."""
         folder = self._new_folder() if self._resume is None else self._root / self._resume
         if not folder.is_dir():
             raise FileNotFoundError(f"resume={self._resume!r}: there is no folder {folder}")

@@ -142,10 +142,7 @@ class NeedsParentheses(type):
 
 
 def refuse_no_plugin(thing: object) -> None:
-    """Raise UsageError for an object that can't be a plugin.
-
-    A plugin listens to events, or has another attribute of ``torchbus.bus.base.Plugin``.
-    """
+    """Raise UsageError unless an object listens to events, or has an attribute of ``Plugin``."""
     if isinstance(thing, type) and _is_marked(thing):
         raise UsageError(f"plugin {thing.__name__} is a class: pass an object, {thing.__name__}()")
     if isinstance(thing, (*FUNCTIONS, type)):

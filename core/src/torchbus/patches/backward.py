@@ -59,13 +59,14 @@ class BackwardCall:
 
     @property
     def loss(self) -> torch.Tensor | None:
+        """The single tensor that ``backward`` was called on, of any shape, or None."""
         if isinstance(self.tensors, torch.Tensor):
             return self.tensors
         first = self.tensors[0] if len(self.tensors) == 1 else None
         return first if isinstance(first, torch.Tensor) else None
 
     def start(self, weight: float | torch.Tensor = 1.0) -> tuple[list[Any], list[Any]]:
-        """Return the tensors to start from, and their gradients times ``weight`` and ``factor``."""
+        """Return where to start, with gradients of the same shapes times the two factors."""
         factor = (
             self.factor if isinstance(weight, float) and weight == 1.0 else self.factor * weight
         )

@@ -61,6 +61,7 @@ class Origin:
         ) = False
 
     def itself(self) -> object:
+        """Return this pass. ``source`` returns what gives such batches in other passes too."""
         return self
 
     def source(self) -> object:

@@ -107,9 +107,7 @@ class ModuleHook:
 
 
 def _called_now() -> list[Module]:
-    """Return the compiled model that is being called, if any: ``model.compile()`` compiles its
-    call.
-    """
+    """Return the compiled model that is being called: ``model.compile()`` compiles its call."""
     frame: FrameType | None = current_frame(1)
     outermost = None
     while frame is not None:

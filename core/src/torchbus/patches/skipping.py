@@ -1,6 +1,4 @@
-"""``Optimizer.step``, ``Optimizer.zero_grad`` and ``LRScheduler.step``, which a listener may leave
-out.
-"""
+"""``step`` of optimizers and schedulers, and ``zero_grad``, which a listener may leave out."""
 
 from __future__ import annotations
 

@@ -54,6 +54,9 @@ class Accelerate:
         return {"passes": [0 if loader is None else loader.iteration for loader in alive]}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        """Restore the passes of prepared loaders. Raises Unsupported for a loader whose order
+        depends on them.
+        """
         for reference, passes in zip(self._loaders, state["passes"], strict=False):
             loader = reference()
             if loader is None or loader.iteration == passes:

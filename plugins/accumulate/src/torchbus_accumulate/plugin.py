@@ -96,7 +96,10 @@ class Accumulate:
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the present batch is the last one of this pass over its loader."""
+        """Whether the present batch is the last one of this pass over its loader. Any rank may ask.
+
+        Raises UsageError if no loader is being iterated, or if it has no length.
+        """
         if self._place is None or self._place.at_hand is None:
             return last_by_torch()
         return self._place.ends_pass()
@@ -111,7 +114,8 @@ class Accumulate:
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
         """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
-        It is ``no_sync()`` for all batches but the last one of each window.
+        It is ``no_sync()`` for all batches but the last one of each window. All ranks must enter
+        it.
         """
         return self._without_sync() if more_to_come else nullcontext()
 
@@ -127,8 +131,9 @@ class Accumulate:
     def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
         """Inside, the parameters of all other optimizers require no gradients.
 
-        With ``sync_grad=False``, ranks do not communicate either. Afterwards each parameter is as
-        it was before.
+        With ``sync_grad=False``, ranks do not communicate either, and all ranks must enter it.
+        Afterwards each parameter is as it was before. Raises UsageError for an optimizer that the
+        session does not know.
         """
         if self._optimizers is None or optimizer not in self._optimizers:
             self._optimizers = weakref.WeakSet(objects.optimizers())
@@ -148,8 +153,9 @@ class Accumulate:
     def backward_weight(self, count: float) -> None:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
-        Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
-        must call it.
+        ``count``: a number, or a tensor of one element, 0 or more. Gradients are weighted by it,
+        over ranks and over the batches of a window. All ranks must call it. Raises UsageError for
+        another value.
         """
         if (
             isinstance(count, bool)

@@ -54,6 +54,9 @@ class Precision:
 
     ``state_dict()`` and ``load_state_dict(state)`` are for checkpoints, which must keep the loss
     scales.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("precision",)

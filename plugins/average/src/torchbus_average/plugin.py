@@ -125,7 +125,7 @@ class Average:
 
         Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
         end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks must call it, as they call forward.
+        all ranks must call it, as they call forward. Raises UsageError if nothing is averaged.
         """
         if not self._what:
             raise UsageError(
@@ -148,7 +148,7 @@ class Average:
     # Checkpoints ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """The averages, on rank 0. All ranks call it."""
+        """The averages, on rank 0. All ranks call it. Raises UsageError inside ``averaged()``."""
         if self._held_in:
             raise UsageError(
                 "s.save() in s.averaged(): a checkpoint is for going on, and needs the weights of"

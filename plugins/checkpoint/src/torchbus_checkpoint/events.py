@@ -44,8 +44,8 @@ def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
     """A checkpoint is written in the middle of a step, whose gradients are to go into it.
 
     Answer if an engine keeps them outside of ``p.grad``: the gradient of each parameter of the
-    optimizer, in the order of its groups, whole and averaged, or None. Fired on all ranks, which
-    may use collectives.
+    optimizer, with its shape and dtype, in the order of its groups, whole and averaged, or None.
+    Fired on all ranks, which may use collectives.
     """
 
 
@@ -54,5 +54,6 @@ def put_gradients(optimizer: Optimizer, gradients: list[Tensor | None]) -> bool 
     """A checkpoint puts them back. It has emptied ``p.grad``, and writes there unless the answer is
     True.
 
-    ``gradients``: as ``whole_gradients`` has them; an empty list if the checkpoint has none.
+    ``gradients``: of the parameters' shapes and dtypes, as ``whole_gradients`` has them; an empty
+    list if the checkpoint has none.
     """

@@ -203,7 +203,7 @@ class Checkpoint:
     def epochs(self, count: int) -> Iterator[int]:
         """``range(count)`` for the outermost loop, which continues where an interrupted run was.
 
-        An "epoch" may be a step.
+        An "epoch" may be a step. All ranks must loop over it.
         """
         expect("s.epochs: count", count, int, "a number of epochs")
         return self._epochs.run(count)
@@ -234,7 +234,7 @@ class Checkpoint:
         """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
         One rank is enough. It may call it in any thread, at any time, and again. Needs
-        ``checkpoint``.
+        ``checkpoint``. Raises UsageError without it.
         """
         if self._session.dry_run:
             return

@@ -147,7 +147,10 @@ def test_a_newer_format_is_refused_with_the_version_to_install(one: Path, call: 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["show", "nowhere"], "there is no folder nowhere"),
+        (
+            ["show", "nowhere"],
+            "there is no folder nowhere. Name a checkpoint, or a folder of checkpoints",
+        ),
         (
             ["verify", "."],
             "there is no checkpoint in .: a checkpoint is a folder with a manifest.json",

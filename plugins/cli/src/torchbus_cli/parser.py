@@ -39,7 +39,10 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parse the words; the error for an unknown option suggests similar options."""
+        """Parse the words; the error for an unknown option suggests similar options.
+
+        Raises Found, which ends the command, if only the parser is asked for.
+        """
         if argv == [FIND]:
             raise Found(self)
         given, unknown = self.parse_known_args(argv)
@@ -58,6 +61,7 @@ class Parser(argparse.ArgumentParser):
         return list(dict.fromkeys(re.findall(r"--[a-z][a-z-]+", self.format_help())))
 
     def error(self, message: str) -> NoReturn:
+        """End the command with exit status 2 and one line."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

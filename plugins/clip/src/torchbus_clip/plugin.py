@@ -28,6 +28,11 @@ class Clip:
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
     ``s.gradient_norm`` is the norm at the last step, before clipping: a tensor, only with "norm".
+
+    Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     verbs = ("gradient_norm",)

@@ -66,6 +66,9 @@ class Compress:
             the same, under the strategy ft only.
 
     Sources: see each algorithm; PowerSGD: Vogels et al., NeurIPS 2019.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     def __init__(self, *, gradient_algorithm: AlgorithmName = "allreduce") -> None:

@@ -24,6 +24,9 @@ class Anomaly:
             Slow: for debugging.
         deterministic: True: only deterministic algorithms, and an error where torch has none.
             "warn": a warning there. cuDNN does not try several algorithms.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("checks of torch",)

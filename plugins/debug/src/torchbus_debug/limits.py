@@ -233,6 +233,9 @@ class Limits:
             in the same order. It wins over the two options above.
 
     Batches are counted on each rank. ``len(loader)`` is what the next pass will have.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("limits of passes",)

@@ -88,12 +88,18 @@ class DeepSpeed(Strategy):
         return super().launch(session)
 
     def start_alone(self, session: Context) -> None:
-        """Do nothing with a single rank."""
+        """Do nothing with a single rank.
+
+        Raises:
+            UsageError: the config asks for what needs a process group.
+        """
         if self.config.describe():
             raise UsageError(ONE_RANK.format(self.name, self.config.describe().lstrip("; ")))
 
     def average(self, tensors: list[Tensor]) -> None:
-        """Average gradients at stage 0."""
+        """Replace each gradient by its mean over ranks, in its dtype, at stage 0. All ranks call
+        it.
+        """
         package.average(tensors)
 
     def division(self, session: Context) -> options.Division:

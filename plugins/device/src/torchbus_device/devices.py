@@ -23,9 +23,8 @@ BROUGHT_BY = {
 }
 """Device types of packages beside torch."""
 NO_TPU = (
-    "accelerator={!r}: torch {} sees no TPU. torch_xla, which had a device type 'xla', ends with"
-    " torch 2.9. torch_tpu brings 'tpu', on a host with TPUs only. Of torchbus, nothing was run on"
-    " a TPU: torchbus-tpu is experimental (contrib/tpu/README.md)"
+    "accelerator={!r}: torch {} sees no TPU. Install torch_tpu on a host with TPUs; torch_xla ends"
+    " with torch 2.9. torchbus-tpu is experimental, never run on a TPU (contrib/tpu/README.md)"
 )
 ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '1,3'"
 

@@ -23,6 +23,9 @@ class Gpu:
 
     Each rank sends its measurements as ``system_metrics``. They replace nothing in torch. With
     ``lint=True``, the methods that it observes are replaced until the session ends.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("monitor",)

@@ -28,8 +28,7 @@ DRAWS_WHEN_IMPORTED = "rich.style"  # it draws one of Python's numbers, for its 
 UNLIKE = (
     "{names} was drawn from before the block, and not identically on all ranks: the script runs"
     " again for each rank, and what it drew there (a split of the data, say) differs. Seed it at"
-    " the top of the script, or import torchbus before anything is drawn, or use launch='fork' or"
-    " `torchbus run`, where nothing before the block runs twice"
+    " the top of the script, import torchbus before anything is drawn, or use launch='fork'"
 )
 
 

@@ -25,7 +25,7 @@ from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
 from torchbus_launch.guard import Guard, Leave
-from torchbus_launch.lookout import STORE_LOST, HealthChecks, received
+from torchbus_launch.lookout import HealthChecks, received, store_lost
 from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
 from torchbus_launch.saying import say
@@ -296,7 +296,7 @@ class Job:
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
-            return self.guard.reason or RankFailed(f"{STORE_LOST}: {lost}")
+            return self.guard.reason or store_lost(f": {lost}")
         return None
 
     def _let_all_leave(self, error: BaseException | None) -> None:
@@ -388,7 +388,7 @@ class FailureResolver:
                 return _signalled(signal_seen, error)
             return _of_another(first, error)
         self._guard.release()
-        return RankFailed(STORE_LOST) if failure.is_consequence(error) else error
+        return store_lost() if failure.is_consequence(error) else error
 
     def _signal(self, error: BaseException) -> int | None:
         """Return the signal that this rank has received, if any."""

@@ -96,7 +96,8 @@ def find_nodes(request: Request) -> Nodes:
     node_rank = os.environ["NODE_RANK"]
     if not node_rank.isdigit() or int(node_rank) >= request.num_nodes:
         raise UsageError(
-            f"NODE_RANK={node_rank} does not fit num_nodes={request.num_nodes}: it counts from 0"
+            f"NODE_RANK={node_rank} does not fit num_nodes={request.num_nodes}: it counts from 0."
+            " Set 0 on the first node, 1 on the second"
         )
     port = integer(os.environ, "MASTER_PORT", 29500)
     return Nodes(

@@ -22,8 +22,12 @@ from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import END, Place
 from torchbus_launch.saying import say
 
-STORE_LOST = "rank 0, which serves the store, has gone"
+LOOK = "Look at its output, and in `dmesg` for a process that the kernel has killed"
 FIRST_ENDS_WITHIN_S = 3.0
+
+
+def store_lost(why: str = "") -> RankFailed:
+    return RankFailed(f"rank 0, which serves the store, has gone{why}. {LOOK}")
 
 
 class HealthChecks:
@@ -73,15 +77,15 @@ class HealthChecks:
 
     def look(self) -> BaseException | None:
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
-            return RankFailed("rank 0 has gone")
+            return RankFailed(f"rank 0 has gone. {LOOK}")
         if self._log.lost:
-            return RankFailed(STORE_LOST)
+            return store_lost()
         try:
             self.found = found = self._recorded() or self.dead_rank() or self._frozen()
             if found is not None and found.frozen and self._freeze is not None:
                 self._freeze.end(found.rank, found.summary)
         except RuntimeError:
-            return RankFailed(STORE_LOST)
+            return store_lost()
         if found is not None and (
             found.rank != self._rank
             or found.frozen
@@ -165,7 +169,7 @@ class HealthChecks:
         try:
             error = self._hang.look()
         except RuntimeError:
-            return RankFailed(STORE_LOST)
+            return store_lost()
         if error is not None:
             self.publish(self._store, failure.of(self._rank, error))
         return error

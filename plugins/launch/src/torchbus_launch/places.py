@@ -25,7 +25,9 @@ def integer(env: Mapping[str, str], name: str, default: int | None = None) -> in
     try:
         return int(text or "")
     except ValueError:
-        raise UsageError(f"{name}={text!r} is not a number") from None
+        raise UsageError(
+            f"{name}={text!r} is not a number. Unset it, or set it to a whole number"
+        ) from None
 
 
 MPI_PREFIXES = (
@@ -211,12 +213,13 @@ def _check(place: Place, request: Request) -> None:
     if not 0 <= place.rank < place.world_size:
         raise UsageError(
             f"{place.launched_by} says rank {place.rank} of {place.world_size}: these contradict"
-            " each other"
+            " each other. Unset what is left of another launcher"
         )
     if not 0 <= place.local_rank < place.local_world_size <= place.world_size:
         raise UsageError(
             f"{place.launched_by} says local rank {place.local_rank} of {place.local_world_size} on"
-            f" this node, {place.world_size} in all: these contradict each other"
+            f" this node, {place.world_size} in all: these contradict each other."
+            " Unset what is left of another launcher"
         )
     if (
         place.launched_by != "session"

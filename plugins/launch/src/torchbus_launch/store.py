@@ -50,6 +50,7 @@ class SealedStore:
 
     @property
     def raw(self) -> dist.Store:
+        """torch's own store, for process groups. Raises RuntimeError after the session."""
         if not self._held:
             raise RuntimeError("the session has ended, and its store with it")
         return self._held[0]
@@ -68,6 +69,7 @@ class SealedStore:
 
     @property
     def timeout_s(self) -> float:
+        """Seconds that ``get`` and ``wait`` wait at most."""
         return self._bytes.timeout.total_seconds()
 
     @property
@@ -99,6 +101,7 @@ class SealedStore:
         return SealedStore(raw, self.key, self.prefix)
 
     def set(self, name: str, value: str | bytes) -> None:
+        """Set the value, with its tag."""
         self._bytes.set(self.prefix + name, self._sealed(name, value))
 
     def set_all(self, values: Mapping[str, str | bytes]) -> None:
@@ -119,7 +122,8 @@ class SealedStore:
         while (value := self._opened(name, self.raw.get(self.prefix + name))) is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the store's {self.prefix + name} was not written by a rank of this job"
+                    f"the store's {self.prefix + name} was not written by a rank of this job:"
+                    " another program has written it. Let only the job's hosts reach MASTER_PORT"
                 )
             time.sleep(FORGED_AGAIN_S)
         return value
@@ -191,6 +195,7 @@ class SealedStore:
         return hmac.digest(self.key, f"{self.prefix}{name}".encode() + b"\0secret", "sha256")
 
     def delete_key(self, name: str) -> bool:
+        """Remove the value; return whether there was one."""
         return bool(self.raw.delete_key(self.prefix + name))
 
     def _swap(self, name: str, there: bytes, value: bytes) -> bool:

@@ -34,6 +34,9 @@ class Log:
         autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
         log_grad_norms: at log points, log the norm of the gradients of each "layer" (a module with
             parameters of its own) or "parameter", with which the optimizer steps: after clipping.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     hears_trials = False
@@ -71,12 +74,16 @@ class Log:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
-        prog_bar=False, step=None``.
+        prog_bar=False, step=None``. All ranks must log a value that is reduced over ranks, in the
+        same order; any rank may log another one. Raises UsageError for other values and options.
         """
         self._send("log", {name: value}, options)
 
     def log_dict(self, metrics: Mapping[str, object], **options: Unpack[LogOptions]) -> None:
-        """Log several values by name, with the options of ``log``."""
+        """Log several values by name, with the options of ``log``, on the same ranks.
+
+        Raises UsageError for what is not a mapping.
+        """
         if not isinstance(metrics, Mapping):
             raise UsageError(
                 f"s.log_dict({type(metrics).__name__}): pass a dict from names to values"

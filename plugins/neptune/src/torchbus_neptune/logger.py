@@ -46,6 +46,9 @@ class NeptuneLogger(Tracker):
     ``parameters/`` and ``torchbus/``.
 
     Source: https://docs-legacy.neptune.ai/api/neptune
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     name = "neptune"

@@ -71,7 +71,8 @@ class PipelineOptions:
         given = list(self.balance)
         if sum(given) != len(layers):
             raise UsageError(
-                f"balance={given}: these are {sum(given)} layers, and {model} has {len(layers)}"
+                f"balance={given}: these are {sum(given)} layers, and {model} has {len(layers)}."
+                " Change balance="
             )
         interleaved = self.schedule == INTERLEAVED and len(given) % ranks == 0
         if len(given) != stages and not interleaved:

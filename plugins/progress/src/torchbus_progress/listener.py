@@ -40,6 +40,9 @@ class Progress:
         every_s: seconds between two lines, if there is no terminal.
 
     An error in the bar ends the bar with one warning, and never the training.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("progress bar",)

@@ -106,6 +106,7 @@ class OpenHere:
         os.register_at_fork(after_in_child=lambda: (alive := close()) and alive())
 
     def close(self) -> None:
+        """Close the descriptor, once."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):

@@ -31,6 +31,9 @@ class Sampler:
         shard_eval: divide loaders in evaluation, too, without padding. For loops that reduce over
             ranks themselves.
         sample_ledger: a folder in which each rank writes which samples it took (see ``Ledger``).
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("order of the data",)

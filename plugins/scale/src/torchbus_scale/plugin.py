@@ -36,10 +36,13 @@ class Scale:
 
     ``s.effective_batch_size`` is the number of samples behind one real step.
     ``s.find_batch_size(function, start)`` finds the largest batch size that fits.
-    ``s.find_lr(function, optimizer, loader)`` tries learning rates. ``state_dict()``
-    and ``load_state_dict(state)`` are for checkpoints.
+    ``s.find_lr(function, optimizer, loader)`` tries learning rates. ``state_dict()`` and
+    ``load_state_dict(state)`` are for checkpoints.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     owns = ("learning rate scale",)
@@ -167,13 +170,17 @@ class Scale:
 
     @property
     def effective_batch_size(self) -> int:
-        """Number of samples behind one real step: batch x ranks x accumulation."""
+        """Number of samples behind one real step: batch x ranks x accumulation. Any rank may ask.
+
+        Raises UsageError before a DataLoader with a ``batch_size`` exists.
+        """
         if self._batch_size is None:
             sizes = [batch_size_of(loader) for loader in objects.alive(DataLoader)]
             self._batch_size = next((size for size in sizes if size), None)
         if self._batch_size is None:
             raise UsageError(
-                "s.effective_batch_size: no DataLoader with a batch_size has been seen"
+                "s.effective_batch_size: no DataLoader with a batch_size has been seen. Read it"
+                " after you make one"
             )
         return self._batches * self._batch_size
 

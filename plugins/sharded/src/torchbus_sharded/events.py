@@ -31,6 +31,7 @@ def average_beyond(parameters: list[Tensor], numbers: list[float]) -> list[float
     """Average a backward's gradients over replicas, each of which is a separate session.
 
     Fired once per backward, when the ranks of the session have averaged. All ranks fire it.
-    ``parameters`` are this rank's shards, DTensors. Each ``grad`` is None, or the gradient of this
-    backward only. Replace it by its mean over replicas, and return the means of ``numbers``.
+    ``parameters`` are this rank's shards, DTensors. Each ``grad``, of its shard's shape and dtype,
+    is None, or the gradient of this backward only. Replace it by its mean over replicas, and return
+    the means of ``numbers``.
     """

@@ -70,7 +70,8 @@ class Decisions:
         if not job.wait_until(is_there, self._session.timeout.total_seconds()):
             raise RankFailed(
                 f"rank 0 did not reach the end of step {place}, where rank {self._session.rank}"
-                " is waiting for it"
+                " is waiting for it. Look at rank 0's output; if it may be away for so long, pass a"
+                " longer timeout_s"
             )
         decided, following = json.loads(found[0])
         return decided, following

@@ -52,7 +52,7 @@ class TrackedBatch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of the batch that are alive."""
+        """The tensors of the batch that are alive, of any shape and dtype."""
         return [tensor for one in self._tensors if (tensor := one()) is not None]
 
     @property
@@ -234,8 +234,7 @@ UNKNOWN = (
     "{} batches of {} were read before this backward, and which of them feeds it is unknown:"
     " the loop fetches ahead, or leaves batches out, and computes with copies (.float(), .to(...)),"
     " of which the originals are gone. It decides {}. Keep the loader's own tensors until they are"
-    " used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as"
-    " well{}"
+    " used, or let DataLoader(num_workers=..., pin_memory=True) fetch ahead{}"
 )
 
 

@@ -197,7 +197,8 @@ def _tensor(value: torch.Tensor | float) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(
-            f"s.reduce({_short(value)}): a {type(value).__name__} is neither a tensor nor a number"
+            f"s.reduce({_short(value)}): a {type(value).__name__} is neither a tensor nor a number."
+            " s.all_gather_object takes any object"
         ) from None
 
 

@@ -135,7 +135,9 @@ def open_group(session: Context, backend: str) -> None:
             )
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise LaunchError(
-            f"rank {session.rank}: the {backend} process group could not be made: {error}"
+            f"rank {session.rank}: the {backend} process group could not be made. Run"
+            " `torchbus doctor`, or name the network that connects the hosts in"
+            f" {backend.upper()}_SOCKET_IFNAME. {backend} says: {error}"
         ) from error
     finally:
         sys.excepthook = hook  # torch replaces it and does not put it back

@@ -98,7 +98,8 @@ class RankVerbs:
 
         ``results``: a list with one result for each item that this rank got of the last
         ``s.split_between_processes``, or a tensor with a row for each. Those of padding are left
-        out. Results in a list go by pickle. All ranks call it.
+        out. Results in a list go by pickle. All ranks call it. Raises UsageError, on all ranks, if
+        the ranks have split different items, or a rank has another number of results.
         """
         split = self._split
         if split is None:

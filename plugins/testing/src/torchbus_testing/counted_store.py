@@ -17,5 +17,6 @@ class CountedStore(SealedStore):
 
     @property
     def raw(self) -> dist.Store:
+        """torch's own store; each use counts as a request."""
         self.requests += 1
         return super().raw

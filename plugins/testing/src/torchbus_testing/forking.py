@@ -50,7 +50,8 @@ class ForkServer:
         """Run a script like ``run_script``.
 
         After ``kill_after_s``, it sends SIGKILL to the script (``whom`` is 0), or to its
-        ``whom``-th child, counted from 1.
+        ``whom``-th child, counted from 1. Raises TimeoutError if the script does not end within
+        ``timeout_s`` seconds.
         """
         with tempfile.TemporaryDirectory() as mine:
             script = source if isinstance(source, Path) else write_script(mine, source)
@@ -89,6 +90,7 @@ class ForkServer:
         return self._process.poll() is not None
 
     def close(self) -> None:
+        """End the process of the server."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -124,5 +126,8 @@ def _running() -> ForkServer:
 def fork_script(
     source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0
 ) -> Result:
-    """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process."""
+    """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process.
+
+    Raises TimeoutError after ``timeout_s`` seconds.
+    """
     return _running().run(source, *args, cwd=cwd, timeout_s=timeout_s)

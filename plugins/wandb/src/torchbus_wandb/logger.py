@@ -64,6 +64,9 @@ class WandbLogger(Tracker):
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Source: https://docs.wandb.ai/models/track/log/distributed-training
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     companions = ("log", "wandb_one_run")
@@ -179,6 +182,7 @@ class WandbLogger(Tracker):
         )
 
     def close_run(self, run: wandb.Run, failed: bool) -> None:
+        """End the run. Raises TimeoutError if the client does not end in time."""
         if self._checkpoints is not None:
             self._checkpoints.upload(run)
         try:

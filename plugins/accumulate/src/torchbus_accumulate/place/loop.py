@@ -110,7 +110,9 @@ def last_by_torch() -> bool:
     """Whether torch's own iterator is at its last batch, for a pass that began too early."""
     begun = [iterator for iterator in objects.alive(DATA_ITERATOR) if yielded(iterator)]
     if not begun:
-        raise UsageError("s.is_last_batch: no DataLoader is being iterated")
+        raise UsageError(
+            "s.is_last_batch: no DataLoader is being iterated. Read it inside a loop over one"
+        )
     try:
         return bool(yielded(begun[-1]) == len(begun[-1]))
     except TypeError:

@@ -272,7 +272,7 @@ class WindowSum:
         if len(mine) != len(gradients):
             raise UsageError(
                 f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer"
-                f" has {len(mine)}"
+                f" has {len(mine)}. Create the optimizer as in the run that wrote it"
             )
         self.calls, self.weight, self.samples = calls, weight, samples
         self.mass, self.whole = mass, whole

@@ -88,9 +88,12 @@ class Exchange:
             late = _first_missing(self._session.world.shared, names)
             raise CheckpointError(
                 f"rank {senders[late]} did not write its part of a checkpoint within"
-                f" {self._session.timeout.total_seconds():g} s ({names[late]})"
+                f" {self._session.timeout.total_seconds():g} s ({names[late]}). {SLOW}"
             )
         return found
+
+
+SLOW = "Look at that rank's output; if its disk is slow, pass a longer timeout_s"
 
 
 def _first_missing(store: SharedStore, names: Sequence[str]) -> int:
@@ -129,7 +132,10 @@ def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
         return text[1:]
     found = wait_for(session, key)
     if found is None:
-        raise CheckpointError("rank 0 did not say which checkpoint to resume from")
+        raise CheckpointError(
+            "rank 0 did not say which checkpoint to resume from within"
+            f" {session.timeout.total_seconds():g} s. {SLOW}"
+        )
     text = found[0].decode()
     if text[0] == "-":
         raise CheckpointError(text[1:])

@@ -253,7 +253,9 @@ def checkpoints(path: Path) -> list[Path]:
     UsageError if there are none.
     """
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}")
+        raise UsageError(
+            f"there is no folder {path}. Name a checkpoint, or a folder of checkpoints"
+        )
     if (path / folder.MANIFEST).exists() or path.name.startswith(choice.PREFIX):
         return [path]
     there = {*folder.found(path), *(one for one in path.glob(f"{choice.PREFIX}*") if one.is_dir())}

@@ -84,8 +84,7 @@ def explain_failure(error: BaseException) -> UsageError | None:
         return None
     return UsageError(
         "the loop can't skip its finished epochs, as it needs their data"
-        f" ({type(error).__name__}: {error}). Let the code after the inner loop stand an epoch"
-        " without batches (max(1, count); a name that has a value before the loops), and run again:"
-        " what it shows of such an epoch is hidden. Or begin again with `for epoch in"
-        " s.epochs(...):`, with resume='never' or another folder"
+        f" ({type(error).__name__}: {error}). Let the code after the inner loop accept an"
+        " epoch without batches, as by max(1, count), and run again. Or begin again with `for epoch"
+        " in s.epochs(...):`, with resume='never' or another folder"
     )

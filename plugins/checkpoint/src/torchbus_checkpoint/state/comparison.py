@@ -44,13 +44,17 @@ def check(
     _check_registered({*saved["registered"]}, {*registered}, where)
 
 
+REMEDY = "Use the code that wrote the checkpoint, or another folder"
+
+
 def _check_same(kind: str, saved: list[State], things: Named, where: str) -> None:
     theirs, ours = [entry["class"] for entry in saved], [class_name(thing) for _, thing in things]
     if theirs != ours:
         label = {"trained": "trained models", "other": "other models"}.get(kind, kind)
         raise CheckpointError(
             f"{where} belongs to another loop: it holds the {label} {_listed(saved)}; this loop has"
-            f" {', '.join(f'{name} ({class_name(thing)})' for name, thing in things) or 'none'}"
+            f" {', '.join(f'{name} ({class_name(thing)})' for name, thing in things) or 'none'}."
+            f" {REMEDY}"
         )
 
 
@@ -63,7 +67,7 @@ def _check_layers(entry: State, name: str, model: Module, where: str) -> None:
     if theirs != (len([*model.modules()]), len([*model.parameters()])):
         raise CheckpointError(
             f"{where}: model {entry['name']} ({entry['class']}) had other layers than {name} of"
-            " this loop"
+            f" this loop. {REMEDY}"
         )
 
 
@@ -73,14 +77,14 @@ def _check_weights(what: str, saved: State, name: str, model: Module) -> None:
         if key not in mine or key not in saved:
             raise CheckpointError(
                 f"{what} {'has no' if key in mine else 'has'} {key}, and {name} of this loop"
-                f" {'has' if key in mine else 'has not'}"
+                f" {'has' if key in mine else 'has not'}. {REMEDY}"
             )
         theirs, ours = (
             tuple(one.shape) if isinstance(one, Tensor) else None for one in (saved[key], mine[key])
         )
         if theirs != ours:
             raise CheckpointError(
-                f"{what}: {key} has shape {theirs}, and in {name} of this loop {ours}"
+                f"{what}: {key} has shape {theirs}, and in {name} of this loop {ours}. {REMEDY}"
             )
 
 
@@ -88,7 +92,7 @@ def _check_optimizer(entry: State, name: str, shapes: list[list[list[int]]], whe
     if shapes != entry["shapes"]:
         raise CheckpointError(
             f"{where}: optimizer {entry['name']} held {_counted(entry['shapes'])}; {name} of"
-            f" this loop holds {_counted(shapes)}"
+            f" this loop holds {_counted(shapes)}. {REMEDY}"
         )
 
 
@@ -103,7 +107,8 @@ def _counted(shapes: list[list[list[int]]]) -> str:
 def _check_loose(theirs: int, ours: int, where: str) -> None:
     if theirs != ours:
         raise CheckpointError(
-            f"{where}: {theirs} trained tensors belonged to no model, {ours} do in this loop"
+            f"{where}: {theirs} trained tensors belonged to no model, {ours} do in this loop."
+            f" {REMEDY}"
         )
 
 

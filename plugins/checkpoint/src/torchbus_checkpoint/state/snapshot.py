@@ -55,7 +55,10 @@ class Snapshot:
                 " and load_state_dict(state)"
             )
         if name in self._registered and self._registered[name] is not thing:
-            raise UsageError(f"s.register({name!r}): this name is registered already")
+            raise UsageError(
+                f"s.register({name!r}): this name is registered already, for another object. Use"
+                " another name"
+            )
         self._registered[name] = thing
 
     # Write ---------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 CONSTANT = (
     "strategy='dp': {}.forward is given the same tensor of shape {} in each call, with the"
-    " batch's number of rows in dim {}, and so it is divided with the batch. If it has a row for"
-    " each sample, all is well; if each sample needs all of its rows (prototypes, class"
-    " embeddings), make it a buffer or an attribute of the model"
+    " batch's number of rows in dim {}, and so it is divided with the batch. That is exact if it"
+    " has a row for each sample. If each sample needs all rows (prototypes, class embeddings),"
+    " make it a buffer of the model"
 )
 
 

@@ -31,6 +31,9 @@ class DP(ByReducer):
         backend, bucket_cap_mb, loss_weight, sync_batchnorm: as for ddp.
 
     Source: torch.nn.DataParallel, with one process per device in place of its threads.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     name = "dp"

@@ -127,7 +127,10 @@ def to_value(name: str, value: Any) -> Value:
         raise
     except (TypeError, ValueError, RuntimeError):
         what = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise UsageError(f"s.log({name!r}, {value!r}): a {what} is not a number") from None
+        raise UsageError(
+            f"s.log({name!r}, {value!r}): a {what} is not a number. Pass a number, or a tensor of"
+            " one element"
+        ) from None
 
 
 def _only_element(name: str, value: Tensor) -> Tensor:

@@ -286,10 +286,10 @@ class Tracker(Client, Plugin):
 
     A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
     ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.
-    All of them run on the tracker's thread, one at a time, so a slow call never blocks the loop.
-    A call that the service turns away (429, 503) is made again, up to five times, in its place. The
-    tracker counts calls that fail. After five failures in a row it makes calls rarely, until
-    one succeeds again.
+    All of them run on the tracker's thread, one at a time, so a slow call never blocks the loop. A
+    call that the service turns away (429, 503) is made again, up to five times, in its place. The
+    tracker counts calls that fail. After five failures in a row it makes calls rarely, until one
+    succeeds again.
 
     ``experiment``: what ``open_run`` returned, the client's own run. On ranks that do not report,
     or if no start succeeded, it is an object that accepts every call and does nothing.
@@ -300,6 +300,9 @@ class Tracker(Client, Plugin):
         start_timeout_s: seconds after which a start counts as failed. The tracker then tries again
             with ``offline=True``.
         finish_timeout_s: seconds that the end of the session may wait for calls still to be made.
+
+    Raises:
+        UsageError: an option has another type or value.
     """
 
     companions: tuple[str, ...] = ("log",)
@@ -333,6 +336,7 @@ class Tracker(Client, Plugin):
 
     @property
     def on_all_ranks(self) -> bool:
+        """Whether every rank reports, instead of rank 0 for all."""
         return self._ranks == "all"
 
     # Events --------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _numbers(name: str, values: object) -> Tensor:
         reported = f"a {type(values).__name__}" if tensor is None else str(tensor.dtype)
         raise UsageError(
             f"s.log_histogram({name!r}): {reported} is neither a tensor nor an array of real"
-            " numbers"
+            " numbers. Pass one, such as torch.tensor(values)"
         )
     flat = tensor.detach().flatten()
     return flat if flat.dtype is torch.float64 else flat.float()
@@ -144,7 +144,7 @@ class Image:
         return self._pixels
 
     def rgb(self) -> Tensor:
-        """Return the pixels with three channels: grey as RGB, and without transparency."""
+        """Return the pixels as uint8 (height, width, 3): grey as RGB, and without transparency."""
         return self.pixels()[..., :3].expand(-1, -1, 3).contiguous()
 
     def png(self) -> bytes:

@@ -189,7 +189,7 @@ class Constants:
     def number(self, loss: Tensor | None, weight: float, progress: int) -> int:
         """Return what to send in this backward: from 0 to 250, and 0 in most.
 
-        ``progress`` is equal on all ranks in the same backward.
+        ``progress`` is equal on all ranks in the same backward. ``loss``: of one element.
         """
         backwards = self._session.job.backwards if self._session.job else 0
         if backwards >= LOOKS and backwards % EVERY:
@@ -328,6 +328,7 @@ class Digest:
         self._sum = 0
 
     def add(self, tensor: Tensor) -> None:
+        """Add the bytes of a tensor of any shape and dtype."""
         self._sum = crc32(byte_sum(tensor).to_bytes(8, "little"), self._sum)
 
     def take(self) -> int:
@@ -337,5 +338,5 @@ class Digest:
 
 
 def byte_sum(tensor: Tensor) -> int:
-    """Return the sum of a tensor's bytes. It does not depend on the order of the additions."""
+    """Return the sum of a tensor's bytes, of any shape and dtype, in any order of the additions."""
     return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))

@@ -24,12 +24,10 @@ SEED = (
 )
 
 DRIFTED = (
-    "a parameter is not the same on all ranks any more: something changed it on only one rank (an"
-    " optimizer that computes with this rank's own data or random numbers; a learning rate that is"
-    " drawn; weights that are set from this rank's first batch; points that are added or removed by"
-    " this rank's own statistics; a rank that loaded other weights; or weights that were redrawn"
-    " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a"
-    " new model)"
+    "a parameter is not the same on all ranks any more: something changed it on only one rank,"
+    " such as this rank's data or random numbers, or a checkpoint that only some ranks loaded."
+    " Change it by what all ranks have in common, s.reduce(value), and redraw weights after"
+    " model.eval(), where all ranks draw the same numbers"
 )
 NO_BACKWARD = (
     "the ranks' parameters differ, and loss.backward() was never called: gradients that are"

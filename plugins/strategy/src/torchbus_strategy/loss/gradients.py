@@ -55,7 +55,9 @@ def _sum(old: Tensor, new: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def scale_all(gradients: Sequence[Tensor], factor: Number) -> None:
-    """Multiply gradients in place: sparse ones too, and of divided ones this rank's part."""
+    """Multiply gradients of any shape and dtype in place: sparse ones too, and of divided ones this
+    rank's part.
+    """
     dense = [local_part(gradient) for gradient in gradients if not gradient.is_sparse]
     if dense:
         foreach_mul_(dense, factor)

@@ -42,7 +42,8 @@ def has_parts(loss: Tensor) -> bool:
 def unscaled(loss: Tensor) -> Tensor:
     """Return what the loop has multiplied by constants to get this loss: a scaler's, for example.
 
-    It is the first number on that way that a variable of the loop names, or the loss itself.
+    It is the first tensor of one element on that path that a variable of the loop names, or the
+    loss itself.
     """
     edges = _edges(loss, FACTORS)
     return next(reversed(_held(edges)), loss) if edges else loss

@@ -258,7 +258,8 @@ class LossWeights:
 
     ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
     way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
-    over samples, as its graph says, is summed over ranks; without, it counts as a mean.
+    over samples, as its graph says, is summed over ranks; without, it counts as a mean. Losses are
+    tensors of one element; other shapes have no count.
     """
 
     def __init__(
@@ -294,7 +295,7 @@ class LossWeights:
 
         ``settles``: the host will know the ranks' numbers before it goes on. On a GPU it does not;
         then ranks count by the graph once all of them know that one does. ``expected``: average
-        number of samples of a rank, if the share does not say.
+        number of samples of a rank, if the share does not say. ``loss``: of one element.
         """
         terms = self._read(loss, expected)
         count = self._usual(terms, expected)
@@ -347,7 +348,8 @@ class LossWeights:
     def by_samples(self, loss: Tensor | None) -> Count:
         """Return the count of a backward that communicates nothing, or follows such a one.
 
-        The other ranks' counts are unknown. Warns if the loss does not count samples.
+        The other ranks' counts are unknown. Warns if the loss does not count samples. ``loss``: of
+        one element.
         """
         if self.is_sum(loss):
             self._repeated.forget()
@@ -480,13 +482,17 @@ class LossWeights:
         return self._use(Count(self._shared.weight, True))
 
     def is_sum(self, loss: Tensor | None) -> bool:
-        """Whether the loss is one that is summed over ranks."""
+        """Whether the loss is one that is summed over ranks.
+
+        Tensors are of one element.
+        """
         return self._sums and self.mode != "samples" and loss is not None and is_sum(terms_of(loss))
 
     def of_sum(self, loss: Tensor | None) -> Count:
         """Return the count of a sum over samples.
 
-        It is in full, unless this rank's batch only fills in for missing samples.
+        It is in full, unless this rank's batch only fills in for missing samples. Tensors are of
+        one element.
         """
         self._each.let_go()
         parts = float(1 if self._session.batches.only_evaluate else self._session.world.data.parts)
@@ -527,6 +533,7 @@ class LossWeights:
         return mine | self._unit.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the unit and the weights of a checkpoint. All ranks call it."""
         self._deciding.ratio = state["ratio"]
         self._each.differs = state.get("apart", False)
         self._unit.load_state_dict(state)
@@ -562,7 +569,10 @@ class LossWeights:
         return scales
 
     def resolve_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
-        """Return the same factors, without a wait for the numbers."""
+        """Return the same factors, without a wait for the numbers.
+
+        Tensors are of one element.
+        """
         self._each.let_go()
         return None if self._have_met else self._unit.scales_on_device(mean, windows)
 

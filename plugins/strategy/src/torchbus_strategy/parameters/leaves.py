@@ -36,9 +36,8 @@ OUTLIVES = (
 )
 OF_A_MEAN = (
     "torch.autograd.grad communicates nothing: the gradient of a mean over this rank's samples is"
-    " larger than one process's, by the number of ranks if their shares are equal; only its sign"
-    " and direction are the same. It is exact for a sum over samples, for a mean over samples and a"
-    " tensor of the batch itself (x.requires_grad_()), and from loss.backward()"
+    " larger than one process's, with the same sign and direction. Use loss.backward(), a sum over"
+    " samples, or the batch's own tensor (x.requires_grad_()), which are exact"
 )
 
 

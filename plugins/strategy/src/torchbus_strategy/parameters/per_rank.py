@@ -31,8 +31,7 @@ UNLIKE = (
 OUTLIVES = (
     "a tensor of shape {}, which no module owns, had a row for each sample when its optimizer was"
     " made, and so is each rank's own, but several batches train it. If all ranks share it, call"
-    " s.adopt(tensor) before you make its optimizer; if it belongs to the samples of one batch,"
-    " make a new one for the next"
+    " s.adopt(tensor) before you make its optimizer. If not, make a new one for each batch"
 )
 
 NUMBERS = 3

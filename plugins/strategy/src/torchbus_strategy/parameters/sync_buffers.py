@@ -20,10 +20,9 @@ WAYS = ("rank0", "mean", "sum")
 LOOKS = 3
 DIFFER = (
     "the forward fills {} from its batch, so each rank's is another one, and after each backward"
-    " all ranks get {}: the samples of the other ranks do not enter as in one process."
-    " sync_buffers={{'{}': 'mean'}} is exact for a running mean over samples, and 'sum' for"
-    " counts, sums, and a bank in which each sample writes its own row; of a queue, or a running"
-    " mean of sums, gather what is written: s.all_gather(...)"
+    " all ranks get {}: the samples of the other ranks do not enter as in one process. Pass"
+    " sync_buffers={{'{}': 'mean'}} for a running mean over samples, or 'sum' for counts and sums."
+    " For a queue, gather what is written: s.all_gather(...)"
 )
 COUNTS = (
     "{} grew, in each of the first backwards, by the number of this rank's samples: if it counts"

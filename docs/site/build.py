@@ -1,24 +1,39 @@
-"""A hook of mkdocs: makes one site of pages that stand in several folders of the repository.
+"""Build the site with zensical::
 
-Links in the pages are those of the repository, so that they work on a code host too. Here each
-leads to a page of the site: READMEs of packages become pages, and a source that a page links to
-becomes a page that shows it.
+    python docs/site/build.py                     # into site/; a broken link is an error
+    python docs/site/build.py --site-dir FOLDER   # into another folder
+    python docs/site/build.py --serve             # show it, and build it again after each change
+
+The site's pages stand in several folders of the repository, and their links are those of the
+repository, so that they work on a code host too. They are staged in one folder first, where each
+link leads to a page of the site: READMEs of packages become pages, and a source that a page links
+to becomes a page that shows it.
 """
 
 from __future__ import annotations
 
+import argparse
 import posixpath
 import re
+import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
+STAGED = ROOT / "build" / "pages"  # docs_dir of mkdocs.yml
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
-WIDE = {"comparison.md"}  # its tables need the room of the sidebars
+WIDE = {
+    "comparison.md",
+    "benchmark-corpus.md",
+    "benchmark-results.md",
+    "benchmark-scale.md",
+}  # their tables need the room of the sidebars
+WIDE_HEAD = "---\nhide:\n  - navigation\n  - toc\n---\n\n"
 MESSAGE = re.compile(r"^```text\n(.*)\n", re.M)
 NESTED = re.compile(r"^( {2,3})(?=\S)", re.M)
 ELSEWHERE = {
@@ -28,6 +43,7 @@ ELSEWHERE = {
     "benchmarks/results/README.md": "benchmark-results.md",
     "benchmarks/results/corpus.md": "benchmark-corpus.md",
     "benchmarks/results/scale.md": "benchmark-scale.md",
+    "benchmarks/results/faults.md": "benchmark-faults.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
@@ -40,22 +56,21 @@ ELSEWHERE = {
 AT_HOME = {place: source for source, place in ELSEWHERE.items()}
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from elsewhere, and the sources that any page links to."""
-    for source, place in ELSEWHERE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text("utf-8")))
-    pages = [file for file in files if file.src_uri.endswith(".md")]
-    linked = {path for file in pages for path in _links(file.content_string, file.src_uri)}
-    for path in sorted(path for path in linked if _is_shown(path)):
-        files.append(File.generated(config, _place(path), content=_shown(path)))
-    return files
+def staged() -> dict[str, str | Path]:
+    """All files of the site by their place: the text of a page, or the path of another file."""
+    docs = [path for path in (ROOT / "docs").rglob("*") if path.is_file() and path.suffix != ".py"]
+    here: dict[str, str | Path] = {
+        path.relative_to(ROOT / "docs").as_posix(): path for path in docs
+    }
+    here |= {place: ROOT / source for source, place in ELSEWHERE.items()}
+    pages = {place: path.read_text("utf-8") for place, path in here.items() if place[-3:] == ".md"}
+    linked = {path for place, text in pages.items() for path in _links(text, place)}
+    sources = {_place(path): _shown(path) for path in sorted(linked) if _is_shown(path)}
+    return here | {place: page(text, place) for place, text in pages.items()} | sources
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def page(markdown: str, here: str) -> str:
     """Rewrite what the repository's Markdown means to what Python's Markdown understands."""
-    here = page.file.src_uri
-    if here in WIDE:
-        page.meta["hide"] = ["navigation", "toc"]
 
     def to_site(match: re.Match[str]) -> str:
         path = _target(match[1], here)
@@ -64,7 +79,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         )
 
     text = _outside_code(lambda text: NESTED.sub(r"\1\1", LINK.sub(to_site, text)), markdown)
-    return _messages(text) if here.startswith("troubleshooting/") else text
+    text = _messages(text) if here.startswith("troubleshooting/") else text
+    return WIDE_HEAD + text if here in WIDE else text
 
 
 def _messages(markdown: str) -> str:
@@ -81,7 +97,7 @@ def _messages(markdown: str) -> str:
     return MESSAGE.sub(anchored, markdown)
 
 
-def _outside_code(change: Any, markdown: str) -> str:
+def _outside_code(change: Callable[[str], str], markdown: str) -> str:
     """Change a page but for its code, whose fences lose words such as ``no-run``."""
     codes = [re.sub(r"^```(\w+) .*", r"```\1", code) for code in FENCE.findall(markdown)]
     texts = [change(text) for text in FENCE.split(markdown)]
@@ -121,3 +137,40 @@ def _shown(path: str) -> str:
     if file.is_dir():
         return head + "\n".join(f"- `{one.name}`" for one in sorted(file.iterdir())) + "\n"
     return f"{head}```````{file.suffix[1:] or 'text'}\n{file.read_text('utf-8')}\n```````\n"
+
+
+def stage() -> None:
+    """Write the files that have changed, and remove those that are gone."""
+    files = staged()
+    for place, content in files.items():
+        data = content.read_bytes() if isinstance(content, Path) else content.encode()
+        path = STAGED / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != data:
+            path.write_bytes(data)
+    for path in [*STAGED.rglob("*")]:
+        if path.is_file() and path.relative_to(STAGED).as_posix() not in files:
+            path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
+    parser.add_argument("--site-dir", type=Path, default=ROOT / "site")
+    parser.add_argument("--serve", action="store_true")
+    given = parser.parse_args()
+    stage()
+    zensical = [sys.executable, "-m", "zensical"]
+    if given.serve:
+        server = subprocess.Popen([*zensical, "serve"], cwd=ROOT)
+        while server.poll() is None:
+            time.sleep(1)
+            stage()
+        return server.returncode
+    status = subprocess.run([*zensical, "build", "--strict", "--clean"], cwd=ROOT).returncode
+    if status == 0 and given.site_dir.resolve() != ROOT / "site":
+        shutil.copytree(ROOT / "site", given.site_dir, dirs_exist_ok=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
