@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def is_inside(frame: FrameType) -> bool:
     """Whether torchbus, a plugin of this project or torch runs in the frame."""
     name = frame.f_globals.get("__name__") or ""
     return name == "torch" or name.startswith(INSIDE)
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module is the user's: not torchbus, torch or an installed package."""
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name == "__main__" or not (
+        name == "torch" or name.startswith(INSIDE) or not path or path.startswith(LIBRARIES)
+    )
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

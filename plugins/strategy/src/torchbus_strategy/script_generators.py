@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torchbus.compat import python
+from torchbus.runtime.user_code import is_users_module
 
-from torchbus_strategy.user_code import is_users_module, users_frames
+from torchbus_strategy.user_code import users_frames
 
 Generator: TypeAlias = Any  # torch.Generator, random.Random, NumPy's Generator or RandomState
 

@@ -10,7 +10,7 @@ from types import FrameType
 from torchbus.compat.python import current_frame
 from torchbus.plugin import users_frame, warn
 from torchbus.redacting import redacted
-from torchbus.runtime.user_code import INSIDE, LIBRARIES, outwards
+from torchbus.runtime.user_code import is_users_module, outwards
 
 
 def users_frames(outermost: FrameType | None) -> list[FrameType]:
@@ -19,14 +19,6 @@ def users_frames(outermost: FrameType | None) -> list[FrameType]:
     if outermost in frames:
         frames = frames[: frames.index(outermost) + 1]
     return [frame for frame in frames if is_users_module(frame.f_globals.get("__name__") or "")]
-
-
-def is_users_module(name: str) -> bool:
-    """Whether a module is the user's: not torchbus, torch or an installed package."""
-    path = getattr(sys.modules.get(name), "__file__", None) or ""
-    return name == "__main__" or not (
-        name == "torch" or name.startswith(INSIDE) or not path or path.startswith(LIBRARIES)
-    )
 
 
 def warn_of_gradients(text: str) -> None:
