@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_compress.averaging import Bfloat16, Bytes
+from torchbus_compress.codecs import Bfloat16, Bytes
 from torchbus_compress.plugin import WITHOUT_STRATEGY
 from torchbus_testing.forking import fork_script
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchbus.errors import UsageError
 
-from torchbus_deepspeed import _compat, config
+from torchbus_deepspeed import _compat, known
 from torchbus_deepspeed import config as agreement
 from torchbus_deepspeed.strategy import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
 
@@ -181,7 +181,7 @@ def test_batch_sizes_that_are_not_the_loops():
 
 def test_unknown_keys_of_zero_optimization():
     with pytest.raises(UsageError, match="did you mean 'reduce_bucket_size'"):
-        config.refuse_unknown_zero({"reduce_bucket": 1}, ["reduce_bucket_size", "stage"])
+        known.refuse_unknown_zero({"reduce_bucket": 1}, ["reduce_bucket_size", "stage"])
 
 
 @pytest.mark.parametrize(

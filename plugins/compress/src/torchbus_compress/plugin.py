@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, hookimpl
 
-from torchbus_compress import averaging
-from torchbus_compress.averaging import AVERAGERS, Bfloat16, Bytes
+from torchbus_compress import codecs
+from torchbus_compress.averaging import AVERAGERS
+from torchbus_compress.codecs import Bfloat16, Bytes
 from torchbus_compress.models import LocalModels
 
 if TYPE_CHECKING:
@@ -127,14 +128,14 @@ class Compress:
         hook, state = self._hook()
         if state is not None:
             self._memory.add(module, state)
-        ddp.register_comm_hook(state, averaging.with_exact(exact, hook))
+        ddp.register_comm_hook(state, codecs.with_exact(exact, hook))
         return ddp
 
-    def _hook(self) -> tuple[averaging.Hook, PowerSGDState | None]:
+    def _hook(self) -> tuple[codecs.Hook, PowerSGDState | None]:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         if self.algorithm in AVERAGERS:
-            return averaging.local, None
+            return codecs.local, None
         if self.algorithm == "fp16":
             return default_hooks.fp16_compress_hook, None
         if self.algorithm == "powersgd":
@@ -142,7 +143,7 @@ class Compress:
                 None, matrix_approximation_rank=2, start_powerSGD_iter=10
             )
             return powerSGD_hook.powerSGD_hook, state
-        return averaging.encoded(Bfloat16() if self.algorithm == "bf16" else Bytes()), None
+        return codecs.encoded(Bfloat16() if self.algorithm == "bf16" else Bytes()), None
 
     @hookimpl(optionalhook=True)
     def parameters_may_differ(self) -> bool | None:
