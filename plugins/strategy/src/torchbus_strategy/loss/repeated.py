@@ -51,7 +51,8 @@ class RepeatedLosses:
     def count(self, terms: Sequence[Term], share: Share, others: tuple[float, ...]) -> Count | None:
         """Return it, or None for a loss to look at. ``others``: what else it depends on."""
         if len(terms) != 1:
-            return self.forget()
+            self.forget()
+            return None
         (term,) = terms
         number, divisors = term.number, term.divisors
         facts = (share.weight, share.count, others, term.reduction, number, divisors)
@@ -62,8 +63,8 @@ class RepeatedLosses:
         )
         if not self._is_usual or self._found is None:
             return None
-        *numbers, has_term = self._found
-        count = Count(*numbers)
+        weight, counted, total, ratio, has_term = self._found
+        count = Count(weight, counted, total, ratio)
         count.term, count.is_usual = term if has_term else None, True
         return count
 

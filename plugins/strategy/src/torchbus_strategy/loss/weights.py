@@ -328,7 +328,8 @@ class LossWeights:
         """Return the count of a loss like many before: on a CPU, where its numbers are known."""
         session = self._session
         if terms is None or not self._waits or (self._each.meets and not expected):
-            return self._repeated.forget()
+            self._repeated.forget()
+            return None
         current = session.batches.current
         evaluates = bool(current and current[0].origin.evaluates)
         others = expected, self._unit.value, session.world.data.parts, evaluates

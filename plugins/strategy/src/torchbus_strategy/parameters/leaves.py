@@ -62,7 +62,7 @@ class OtherLeaves:
 
     def find(self, call: BackwardCall) -> list[Tensor]:
         """Return those that a backward will give a gradient."""
-        self.current = inputs = []
+        self.current = []
         if self._is_divided():
             self.current = inputs = self._of_batch()
             if self._is_due():
