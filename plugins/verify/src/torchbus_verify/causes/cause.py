@@ -62,6 +62,26 @@ def between_samples(where: str, by_dp: bool) -> Cause:
     )
 
 
+def nothing_to_count(where: str) -> Cause:
+    return Cause(
+        "a divisor of 1 on a rank without anything to count",
+        f"{where}; on some rank the loss is a sum divided by 1, and with whole batches on every"
+        " rank the difference is gone",
+        "Take the number from all ranks: n = s.reduce(n), and divide by max(1 / s.world_size, n).",
+        False,
+    )
+
+
+def beside_means(where: str) -> Cause:
+    return Cause(
+        "a sum over samples with a constant factor, beside means",
+        f"{where}; the ranks' sums are averaged, and with whole batches on every rank the"
+        " difference is gone",
+        'Multiply the sum by s.world_size, or use strategy="dp".',
+        False,
+    )
+
+
 def weights(where: str, needed: str, used: str) -> Cause:
     return Cause(
         "a loss weighted by something else than samples",

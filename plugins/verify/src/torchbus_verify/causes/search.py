@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchbus_strategy.checks import rounding
+from torchbus_strategy.loss import messages
 from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.gradients import Gradients
@@ -14,6 +15,11 @@ from torchbus_verify.compare.steps import Drift
 from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory
 from torchbus_verify.runs.inside import Change, Inside
 from torchbus_verify.runs.run import Run
+
+ASKED = {
+    messages.MAY_BE_NONE: cause.nothing_to_count,
+    messages.TIMES_CONSTANT: cause.beside_means,
+}
 
 
 class Search:
@@ -71,6 +77,9 @@ class Search:
         """
         where = describe(first)
         by_parts = not self._whole and self._same(self._lab.suspects, **WHOLE_BATCHES)
+        warned = self._warned(where) if by_parts else None
+        if warned is not None:
+            return [warned]
         if first.kind in ("gradient", "loss", "parameter", "model at the end", "order"):
             fit = Gradients(self._lab).explain(first, by_parts)
             if fit is not None:
@@ -78,6 +87,12 @@ class Search:
         if not by_parts:
             return [cause.unexplained(where, first.kind)]
         return [self._in_parts(first, where)]
+
+    def _warned(self, where: str) -> Cause | None:
+        """Return what the session has asked about the loss, which the numbers alone don't show."""
+        said = self._lab.session().stderr
+        found = [make for text, make in ASKED.items() if text.split("{", 1)[0] in said]
+        return found[0](where) if found else None
 
     def _in_parts(self, first: Difference, where: str) -> Cause:
         if first.kind == "buffer":
