@@ -54,7 +54,18 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 
 def test_the_table_has_what_the_loop_logs(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, a, *_ = shown(capsys)
-    assert head == ["RUN", "NAME", "STATE", "RANKS", "STEPS", "TIME", "LOSS", "VAL/ACC", "X", "NOTES"]
+    assert head == [
+        "RUN",
+        "NAME",
+        "STATE",
+        "RANKS",
+        "STEPS",
+        "TIME",
+        "LOSS",
+        "VAL/ACC",
+        "X",
+        "NOTES",
+    ]
     assert a == ["a", "finished", "2", "5", "0:11", "0.9048", "0.8", "2"]
 
 

@@ -35,7 +35,15 @@ def test_runs_as_a_table(
     assert main(["runs"]) == 0
     head, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["RUN", "NAME", "STATE", "RANKS", "STEPS", "TIME", "LOSS", "NOTES"]
-    assert first.split() == ["20260214-103000-aaaa", "baseline", "finished", "2", "49", "0:06", "0.08629"]
+    assert first.split() == [
+        "20260214-103000-aaaa",
+        "baseline",
+        "finished",
+        "2",
+        "49",
+        "0:06",
+        "0.08629",
+    ]
     assert second.split()[0] == "20260214-114500-bbbb" and "ended in" in second
 
 

@@ -112,7 +112,11 @@ class Tags(HTMLParser):
 def test_a_bad_run_does_not_hide_the_others(logs: Path, told: dict[str, Any]) -> None:
     fill(logs / BAD, told)
     status, out, err = called("runs", str(logs))
-    assert (status, err) == (0, "") and re.search(rf"{GOOD} +baseline +finished +2", out) and "0.08629" in out
+    assert (
+        (status, err) == (0, "")
+        and re.search(rf"{GOOD} +baseline +finished +2", out)
+        and "0.08629" in out
+    )
     assert out.replace("\n", "").isprintable()
     status, out, err = called("runs", str(logs), "--json")
     found = {one["run"]: one for one in json.loads(out, parse_constant=pytest.fail)}
