@@ -175,7 +175,11 @@ def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
 
 def name_of(thing: object, frame: FrameType | None) -> str:
     """Return what the innermost frame that names the thing calls it, or ""."""
-    for scope in _scopes(frame):
+    return _name_in(_scopes(frame), thing)
+
+
+def _name_in(scopes: Iterable[dict[str, object]], thing: object) -> str:
+    for scope in scopes:
         for name, value in scope.items():
             if value is thing and not name.startswith("_") and name != "self":
                 return name
@@ -185,17 +189,18 @@ def name_of(thing: object, frame: FrameType | None) -> str:
 def names_of(things: Iterable[object], frame: FrameType | None) -> list[str]:
     """Return names of models, and of their layers and tensors ("net.0.weight"), or "".
 
-    The first word is the variable that names the model, or its class.
+    The first word is the variable that names the model, in the outermost frame, or its class.
     """
+    scopes = list(_scopes(frame))[::-1]
     things, found = list(things), dict[int, str]()
     wanted = set(map(id, things))
     for root in outermost(alive(Module)):
         owned = chain(root.named_modules(), root.named_parameters(), root.named_buffers())
         paths = {id(part): path for path, part in owned if id(part) in wanted}
         if paths and not is_internal(root):
-            name = name_of(root, frame) or type(root).__name__
+            name = _name_in(scopes, root) or type(root).__name__
             found |= {key: f"{name}.{path}".rstrip(".") for key, path in paths.items()}
-    return [found.get(id(thing)) or name_of(thing, frame) for thing in things]
+    return [found.get(id(thing)) or _name_in(scopes, thing) for thing in things]
 
 
 def _scopes(frame: FrameType | None) -> Iterator[dict[str, object]]:

@@ -108,10 +108,12 @@ def test_states(tmp_path: Path, write_run: Write) -> None:
     train()
     with pytest.raises(KeyError):
         train(KeyError("x"))
-    assert states == ["running", "running"]
+    assert states == ["running", "running"] and not list(tmp_path.glob("runs/*/*.lock"))
     assert [read(folder).state for folder in known] == ["finished", "crashed: KeyError"]
     killed = write_run("a")
     (killed / "config.json").write_text("{}")  # nothing says how it ended
+    assert read(killed).state == ""
+    (killed / "running.lock").touch()
     assert read(killed).state == "crashed: killed"
     assert read(tmp_path).state == ""
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
+from typing import BinaryIO
 
 from torchbus.plugin import Context, expect, hookimpl, warn
 
@@ -27,6 +28,8 @@ from torchbus_redaction.redactor import Redactor
 
 DEFAULT_ROOT = "torchbus-logs"
 PICTURES = "media"
+RUNNING = "running.lock"
+"""Is there, and locked, while rank 0 writes."""
 
 
 class Local:
@@ -59,6 +62,7 @@ class Local:
         self._metrics: JsonLines | None = None
         self._system: JsonLines | None = None
         self._media: JsonLines | None = None
+        self._running: BinaryIO | None = None
         self._pictures = 0
         self._disk: Patient | None = None
         self._has_warned = self._due = False
@@ -161,10 +165,11 @@ class Local:
         """Create the folder. Runs on the disk's thread, as everything that follows there."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        found = self._put(None, {}, lost)
-        if self._config is not None and self._metrics is not None:
-            self._metrics.opened()
-        return found
+        if self._config is not None:
+            with suppress(OSError):  # full, or without locks
+                self._running = open(self.folder / RUNNING, "wb")
+                fcntl.flock(self._running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self._put(None, {}, lost)
 
     def _put(self, file: JsonLines | None, record: dict[str, object], lost: int) -> bool:
         if self._due and self._config is not None and self.folder is not None:
@@ -212,9 +217,12 @@ class Local:
     def _close_files(self, lost: int) -> bool:
         with suppress(OSError):
             self._put(None, {}, lost)
-        for file in (self._metrics, self._system, self._media):
+        for file in (self._metrics, self._system, self._media, self._running):
             if file is not None:
                 file.close()
+        if self._running is not None and self.folder is not None:
+            with suppress(OSError):
+                (self.folder / RUNNING).unlink()
         return False
 
     @hookimpl
@@ -254,8 +262,7 @@ class JsonLines:
     """A file with one JSON object per line.
 
     One system call writes a line, so it stays even if the process dies. NaN and infinities become
-    strings. The first line creates the file, and its folder if needed. A lock on it shows readers
-    that its writer lives.
+    strings. The first line creates the file, and its folder if needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -270,7 +277,7 @@ class JsonLines:
         """
         line = json.dumps({name: _safe(value) for name, value in record.items()}).encode() + b"\n"
         try:
-            descriptor = self.opened()
+            descriptor = self._opened()
             line = b"\n" + line if self._is_ragged else line
             written = os.write(descriptor, line)
             if written < len(line):
@@ -287,12 +294,10 @@ class JsonLines:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def opened(self) -> int:
+    def _opened(self) -> int:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self._descriptor
 
     def _take_back(self, descriptor: int, written: int) -> None:

@@ -1,6 +1,6 @@
 """``torchbus report --live``: a server on this machine whose pages follow runs in a browser.
 
-It reads what a training has written, in a process of its own that yields to all others.
+It reads what a training has written, in a separate process, which yields to all others.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def stamp(folder: Path) -> object:
 
 
 def _state(folder: Path, config: Mapping[str, object]) -> str:
-    """The local logger writes how the run has ended, and until then locks a file."""
+    """Return what the local logger says: how the run has ended, or that it holds its lock."""
     ended = config.get("ended")
     if isinstance(ended, str):
         return ended if ended == "finished" else f"crashed: {ended}"[:LONGEST_CELL]
@@ -96,9 +96,9 @@ def _state(folder: Path, config: Mapping[str, object]) -> str:
 
 
 def _is_open(folder: Path) -> bool | None:
-    """Whether rank 0 writes to its file; None if that can't be known."""
+    """Whether rank 0 holds its lock; None if that can't be known."""
     try:
-        with files.opened(folder / "metrics-rank0.jsonl", folder) as file:
+        with files.opened(folder / "running.lock", folder) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
