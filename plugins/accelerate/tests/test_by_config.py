@@ -210,3 +210,14 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
             session(strategy="accelerate", accelerate_config=path)
     with pytest.raises(UsageError, match=r"^accelerate_config='lost\.yaml' without strategy="):
         session(accelerate_config="lost.yaml")
+
+
+def test_ranks_that_a_launcher_has_started_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch --num_processes 4` with a file that says 2."""
+    place = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    found = options(tmp_path, {"num_machines": 2})
+    assert found["accelerator"] == "cpu" and not {"devices", "num_nodes"} & found.keys()

@@ -182,7 +182,7 @@ def _fsdp(section: Section, precision: str) -> Options:
         return {"strategy": "ddp"}
     if str(sharding).upper() not in SHARDING:
         section.refuse("reshard_after_forward", sharding)
-    options = {"strategy": "fsdp"} | SHARDING[str(sharding).upper()] | _units(section)
+    options: Options = {"strategy": "fsdp"} | SHARDING[str(sharding).upper()] | _units(section)
     if precision in GATHERED:
         options["mixed_precision"] = GATHERED[precision]
     if section.take("offload_params"):

@@ -16,14 +16,15 @@ from torchbus_log.metrics.totals import Metric, Total
 class LoaderPass:
     """One pass over a loader, and the values that are logged in it ``on_epoch``.
 
-    ``trains``: it has fed a backward. ``began``: when its first batch came, in seconds.
-    ``alike``: all ranks have the same batches. ``divided_evaluation``: ranks have different
-    batches, or none.
+    ``trains``: it has fed a backward. ``goes_on``: an earlier run has begun it. ``began``: when its
+    first batch came, in seconds. ``alike``: all ranks have the same batches.
+    ``divided_evaluation``: ranks have different batches, or none.
     """
 
     def __init__(self, iterator: LoaderIterator | None) -> None:
         self.iterator = None if iterator is None else weakref.ref(iterator)
         self.origin = None if iterator is None else iterator.origin
+        self.goes_on = iterator is not None and iterator.num_yielded > 1
         self.began = time.perf_counter()
         self.trains = False
         self.samples = 1.0
@@ -103,8 +104,10 @@ class Passes:
                 self._weigh(known, batch.rows, batch.share)
         if not self._fresh:
             return
-        if not self._fresh[0].trains:
-            self.epoch = 0 if self.epoch is None else self.epoch + 1
+        if self.epoch is None:
+            self.epoch = 0
+        elif not (self._fresh[0].trains or self._fresh[0].goes_on):
+            self.epoch += 1
         self.samples_trained_on += self._fresh[0].everywhere
         for one in self._fresh:
             one.trains = True

@@ -184,6 +184,12 @@ class Listener:
                 )
             )
 
+    def state_dict(self) -> dict[str, int]:
+        return {"epochs": self._passes.begun}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._passes.go_on(state["epochs"])
+
     def lost(self, error: OSError) -> None:
         """A line could not be written. Warn once."""
         self._next_s = time.monotonic() + self._output.pause_s

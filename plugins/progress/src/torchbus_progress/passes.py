@@ -33,7 +33,10 @@ class Rate:
 
 
 class Pass:
-    """One pass over one loader. ``inner``: it began while another one was open."""
+    """One pass over one loader.
+
+    ``inner``: it began while another one was open. ``goes_on``: an earlier run has begun it.
+    """
 
     def __init__(
         self, loader: DataLoader[object], iterator: LoaderIterator, epoch: int, inner: bool
@@ -42,9 +45,9 @@ class Pass:
         self.iterator = weakref.ref(iterator)
         self.total = _length(loader)
         self.done = 0
-        self.trained = False
+        self.trained = self.goes_on = False
         self.inner = inner
-        self._epoch = epoch
+        self.epoch = epoch
         self._evaluates = not torch.is_grad_enabled()
         self._started_s = time.monotonic()
         self._rate = Rate()
@@ -52,7 +55,7 @@ class Pass:
     @property
     def label(self) -> str:
         evaluates = self._evaluates or (self.done > 1 and not self.trained)
-        return "eval" if evaluates else f"epoch {self._epoch}"
+        return "eval" if evaluates else f"epoch {self.epoch}"
 
     def snapshot(self, metrics: dict[str, float]) -> Snapshot:
         return Snapshot(
@@ -84,6 +87,9 @@ class Passes:
         if self.current is None or self.current.iterator() is not iterator:
             self.current = next((one for one in self._open if one.iterator() is iterator), None)
         if self.current is not None:
+            if not self.current.done and iterator.num_yielded > 1 and self.current.epoch:
+                self.current.goes_on = True
+                self.current.epoch -= 1
             self.current.done = iterator.num_yielded
         return self.current
 
@@ -96,9 +102,24 @@ class Passes:
             self.current = self._open[-1] if self._open else None
         return ended
 
+    @property
+    def begun(self) -> int:
+        """How many epochs have begun, for a run that goes on."""
+        return self.epochs + any(map(_is_epoch, self._open))
+
+    def go_on(self, epochs: int) -> None:
+        """Continue from a checkpoint, in which so many epochs had begun."""
+        for one in self._open:
+            one.epoch += epochs - self.epochs
+        self.epochs = epochs
+
     def _close(self, one: Pass) -> None:
         self._open.remove(one)
-        self.epochs += one.trained and not one.inner
+        self.epochs += _is_epoch(one)
+
+
+def _is_epoch(one: Pass) -> bool:
+    return one.trained and not (one.inner or one.goes_on)
 
 
 def _length(loader: DataLoader[object]) -> int | None:

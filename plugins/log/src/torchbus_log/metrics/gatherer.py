@@ -69,6 +69,12 @@ class Gatherer:
         self.waiting: list[Record] = []
         self.names: set[str] = set()
 
+    def state_dict(self) -> dict[str, int | None]:
+        return {"epoch": self.passes.epoch}
+
+    def load_state_dict(self, state: dict[str, int | None]) -> None:
+        self.passes.epoch = state["epoch"]
+
     # What the loop logs --------------------------------------------------------------------------
 
     def add(self, name: str, number: Value, how: How) -> None:
