@@ -59,14 +59,12 @@ AT_HOME = {place: source for source, place in ELSEWHERE.items()}
 def staged() -> dict[str, str | Path]:
     """All files of the site by their place: the text of a page, or the path of another file."""
     docs = [path for path in (ROOT / "docs").rglob("*") if path.is_file() and path.suffix != ".py"]
-    here: dict[str, str | Path] = {
-        path.relative_to(ROOT / "docs").as_posix(): path for path in docs
-    }
-    here |= {place: ROOT / source for source, place in ELSEWHERE.items()}
-    pages = {place: path.read_text("utf-8") for place, path in here.items() if place[-3:] == ".md"}
+    paths = {path.relative_to(ROOT / "docs").as_posix(): path for path in docs}
+    paths |= {place: ROOT / source for source, place in ELSEWHERE.items()}
+    pages = {place: path.read_text("utf-8") for place, path in paths.items() if place[-3:] == ".md"}
     linked = {path for place, text in pages.items() for path in _links(text, place)}
     sources = {_place(path): _shown(path) for path in sorted(linked) if _is_shown(path)}
-    return here | {place: page(text, place) for place, text in pages.items()} | sources
+    return {**paths, **{place: page(text, place) for place, text in pages.items()}, **sources}
 
 
 def page(markdown: str, here: str) -> str:

@@ -40,6 +40,7 @@ SOURCES = [
     for path in ROOT.glob(f"{pattern}/**/*.py")
 ]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+SENTENCE_ENDS = re.compile(r"(?<!\.\.)[.!?](?= +\S)")
 
 
 OFTEN = {
@@ -185,12 +186,15 @@ def test_quoted_messages_stand_in_the_source():
 
 
 def test_every_message_is_quoted():
-    """A quotation begins where the message does, and may end earlier."""
+    """A quotation begins where the message does, and may end earlier. A message has at most three
+    sentences.
+    """
     quoted = quotations()
     said = messages(
         [path for path in SOURCES if not {"torchbus_testing", "torchbus_simulator"} & {*path.parts}]
     )
     assert len(said) > 300
+    assert [text for _, text in said if len(SENTENCE_ENDS.findall(text)) >= 3] == []
     assert (
         sorted(
             f"{name(Path(path))}: {text}"
