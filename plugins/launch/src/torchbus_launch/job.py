@@ -250,9 +250,9 @@ class Job:
     def part(self, error: BaseException | None) -> None:
         """Leave the job: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
-        found = self._health_checks.found  # of another rank, it was shown
-        mine = error is not None and found is not None and found.rank == self.world.rank
-        end_children(self._children, error is None, str(found.as_error()) if found and mine else "")
+        found = self._health_checks.found if error is not None else None
+        is_shown = found is None or not (found.diverged or found.rank == self.world.rank)
+        end_children(self._children, error is None, "" if is_shown else str(found.as_error()))
         if self._children:
             objects.thaw()
         self.guard.stop_looking()  # at the store: it closes once all ranks have left
