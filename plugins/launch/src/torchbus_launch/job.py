@@ -251,8 +251,10 @@ class Job:
         """Leave the job: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
         found = self._health_checks.found if error is not None else None
-        is_shown = found is None or not (found.diverged or found.rank == self.world.rank)
-        end_children(self._children, error is None, "" if is_shown else str(found.as_error()))
+        cause = ""
+        if found is not None and (found.diverged or found.rank == self.world.rank):
+            cause = str(found.as_error())  # Python shows it once this process ends
+        end_children(self._children, error is None, cause)
         if self._children:
             objects.thaw()
         self.guard.stop_looking()  # at the store: it closes once all ranks have left
