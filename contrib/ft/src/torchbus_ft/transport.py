@@ -157,7 +157,7 @@ class _Server(socketserver.ThreadingTCPServer):
             super().__init__(("", 0), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: whoever has asked has gone, or was never a replica."""
+        """Say nothing: the one that asked has gone, or was never a replica."""
 
 
 class Sealed(io.RawIOBase):
