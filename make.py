@@ -6,7 +6,7 @@
     python make.py test --torch 2.6.0    # only the tests, with another torch; also: --torch newest
     python make.py versions 2.6.0 2.9.1  # a loop on two ranks with each torch; without: the window
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
-    python make.py faults --first 150    # jobs with faults; without --first: 2,240 of them, hours
+    python make.py faults --first 107    # jobs with faults; without --first: 2,240 of them, hours
     python make.py docs                  # the documentation as a site, in site/; --serve shows it
     python make.py release 0.2.0 --dry-run   # build and try all packages; without it, also tag
     python make.py gpu                   # on a machine with a GPU: its tests and measurements

@@ -20,6 +20,7 @@ import pytest
 from torchbus import bootstrap
 
 from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 NOISE = Path(__file__).parent / "scripts" / "noise.py"
@@ -120,11 +121,14 @@ class Noise:
                 self.found.append(json.loads(one.communicate()[0]))
 
 
-JOB = """
+IMPORTS = """
 import hashlib, os, time
 import torch
-from torchbus import session
-
+from torchbus import current, session
+"""
+JOB = (
+    IMPORTS
+    + """
 with session(strategy="STRATEGY", devices=2, accelerator="cpu", launch="fork") as s:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
@@ -138,6 +142,7 @@ with session(strategy="STRATEGY", devices=2, accelerator="cpu", launch="fork") a
     state = model.state_dict()
 print(hashlib.sha256(repr(state).encode()).hexdigest())
 """
+)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("pipeline", marks=pytest.mark.slow)])
@@ -152,6 +157,32 @@ def test_noise_at_the_ports(any_python: str, folder: Path, strategy: str) -> Non
     for uid, entered, attacked, read in noise.found:
         assert uid in STRANGERS and read == []
         assert isinstance(entered, int) and entered > 0 and attacked
+
+
+SPAWNED = (
+    IMPORTS
+    + """
+@session(strategy="ddp_spawn", devices=2, accelerator="cpu")
+def main():
+    s = current()
+"""
+    + JOB.partition(" as s:")[2].replace("print(", "    print(")
+    + """
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+@pytest.mark.slow
+def test_noise_at_the_ports_of_spawned_ranks(any_python: str, folder: Path) -> None:
+    """Their key is in a variable, and the call comes by a pipe."""
+    quiet = fork_script(JOB.replace("STRATEGY", "ddp")).ok()
+    with Noise(any_python, folder) as noise:
+        noisy = run_script(SPAWNED, timeout_s=100)
+    assert noisy.ok().stdout == quiet.stdout
+    assert noise.addresses and noise.addresses <= LOOPBACK
+    assert all(read == [] for _, _, _, read in noise.found)
 
 
 TAKEN = """

@@ -1,9 +1,9 @@
 """Every fault in every phase, on each rank, under each launch and strategy::
 
     python make.py faults                     # all cells: hours
-    python make.py faults --first 150         # the first ones: each pair of factors
+    python make.py faults --first 107         # the first ones: each pair of factors
     python make.py faults stuck torchrun      # those with these words
-    python make.py faults --first 150 --write # and benchmarks/results/faults.md
+    python make.py faults --first 107 --write # and benchmarks/results/faults.md
 
 A cell is a job of two ranks in which one rank has one fault (``scripts/faulty.py``). Five things
 are judged: the seconds from the fault to the end of the last process, the exit status, whether what

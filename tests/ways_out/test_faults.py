@@ -16,7 +16,7 @@ SAMPLE = [
     Cell("SIGKILL", "after the loop", 1, "fork", "pipeline"),
     Cell("SIGTERM", "evaluation", 1, "fork", "fsdp"),
     Cell("stuck", "finally", 1, "fork", "ddp"),
-    Cell("swallowed", "first batch", 0, "fork", "pipeline"),
+    Cell("swallowed", "last step", 1, "fork", "ddp"),
     Cell("backward", "last step", 1, "fork", "fsdp"),
 ]
 

@@ -28,6 +28,7 @@ ENDLESS = {
     "compress/averaging.py::finish": COLLECTIVE,
     "compress/averaging.py::state": COLLECTIVE,
     "ft/_compat.py::sum": COLLECTIVE,
+    "ft/transport.py::shutdown": THREAD,
     "horovod/_compat.py::rendezvous": THREAD,
     "horovod/reductions.py::_finish": COLLECTIVE,
     "launch/broadcast_log.py::_run": "a thread that waits for news, until the store has gone",

@@ -257,6 +257,24 @@ def test_numbers_that_nothing_counts(name: str, value: int, tmp_path: Path) -> N
         loaded(one)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "training.safetensors"])
+def test_more_than_a_run_holds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of empty lists take a hundred times the memory of their text."""
+    one = of_format(3, "whole", tmp_path)
+    loaded(one)
+    monkeypatch.setattr("torchbus_checkpoint.state.jsonable.MOST_ITEMS", 2000)
+    if name == "manifest.json":
+        manifest = json.loads((one / name).read_text())
+        (one / name).write_text(json.dumps(manifest | {"more": [[]] * 2000}))
+    else:
+        content = folder.read_file(one, "training")
+        (one / name).unlink()
+        folder.write_file(one, name, content | {"more": [[]] * 2000})
+    resealed(one)
+    with pytest.raises(CheckpointError, match=f"{name} .*more than 2000 lists and objects"):
+        loaded(one)
+
+
 def test_no_command_is_advised_that_a_stranger_has_written(tmp_path: Path) -> None:
     """But to install a version, if it is one."""
     one = of_format(3, "whole", tmp_path)

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from torchbus_launch import stall
 from torchbus_launch.broadcast_log import FairClock, Looking
 from torchbus_launch.hang import HangWatch, report
-from torchbus_launch.place import Place, find
+from torchbus_launch.place import BLIND, Place, find
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -105,6 +106,18 @@ def test_ranks_in_different_places_have_diverged_once_both_rest(marks, diverged)
         for one, other in marks
     ]
     assert found[0] is None and (found[1] is not None) == diverged
+
+
+@pytest.mark.parametrize(
+    ("mark", "waited_s", "every_s"),
+    [("a", 2.0, 1.5), ("", 2.0, 1.5), (BLIND, 2.0, 5.0), ("a", 60.0, 5.0)],
+)
+def test_looks_are_close_where_ranks_show_that_they_rest(mark, waited_s, every_s):
+    """An accelerator shows nothing of its work, and a long wait is more than a moment's."""
+    log = SimpleNamespace(all=lambda kind: [], has=lambda item: False)
+    watch = HangWatch(None, log, 0, 2, 60.0, lambda: place(0, "", ""))  # type: ignore[arg-type]
+    watch._deadlock([place(0, "backward 4", mark), place(1, "s.barrier", mark)])
+    assert watch._every_s(waited_s) == every_s
 
 
 def test_ranks_in_one_slow_call_do_not_depend_on_the_rank():

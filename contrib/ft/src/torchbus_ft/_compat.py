@@ -42,7 +42,10 @@ def streaming_save(state: object, file: IO[bytes]) -> None:
 
 
 def streaming_load(file: IO[bytes]) -> object:
-    """Read what ``streaming_save`` wrote, which may run code: only from a replica of this user."""
+    """Read what ``streaming_save`` wrote, which may run code: only from a replica of this user.
+
+    Without ``_streaming_load``: ImportError in a newcomer.
+    """
     from torchft.checkpointing._serialization import _streaming_load
 
     with warnings.catch_warnings():

@@ -73,7 +73,7 @@ class Transport:
                 raise TimeoutError("a replica does not read the state that it has asked for")
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
-        """Return the state of another replica. Raises Foreign if nobody who has the key sent it."""
+        """Return the state of another replica. Raises Foreign if it is not signed with the key."""
         asked = secrets.token_bytes(ASKED_BYTES)
         about = _about(metadata, step, asked)
         host, _, port = metadata.rpartition(":")
@@ -157,7 +157,7 @@ class _Server(socketserver.ThreadingTCPServer):
             super().__init__(("", 0), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: whoever has asked has gone, or was never a replica."""
+        """Say nothing: the one that asked has gone, or was never a replica."""
 
 
 class Sealed(io.RawIOBase):
@@ -182,7 +182,7 @@ class Sealed(io.RawIOBase):
 
 
 class Opened(io.RawIOBase):
-    """Reads them. Raises Foreign if nobody with the key has written one, or if one is missing."""
+    """Reads them. Raises Foreign for one without a right tag, or if one is missing."""
 
     def __init__(self, file: IO[bytes], key: bytes, about: bytes) -> None:
         self._file, self._key, self._about, self._count = file, key, about, 0

@@ -124,8 +124,11 @@ CHILD_GRACE_S = DELIVER_AFTER_S + KILL_AFTER_S + 3.0
 ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atexit handlers
 
 
-def end_children(children: list[Child], in_peace: bool) -> None:
-    """Wait for the children, end those that stay, and print what their guards wrote about it."""
+def end_children(children: list[Child], in_peace: bool, cause: str = "") -> None:
+    """Wait for the children, end those that stay, and print what their guards wrote about it.
+
+    ``cause``: why the job ends, if nothing has shown that yet. It comes before the other lines.
+    """
     late = wait_for(children, CHILD_GRACE_S)
     if late and in_peace:
         ranks = ", ".join(str(child.rank) for child in late)
@@ -134,7 +137,10 @@ def end_children(children: list[Child], in_peace: bool) -> None:
             " after the block"
         )
         wait_for(late, ATEXIT_GRACE_S)
-    for child in end(late, 0.0):
+    stubborn = end(late, 0.0)
+    if stubborn and cause:
+        say(f"torchbus: {cause}")
+    for child in stubborn:
         say(f"torchbus: rank {child.rank} did not exit after the block and {child.describe_exit()}")
     for child in children:
         reported = child.last_errors()

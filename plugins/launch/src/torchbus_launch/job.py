@@ -250,7 +250,11 @@ class Job:
     def part(self, error: BaseException | None) -> None:
         """Leave the job: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
-        end_children(self._children, in_peace=error is None)
+        found = self._health_checks.found if error is not None else None
+        cause = ""
+        if found is not None and (found.diverged or found.rank == self.world.rank):
+            cause = str(found.as_error())  # Python shows it once this process ends
+        end_children(self._children, error is None, cause)
         if self._children:
             objects.thaw()
         self.guard.stop_looking()  # at the store: it closes once all ranks have left

@@ -34,6 +34,7 @@ from typing import IO, Any, cast
 from torchbus_checkpoint.disk import formats, pickled, tensors
 from torchbus_checkpoint.disk.formats import PREVIOUS, Entry, Facts, Manifest, remove
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.state.jsonable import read_json
 
 Sent = dict[str, Entry | str]
 """A rank's files by name: size and checksum of a written one, or the content of one in base64."""
@@ -334,10 +335,7 @@ def json_file(path: Path) -> Any:
     with reading_opened(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
             raise ValueError(f"it is longer than {MAX_JSON_BYTES} bytes")
-        try:
-            return json.loads(file.read())
-        except RecursionError:
-            raise ValueError("it is too deep") from None
+        return read_json(file.read())
 
 
 def refuse_odd(manifest: Mapping[str, Any]) -> None:

@@ -90,7 +90,7 @@ def check(content: Mapping[str, object], folder: Path) -> None:
 def written_by(content: Mapping[str, object]) -> dict[str, str]:
     """Return the versions by name of the program, as far as the manifest has them.
 
-    An error tells the user to install one: nothing but a version is believed.
+    An error names the version to install, so nothing but a version is believed.
     """
     found = content.get("written_by", {"torch": content.get("torch")})
     items = found.items() if isinstance(found, dict) else ()

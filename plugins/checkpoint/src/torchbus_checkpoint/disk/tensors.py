@@ -19,7 +19,7 @@ from torch import Tensor
 from torchbus.plugin import UsageError
 
 from torchbus_checkpoint._compat import sparse_parts
-from torchbus_checkpoint.state.jsonable import from_json, to_json
+from torchbus_checkpoint.state.jsonable import from_json, read_json, to_json
 
 NAME = "torchbus"
 LONGEST_HEADER = 100_000_000  # what readers of safetensors accept
@@ -216,7 +216,7 @@ class Reader:
         if text is None:
             raise ValueError(f"it has no {NAME!r} in its header")
         try:
-            return from_json(json.loads(text), _Once({*self._empty}, tensor or self.tensor))
+            return from_json(read_json(text), _Once({*self._empty}, tensor or self.tensor))
         except RecursionError:
             raise ValueError("it is too deep") from None
 

@@ -6,6 +6,7 @@ names its kind.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -45,6 +46,23 @@ def to_json(value: object, other: Callable[[object], object]) -> object:
     if isinstance(value, OF_TORCH):
         return {"torch": str(value).removeprefix("torch.")}
     return {"device": str(value)} if isinstance(value, torch.device) else other(value)
+
+
+MOST_ITEMS = 1 << 22
+
+
+def read_json(text: str | bytes) -> Any:
+    """Parse JSON of at most so many lists and objects: two bytes of text make a hundred of memory.
+
+    Raises ValueError if it is invalid, has more, or is too deep.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    if data.count(b"[") + data.count(b"{") > MOST_ITEMS:
+        raise ValueError(f"it has more than {MOST_ITEMS} lists and objects")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is too deep") from None
 
 
 def from_json(value: Any, other: Callable[[str, Any], object]) -> Any:
