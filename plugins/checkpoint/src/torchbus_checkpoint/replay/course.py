@@ -26,7 +26,7 @@ DRAWS = (
 OTHER_PASS = (
     "epoch {} of this loop is over a loader of {}; the interrupted run was in the middle of that"
     " epoch, over one of {}. Let the run end this epoch with the data and the batch size that it"
-    " had, and edit them then; or begin again, with resume='never' and another folder"
+    " had, and edit them then; or begin again in another folder"
 )
 
 
@@ -87,5 +87,5 @@ def explain_failure(error: BaseException) -> UsageError | None:
         f" ({type(error).__name__}: {error}). Let the code after the inner loop stand an epoch"
         " without batches (max(1, count); a name that has a value before the loops), and run again:"
         " what it shows of such an epoch is hidden. Or begin again with `for epoch in"
-        " s.epochs(...):`, with resume='never' or another folder"
+        " s.epochs(...):` in another folder"
     )
