@@ -45,6 +45,7 @@ def test_own_trackers_have_one_run(tmp_path: Path, where: str) -> None:
     script = write_script(tmp_path, SCRIPT)
     result = run_script(script, where, cwd=tmp_path, timeout_s=200.0).ok()
     assert "RUNS 1 1 1" in result.stdout
+    assert "torchbus: rank 0" not in result.stderr
 
 
 @pytest.mark.timeout(300)

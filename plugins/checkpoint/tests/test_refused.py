@@ -69,7 +69,7 @@ def test_epochs_that_need_their_data_are_refused_with_a_remedy_that_works(tmp_pa
     plain = loop(Clock())
     with pytest.raises(Cut), session(checkpoint=tmp_path, every_n_steps=1):
         loop(Clock(14))
-    words = r"ZeroDivisionError.*max\(1, count\).*for epoch in s.epochs.*resume='never'"
+    words = r"ZeroDivisionError.*max\(1, count\).*for epoch in s.epochs.*in another folder"
     with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path):
         loop(Clock())
     words = r"a loop that is not over s.epochs.*resume with the loop as it was"
@@ -77,8 +77,11 @@ def test_epochs_that_need_their_data_are_refused_with_a_remedy_that_works(tmp_pa
         loop(Clock(), epochs=s.epochs)
     with session(checkpoint=tmp_path):
         resumed = loop(Clock(), least=1)
-    assert all(map(torch.equal, plain[1:], resumed[1:]))
-    assert plain[0] == resumed[0]
+    with session(checkpoint=tmp_path / "other") as s:
+        begun_again = loop(Clock(), epochs=s.epochs)
+    for found in (resumed, begun_again):
+        assert all(map(torch.equal, plain[1:], found[1:]))
+        assert plain[0] == found[0]
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
@@ -95,3 +98,24 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path):
         loop(TensorDataset(torch.ones(8, 3)), Clock())
+
+
+def test_a_shorter_loop_is_refused_and_begins_again_in_another_folder(
+    tmp_path: Path,
+) -> None:
+    def loop(epochs: int, clock: Clock) -> None:
+        model, optimizer = make()
+        for _ in range(epochs):
+            for (x,) in DataLoader(DATA, batch_size=4):
+                step(model, optimizer, x)
+                clock()
+
+    with pytest.raises(Cut), session(checkpoint=tmp_path / "a", every_n_steps=1):
+        loop(3, Clock(8))
+    words = "shorter than it was. Make it as long, or begin again in another folder"
+    with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path / "a"):
+        loop(1, Clock())
+    with session(checkpoint=tmp_path / "a"):
+        loop(3, Clock())
+    with session(checkpoint=tmp_path / "b"):
+        loop(1, Clock())

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from os import stat as status_of
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -101,9 +101,9 @@ class Before:
         }
         return {name: entries[0] for name, entries in ahead.items() if entries}
 
-    def _ahead(self, path: str, found: list[list[object]], is_next: IsNext) -> Entries:
+    def _ahead(self, path: str, found: list[list[Any]], is_next: IsNext) -> Entries:
         mine = list(self._job.position)
-        entries = [Entry(*one) for one in found]  # type: ignore[arg-type]
+        entries = [Entry(*one) for one in found]
         ahead = [
             one for one in entries if one.position >= mine and is_next(one.number, one.sequence)
         ]
@@ -113,7 +113,7 @@ class Before:
         asked = self._asked.setdefault((path, ahead[0].sequence), now)
         return ahead if now - asked < PATIENCE_S else []
 
-    def _read(self, name: str) -> object:
+    def _read(self, name: str) -> Any:
         with suppress(RuntimeError):  # the store goes with rank 0
             there = self._session.world.shared.read(name)
             return json.loads(there) if there else None
@@ -126,7 +126,7 @@ def _coded(content: bytes | None) -> str | None:
 
 def _status(path: str) -> list[int] | None:
     with suppress(OSError):
-        return list(status_of(path))
+        return [int(value) for value in status_of(path)]
     return None
 
 

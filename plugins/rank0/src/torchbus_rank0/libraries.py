@@ -34,7 +34,7 @@ SQLITE = (
 # Which argument of a function is the path to which it writes.
 WRITERS = {
     "numpy": {"savetxt": 0},
-    "torch.jit": {"save": 1, "RecursiveScriptModule.save": 1},
+    "torch.jit": {"save": 1, "ScriptModule.save": 1, "RecursiveScriptModule.save": 1},
     "torch.export": {"save": 1},
     "torch.onnx": {"export": 2},
 }

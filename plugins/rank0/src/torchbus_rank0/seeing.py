@@ -35,12 +35,13 @@ class Seeing:
         self._changes = changes
         self._is_shared = is_shared
         self._began = time.time() - CLOCKS_S
-        for name, make in {
+        made: dict[str, Callable[[Any], object]] = {
             "stat": partial(self._stats, _differs),
             "lstat": partial(self._stats, _is_gone),
             "listdir": self._lists,
             "scandir": self._scans,
-        }.items():
+        }
+        for name, make in made.items():
             replace_everywhere(session, os, name, make)
 
     def read(self, file: Any, make: Callable[..., IO[Any]]) -> IO[Any]:

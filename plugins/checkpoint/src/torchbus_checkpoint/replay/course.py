@@ -26,7 +26,7 @@ DRAWS = (
 OTHER_PASS = (
     "epoch {} of this loop is over a loader of {}; the interrupted run was in the middle of that"
     " epoch, over one of {}. Let the run end this epoch with the data and the batch size that it"
-    " had, and edit them then; or begin again, with resume='never' and another folder"
+    " had, and edit them then; or begin again in another folder"
 )
 
 
@@ -84,7 +84,7 @@ def explain_failure(error: BaseException) -> UsageError | None:
         return None
     return UsageError(
         "the loop can't skip its finished epochs, as it needs their data"
-        f" ({type(error).__name__}: {error}). Let the code after the inner loop accept an"
-        " epoch without batches, as by max(1, count), and run again. Or begin again with `for epoch"
-        " in s.epochs(...):`, with resume='never' or another folder"
+        f" ({type(error).__name__}: {error}). Let the code after the inner loop accept an epoch"
+        " without batches (max(1, count); a name that has a value before the loops), and run again."
+        " Or begin again with `for epoch in s.epochs(...):` in another folder"
     )

@@ -55,7 +55,7 @@ def _skip(
         raise UsageError(
             f"the interrupted pass had given {count} batches, and the loader of"
             f" {signature(iterator.loader)} has only {iterator.num_yielded} now: the data has"
-            " changed; start again with resume='never'"
+            " changed; begin again in another folder"
         ) from None
 
 

@@ -34,8 +34,8 @@ from torchbus_strategy.script_generators import Generator
 
 ANOTHER_LOOP = (
     "the checkpoint was written in a loop that is not over s.epochs(...), so s.epochs(...) can't"
-    " know its epoch: resume with the loop as it was, or begin again with s.epochs(...), with"
-    " resume='never' or another folder"
+    " know its epoch: resume with the loop as it was, or begin again with s.epochs(...) in"
+    " another folder"
 )
 
 
@@ -217,8 +217,8 @@ class Replay:
         if not self._target.ended:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
-                " loop is shorter than it was. Make it as long, or start again with resume='never'"
-                " and another folder"
+                " loop is shorter than it was. Make it as long, or begin again in another"
+                " folder"
             )
         self.drop()
 

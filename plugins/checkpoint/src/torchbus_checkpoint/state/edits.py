@@ -27,7 +27,7 @@ EDITED = (
 NOT_USED = (
     "the script builds {} otherwise than the interrupted run, which has changed it since: the run"
     " continues with the checkpoint's value. Set it after the loop has resumed, or begin again"
-    " with resume='never' and another folder"
+    " in another folder"
 )
 
 
