@@ -19,6 +19,7 @@ from torchbus_strategy.loss.weights import LossWeights
 
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])
+ONE_LABEL = torch.tensor([-100, 1, -100, -100])
 MASK = Y >= 0
 NUMBERS = torch.tensor([0.5, 1.0, 3.0, 0.1])
 W = torch.tensor([0.3, 0.7])
@@ -231,6 +232,7 @@ def test_a_sum_over_one_may_be_one_over_none() -> None:
         (lambda: X.sum() / 1 + X[:1].square().sum() / 1, False),
         (lambda: (X.sum(1) * (torch.arange(4) == 2)).sum() / 1, False),
         (lambda: bce(torch.zeros(4, 3)).sum() / 1, True),
+        (lambda: F.cross_entropy(X, ONE_LABEL, reduction="none").sum() / 1, False),
         (lambda: bce(torch.eye(4, 3)[:, :1].expand(4, 3) * torch.eye(3)[0]).sum() / 1, False),
     ],
 )

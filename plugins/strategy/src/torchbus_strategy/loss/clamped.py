@@ -71,10 +71,9 @@ def _marked(root: Node | None) -> Iterator[int]:
 
 def _marks(node: Node) -> Tensor | None:
     name = type(node).__name__
-    if name in OF_BINARY:
-        return compat.target(node).detach()
-    if name in OF_CLASSES:
-        return compat.target(node) != compat.ignore_index(node)
+    if name in (*OF_BINARY, *OF_CLASSES):
+        targets: Tensor = compat.target(node).detach()
+        return targets if name in OF_BINARY else targets != compat.signed(compat.ignore_index(node))
     sides = [getattr(node, side, None) for side in compat.FACTORS] if name == "MulBackward0" else []
     return next(
         (
@@ -93,7 +92,7 @@ def unless_clamped(term: Term, loss: Tensor) -> Number:
     and counts nothing.
     """
     number, over_one = term.number, term.is_over_one
-    if isinstance(over_one, Tensor):
-        return torch.where(over_one & (loss.detach() == 0), 0, number)
     assert number is not None
+    if isinstance(over_one, Tensor):
+        return torch.where(over_one & (loss.detach() == 0), 0.0, number)
     return 0.0 if over_one and not loss.item() else number
