@@ -23,11 +23,12 @@ from torch.utils.data import DataLoader, dataloader
 HOOKS = "forward_pre forward backward_pre backward state_dict_pre state_dict load_state_dict_pre"
 GLOBAL = "forward forward_pre backward module_registration parameter_registration"
 SAVED = (
-    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin mat2 other"
-    " pos_weight reduction result self self_sym_sizes target tensor total_weight weight x1 x2"
+    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin mat2 ord"
+    " other pos_weight reduction result self self_sym_sizes target tensor total_weight weight x1 x2"
 )
-NO_NAMES = {"_NormalAccessor", "_foreach_", "_saved_", "_second", "_size", "_strides"}
-"""Of Python 3.10 only, parts of names, and a variable of an example."""
+OF_LAPACK = {"_saved_A", "_saved_L", "_saved_eigenvectors", "_saved_inverse"}
+NO_NAMES = {"_NormalAccessor", "_foreach_", "_saved_", "_second", "_size", "_strides", *OF_LAPACK}
+"""Of Python 3.10 only, parts of names, a variable of an example, and what a torch may not have."""
 
 
 class Saved:

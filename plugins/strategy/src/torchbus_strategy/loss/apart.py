@@ -26,8 +26,8 @@ NODES_AT_MOST = 2_000
 
 def are_apart(terms: Sequence[Term], rows: int) -> bool:
     """Whether the terms of different samples are made of different tensors, except for what each
-    has picked out of one, and except for parameters. Each of ``rows`` samples has as many terms.
-    Terms of different tasks, or of the members of an ensemble, share their samples.
+    has picked out of one, and except for parameters. Each of ``rows`` samples has the same
+    number of terms. Terms of tasks, or of the members of an ensemble, share their samples.
     """
     if any(term.node is None or term.place is not None for term in terms):
         return True

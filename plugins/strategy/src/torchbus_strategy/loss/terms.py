@@ -12,7 +12,7 @@ from torchbus.plugin import UsageError
 
 
 class Coefficient(float):
-    """What a factor would be as a divisor. Below 1, it is no count of things."""
+    """What a factor would be as a divisor. Below 1, it can't be a count."""
 
 
 Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
