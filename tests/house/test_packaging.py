@@ -248,7 +248,15 @@ def test_installed_beside_the_core_alone_it_is_discovered(folder, wheels, enviro
             for name in project(one).get("entry-points", {}).get(group, {})
         }
         for kind, group in GROUPS.items()
-        if kind not in ("command", "testing", "service", "always", "default")  # no plugins
+        if kind
+        not in (
+            "command",
+            "testing",
+            "service",
+            "always",
+            "default",
+            "preset",
+        )  # no plugins
     }
     assert told["imported"] == [] and told["made"] == sorted(told["found"]["plugin"])
     assert told["version"] == torchbus.__version__ and told["file"].startswith(str(tmp_path))

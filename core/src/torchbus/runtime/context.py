@@ -301,6 +301,7 @@ class Context(Ranks):
             self.is_inside = True
 
     def leave(self, error: BaseException | None) -> None:
+        """End the session, and raise the job's error if it is not ``error``. All ranks call it."""
         stack, self._undo = self._undo, ExitStack()
         final = error if self.job is None else self.job.end_loop(error)
         stack.push(lambda *_: self.bus.hook.session_end(session=self, error=final) and None)
@@ -312,6 +313,7 @@ class Context(Ranks):
             raise final from None
 
     def leave_at_exit(self) -> None:
+        """End the session at the end of the process. All ranks call it."""
         self.leave(getattr(sys, "last_value", None))
 
     def let_go_in_fork(self) -> None:

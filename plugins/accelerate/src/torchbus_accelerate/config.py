@@ -229,15 +229,20 @@ def _deepspeed(section: Section, precision: str) -> Options:
     )
 
 
+OFFLOADS = {
+    "offload_optimizer": ("offload_optimizer_device", "offload_optimizer_nvme_path"),
+    "offload_param": ("offload_param_device", "offload_param_nvme_path"),
+}
+
+
 def _zero(section: Section) -> Options:
     """Return a config of DeepSpeed with what `accelerate config` asks about it."""
     zero: Options = {"stage": section.take("zero_stage", 2)}
-    for what in ("optimizer", "param"):
-        device = section.take(f"offload_{what}_device", "none")
-        path = section.take(f"offload_{what}_nvme_path")
+    for key, (device_key, path_key) in OFFLOADS.items():
+        device, path = section.take(device_key, "none"), section.take(path_key)
         if device != "none":
             on_disk = {"nvme_path": path} if device == "nvme" else {}
-            zero[f"offload_{what}"] = {"device": device, **on_disk}
+            zero[key] = {"device": device, **on_disk}
     config: Options = {"zero_optimization": zero}
     for name in ("gradient_accumulation_steps", "gradient_clipping"):
         value = section.take(name)

@@ -33,6 +33,9 @@ class Accelerate:
     Args:
         accelerate_config: the file of `accelerate config` that ``strategy="accelerate"`` reads;
             None: the one that the command writes by default.
+
+    Raises:
+        UsageError: a file is named without ``strategy="accelerate"``.
     """
 
     session_options = staticmethod(merged)

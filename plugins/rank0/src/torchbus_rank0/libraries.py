@@ -50,7 +50,7 @@ def follow_libraries(session: Context, files: FileChanges) -> None:
     }
     for name, writers in WRITERS.items():
         calls[name] = partial(_writers, session, files, name, writers)
-    for name in calls.keys() & sys.modules.keys():
+    for name in [name for name in calls if name in sys.modules]:
         calls.pop(name)()
     session.on_close.callback(imports.follow(calls))
 

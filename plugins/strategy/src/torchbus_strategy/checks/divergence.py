@@ -81,7 +81,7 @@ class HeaderCheck:
     def take(self, reported: Header, mean: list[float]) -> None:
         """Check a header now or, on a GPU, later. Raises RanksDiverged, on all ranks.
 
-        ``mean``: what it has received, unless it is on a GPU.
+        ``mean``: the mean that was received, unless it is on a GPU.
         """
         if not isinstance(reported, DeviceHeader):
             sent = cast("list[float]", reported.slots)
