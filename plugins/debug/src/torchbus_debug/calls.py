@@ -18,7 +18,7 @@ from torchbus.tree import collect
 
 from torchbus_strategy import random_streams
 
-KEPT = 64
+CALLS_AT_MOST = 64
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Calls:
         self._surround = Surround(self._around, traced=False)
         self.close, self.add = self._surround.close, self._surround.add
         self._looks = False
-        self.made: deque[Call] = deque(maxlen=KEPT)
+        self.made: deque[Call] = deque(maxlen=CALLS_AT_MOST)
 
     def _around(
         self, model: Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -107,7 +107,7 @@ def _output(call: Call) -> str:
         if not found and not all(map(is_finite, tensors_in(output))):
             found.append(f"the output of {name}")
 
-    with _heard(call, ran):
+    with _reported(call, ran):
         call.repeat()
     return "".join(found)
 
@@ -129,7 +129,7 @@ def _gradient(call: Call) -> str:
             if tensor.grad_fn is not None:
                 tensor.register_hook(lambda gradient: check(f"the output of {name}", gradient))
 
-    with _heard(call, ran):
+    with _reported(call, ran):
         outputs = call.repeat()
     model = call.model()
     every = [] if model is None else model.named_parameters()
@@ -148,7 +148,7 @@ def _gradient(call: Call) -> str:
 
 
 @contextmanager
-def _heard(call: Call, ran: Callable[[str, object], None]) -> Iterator[None]:
+def _reported(call: Call, ran: Callable[[str, object], None]) -> Iterator[None]:
     """Call ``ran(name, output)`` after each layer of the model."""
     model = call.model()
     handles = [

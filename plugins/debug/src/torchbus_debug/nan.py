@@ -31,7 +31,7 @@ FOLDER = "torchbus-nan"
 FOUND = "debug/nan"
 OTHERS_S = 20.0
 """How long a rank that finds nothing waits for the word of one that does."""
-KEPT = 4
+BATCHES_AT_MOST = 4
 
 
 class NonFinite(TorchbusError, ArithmeticError):
@@ -93,7 +93,7 @@ class Watch:
 
     @hookimpl(trylast=True)
     def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
-        given = self._given.setdefault(iterator.origin, deque(maxlen=KEPT))
+        given = self._given.setdefault(iterator.origin, deque(maxlen=BATCHES_AT_MOST))
         given.append((iterator.num_yielded, batch))
 
     @hookimpl

@@ -37,7 +37,7 @@ class Seeing:
         self._began = time.time() - CLOCKS_S
         made: dict[str, Callable[[Any], object]] = {
             "stat": partial(self._stats, _differs),
-            "lstat": partial(self._stats, _is_gone),
+            "lstat": partial(self._stats, _is_missing),
             "listdir": self._lists,
             "scandir": self._scans,
         }
@@ -127,14 +127,14 @@ class Scanned:
     """What ``os.scandir`` returns, as it was before rank 0's changes."""
 
     def __init__(self, found: list[Any], folder: Any, changed: dict[str, Entry]) -> None:
-        gone = {name: entry.found for name, entry in changed.items() if entry.found is not None}
+        removed = {name: entry.found for name, entry in changed.items() if entry.found is not None}
 
         def entries() -> Iterator[Any]:
             for one in found:
-                if one.name not in changed or gone.pop(one.name, None) is not None:
+                if one.name not in changed or removed.pop(one.name, None) is not None:
                     yield one
-            for name, status in gone.items():
-                yield Gone(os.fspath(folder), name, status)
+            for name, status in removed.items():
+                yield RemovedEntry(os.fspath(folder), name, status)
 
         self._entries = entries()
 
@@ -154,7 +154,7 @@ class Scanned:
         pass
 
 
-class Gone:
+class RemovedEntry:
     """An ``os.DirEntry`` of what rank 0 has removed since."""
 
     def __init__(self, folder: str, name: str, status: os.stat_result) -> None:
@@ -181,7 +181,7 @@ class Gone:
         return self._status
 
 
-def _is_gone(now: os.stat_result | None, before: os.stat_result) -> bool:
+def _is_missing(now: os.stat_result | None, before: os.stat_result) -> bool:
     return now is None
 
 

@@ -17,7 +17,7 @@ COUNTED = (
     "{} of the loop in line {} of {} come from this rank's share of the batches, and so does what"
     " is printed of them. Take all ranks': {}"
 )
-KEPT = (
+HELD = (
     "{} of the loop in line {} of {} is filled from this rank's share of the batches, and enters"
     " the losses of later batches: each rank has another one. Fill it from all ranks' samples, as"
     " in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
@@ -62,8 +62,8 @@ class CountedMetrics:
         if found:
             remedy = ", ".join(found.values())
             warn(COUNTED.format(_quoted(found), place[1], place[0], remedy))
-        if finder is not None and (kept := finder.kept()):
-            warn(KEPT.format(_quoted(kept), place[1], place[0]))
+        if finder is not None and (held := finder.held()):
+            warn(HELD.format(_quoted(held), place[1], place[0]))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -150,7 +150,7 @@ class Finder:
         sums |= self._read_early()
         return sums | besides if sums else {}
 
-    def kept(self) -> list[str]:
+    def held(self) -> list[str]:
         """Return variables that the loop fills from its batches, and that enter its losses.
 
         A hidden state, which the model returns, is of this rank's own samples.
@@ -168,12 +168,12 @@ class Finder:
         for _ in values:
             of_batch |= {name for name, value in values if _names(value) & of_batch - roots}
             in_loss |= set().union(*(_names(value) for name, value in values if name in in_loss))
-        fed = {
+        of_samples = {
             name
             for name, value in values
             if name in filled and (_names(value) - {name} - roots) & of_batch
         }
-        return sorted(fed & in_loss - roots - self._batch)
+        return sorted(of_samples & in_loss - roots - self._batch)
 
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
         """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""

@@ -151,8 +151,8 @@ class WatchedMetrics:
         current = self._open_pass(metric) if self._divides else None
         if current is None or current.alike or id(metric) in self._before_repeat:
             return
-        fed = self._session.batches.current if current.ahead else ()
-        share = next((one.share for one in fed if one.origin is current), current.share)
+        batches = self._session.batches.current if current.ahead else ()
+        share = next((one.share for one in batches if one.origin is current), current.share)
         if share is not None and not share.weight:
             states = {
                 name: list(state) if isinstance(state, list) else state.clone()

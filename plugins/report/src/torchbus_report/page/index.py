@@ -55,8 +55,8 @@ def _form(wish: Wish) -> str:
 
 
 def _table(runs: Sequence[Known], wish: Wish) -> str:
-    own = list(dict.fromkeys(name for run, _ in runs for name in run.own_values))
-    values = [name for name in own if name not in COLUMNS][:MOST_VALUES]
+    names = list(dict.fromkeys(name for run, _ in runs for name in run.logged_names))
+    values = [name for name in names if name not in COLUMNS][:MOST_VALUES]
     names = [one for one in COLUMNS if any(one in cells for _, cells in runs)] + values
     heads = "".join(f"<th scope=col>{_sorting(name, wish)}</th>" for name in ("run", *names))
     rows = "".join(_row(one, names) for one in runs)

@@ -34,7 +34,7 @@ def table(runs: list[Run]) -> str:
         one.cells() | {"best loss": best_loss(run)} for run, one in zip(runs, found, strict=True)
     ]
     columns = [column for column in COLUMNS if any(one[column] for one in cells)]
-    logged = dict.fromkeys(name for one in found for name in one.own_values)
+    logged = dict.fromkeys(name for one in found for name in one.logged_names)
     for name in [name for name in logged if name not in columns][:MOST_VALUES]:
         columns.append(name)
         cells = [

@@ -118,8 +118,8 @@ def number(text: str) -> float | str:
 
 def usual(runs: Iterable[Summary]) -> tuple[list[str], list[str]]:
     """Return the columns of a table, and the names of logged values that it leaves out."""
-    own = list(dict.fromkeys(name for run in runs for name in run.own_values))
-    shown = [name for name in own if name not in FACTS]
+    names = list(dict.fromkeys(name for run in runs for name in run.logged_names))
+    shown = [name for name in names if name not in FACTS]
     return [*FACTS, *shown[:MOST_VALUES], "notes"], shown[MOST_VALUES:]
 
 

@@ -45,7 +45,7 @@ class Summary:
     notes: list[str]
 
     @property
-    def own_values(self) -> list[str]:
+    def logged_names(self) -> list[str]:
         """The names that the loop has logged itself."""
         return [name for name in self.values if not re.match(BY_ITSELF, name)]
 
