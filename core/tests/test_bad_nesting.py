@@ -95,11 +95,17 @@ def test_adopt_takes_what_a_loop_is_made_of():
             lambda s: s.all_gather([torch.ones(1)]),
             "s.all_gather([tensor([1.])]): a list is not a tensor; s.all_gather_object takes any object",
         ),
-        (lambda s: s.reduce("x"), "s.reduce('x'): a str is neither a tensor nor a number"),
-        (lambda s: s.reduce(None), "s.reduce(None): a NoneType is neither a tensor nor a number"),
+        (
+            lambda s: s.reduce("x"),
+            "s.reduce('x'): a str is neither a tensor nor a number. s.all_gather_object takes any object",
+        ),
+        (
+            lambda s: s.reduce(None),
+            "s.reduce(None): a NoneType is neither a tensor nor a number. s.all_gather_object takes any object",
+        ),
         (
             lambda s: s.reduce({"loss": 1.0} | dict.fromkeys(range(99))),
-            "s.reduce(dict): a dict is neither a tensor nor a number",
+            "s.reduce(dict): a dict is neither a tensor nor a number. s.all_gather_object takes any object",
         ),
         (lambda s: s.log_dict([1]), "s.log_dict(list): pass a dict from names to values"),
         (lambda s: s.log_dict("loss"), "s.log_dict(str): pass a dict from names to values"),

@@ -14,7 +14,8 @@ torch.set_default_dtype(torch.float64)
 class Near(nn.Module):
     def __init__(self, own):
         super().__init__()
-        self.layer, self.own = nn.Linear(3, 2), own
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("own", own)
 
     def forward(self, x, protos=None):
         return torch.cdist(self.layer(x), self.own if protos is None else protos).min(1).values
@@ -33,7 +34,7 @@ def train(kind):
     return net.layer.weight.flatten().tolist()
 
 found = {}
-for kind in ("constant", "attribute", "parameter", "same batch"):
+for kind in ("constant", "buffer", "parameter", "same batch"):
     alone = train(kind)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -47,6 +48,6 @@ print(json.dumps(found))
 def test_a_constant_argument_is_asked_about_and_the_remedy_works() -> None:
     found = fork_script(SCRIPT).json()
     (said,) = found["constant"][1]
-    assert "same tensor of shape (8, 2) in each call" in said and "an attribute" in said
-    for exact in ("attribute", "parameter", "same batch"):
+    assert "same tensor of shape (8, 2) in each call" in said and "make it a buffer" in said
+    for exact in ("buffer", "parameter", "same batch"):
         assert found[exact] == [True, []], exact

@@ -126,7 +126,7 @@ def test_what_was_drawn_before_torchbus_was_imported_is_an_error(draw, name) -> 
         in result.stderr
     )
     assert (
-        "Seed it at the top of the script, or import torchbus before anything is drawn, or use launch='fork' or `torchbus run`"
+        "Seed it at the top of the script, import torchbus before anything is drawn, or use launch='fork'"
         in result.stderr
     )
 

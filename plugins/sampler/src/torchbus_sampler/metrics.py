@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, hookimpl
 
 from torchbus_sampler._compat import UPDATE_COUNT
+from torchbus_strategy.collectives import all_gather_object
 
 INPUTS_SEEN = "torchbus_inputs_seen"
 MIXED = (
@@ -177,8 +178,8 @@ def gathered(tensor: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
     """
     from torchmetrics.utilities.distributed import gather_all_tensors
 
-    kinds: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(kinds, (tensor.dtype, tuple(tensor.shape)), group)
+    kind = (tensor.dtype, tuple(tensor.shape))
+    kinds = all_gather_object(kind, dist.get_world_size(group), group)
     filled = next(((dtype, shape) for dtype, shape in kinds if 0 not in shape), None)
     if filled is not None and not tensor.numel():
         tensor = tensor.new_empty((0, *filled[1][1:]), dtype=filled[0])

@@ -214,7 +214,8 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """A node that leaves dimensions as they are, as functions of each element and layers do, or a
     loss of several numbers that leaves one.
     """
-    if getattr(node, compat.REDUCTION, 0):
+    is_gradient = type(node).__name__.endswith("BackwardBackward0")  # of a loss, for each sample
+    if getattr(node, compat.REDUCTION, 0) and not is_gradient:
         found = _first(node, sizes_of(node, sizes), budget)
         return Samples((), found.related or bool(found.dims))
     place = LAYERS.get(type(node).__name__)

@@ -72,7 +72,6 @@ class Deciding:
 
     def __init__(self, parts: int, sums: bool) -> None:
         self._parts, self._sums = parts, sums
-        self.terms: list[Term] = []
         self.numbers: list[Number] = []
         self.ratio = 0.0
         self.hidden: set[str] | None = None
@@ -109,7 +108,6 @@ class Deciding:
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed, self.beside = None, 0.0, None
-        self.terms = terms
         self._elsewhere |= any(map(is_elsewhere, terms))
         self.is_sum, self.is_empty = is_sum(terms), not terms
         self._look_between(loss, terms, rows)
@@ -440,7 +438,8 @@ class LossWeights:
         share = self._shared
         rows = self._rows(share, expected)
         may_sync = not expected and (self._sources.is_reported or share.weight > 0.0)
-        read = read if share is self._session.share else None
+        if read is None or share is not self._session.share:
+            read = self._read_again(loss, rows)
         term, ratio, terms = self._find(loss, rows, may_sync, read)
         expected = expected or (share.count / parts if share.count else 1.0)
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
@@ -458,9 +457,14 @@ class LossWeights:
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
         )
         count.weighted_terms, count.term = terms, term
-        self._clamps.mark(count, self._deciding.terms, loss, rows)
+        self._clamps.mark(count, read, loss, rows)
         self._use(count)
         return self._in_time(count, term, settles) if count.counted else count
+
+    def _read_again(self, loss: Tensor | None, rows: int) -> list[Term]:
+        if loss is None or self.mode == "samples":
+            return []
+        return terms_of(loss, rows, self._deciding.looks)
 
     def _is_empty(self, loss: Tensor) -> bool:
         """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
@@ -510,13 +514,12 @@ class LossWeights:
         return Count(weight if by_samples else 0.0, True, total, ratio)
 
     def _find(
-        self, loss: Tensor | None, rows: int, may_sync: bool, read: list[Term] | None
+        self, loss: Tensor | None, rows: int, may_sync: bool, terms: list[Term]
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         self._deciding.is_sum = self._deciding.is_empty = self._deciding.has_sums = False
         self._deciding.beside = None
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
-        terms = terms_of(loss, rows, self._deciding.looks) if read is None else read
         found = self._deciding.find(loss, terms, rows, self._shared, may_sync, self._each.meets)
         hidden = self._deciding.hidden
         if hidden is not None and self.mode == "tokens":
