@@ -56,6 +56,7 @@ class SharedBuffers(rank0_values.Buffers):
 
     def __init__(self, buffers: Callable[[], list[Tensor]], replicas: Replicas) -> None:
         super().__init__([])
+        self.are_none = False
         self._of_all = buffers
         self._replicas = replicas
 
