@@ -149,7 +149,7 @@ def test_variables_that_are_filled_from_the_batches_and_enter_later_losses(
     file = tmp_path / "keeping.py"
     file.write_text(KEEPING.format(before=before, after=after))
     finder = finder_of(str(file), 2)
-    assert finder is not None and finder.kept() == names
+    assert finder is not None and finder.held() == names
 
 
 def test_what_has_no_source_counts_nothing(tmp_path: Path) -> None:
