@@ -18,6 +18,7 @@ from torchbus.tree import as_list
 
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.evaluating import in_eval_mode, without_gradients
+from torchbus_strategy.graph import nodes_below
 
 BYPASSED = (
     "{} defines its own __iter__, which makes batches without DataLoader's: they can't be divided,"
@@ -182,24 +183,9 @@ def _message(origin: Origin) -> str:
 
 def only_parameters(roots: Sequence[object]) -> bool:
     """Whether a graph leads only to parameters: the gradient of an input, say, trains nothing."""
-    leaves = _leaves(roots)
+    starts = [root.grad_fn for root in roots if isinstance(root, Tensor)]
+    leaves = [node.variable for node in nodes_below(starts) if hasattr(node, "variable")]
     return bool(leaves) and all(isinstance(leaf, Parameter) for leaf in leaves)
-
-
-def _leaves(roots: Sequence[object]) -> list[Tensor]:
-    found: list[Tensor] = []
-    waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        following = {following for following, _ in node.next_functions} - seen
-        seen |= following
-        waiting += following
-    return found
 
 
 def checked(divides: bool, **options: object) -> dict[str, object]:

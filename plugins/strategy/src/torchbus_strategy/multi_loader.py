@@ -13,6 +13,7 @@ from torchbus.plugin import Context, Share
 
 from torchbus_strategy import compat
 from torchbus_strategy.batches import TrackedBatch, is_plain
+from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.term_weights import of_batches, unique
 from torchbus_strategy.loss.terms import Term, WeightedTerms
@@ -146,10 +147,8 @@ def _saved(root: Node, others: set[Node]) -> set[int] | None:
     None if the graph leads through another term, or can't be walked.
     """
     found: set[int] = set()
-    waiting, seen = [root], {root}
-    while waiting:
-        node = waiting.pop()
-        if node in others or len(seen) > NODES_AT_MOST:
+    for count, node in enumerate(nodes_below([root])):
+        if node in others or count > NODES_AT_MOST:
             return None
         try:
             found.update(
@@ -159,9 +158,6 @@ def _saved(root: Node, others: set[Node]) -> set[int] | None:
             )
         except RuntimeError:  # the graph was used already: backward itself reports it
             return None
-        following = {child for child, _ in node.next_functions if child is not None} - seen
-        seen |= following
-        waiting += following
     return found
 
 

@@ -14,6 +14,7 @@ from torchbus.tree import as_list
 from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, UNCLEARED
 from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.held import HeldGradients
+from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Number
 
@@ -45,19 +46,8 @@ def _name(one: WindowSum) -> str:
 
 def _leaves(roots: Sequence[Any]) -> set[int]:
     """Return the ids of the tensors that autograd accumulates gradients for."""
-    found: set[int] = set()
-    waiting = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        following = {child for child, _ in node.next_functions} - seen
-        seen |= following
-        waiting += following
-    return found
+    starts = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+    return {id(node.variable) for node in nodes_below(starts) if hasattr(node, "variable")}
 
 
 COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)

@@ -19,6 +19,7 @@ from torch.autograd.graph import Node
 
 from torchbus_ddp.dp.rows import Rows
 from torchbus_ddp.dp.team import Team
+from torchbus_strategy.graph import children_of, nodes_below
 
 
 class Common(Protocol):
@@ -168,13 +169,8 @@ class Joins:
 
 def _reached(starts: Iterable[Node | None]) -> set[Any]:
     """The common tensors that a graph leads to, but for those of which it took its rows."""
-    waiting: list[Any] = [node for node in starts if node is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if hasattr(node, "team"):  # a node of this module
-            continue
-        following = {child for child, _ in node.next_functions if child is not None} - seen
-        seen |= following
-        waiting += following
-    return seen
+    # a node of this module has a team
+    below = nodes_below(
+        starts, children=lambda node: () if hasattr(node, "team") else children_of(node)
+    )
+    return set(below)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.samples import may_be_of_parameters
 from torchbus_strategy.loss.terms import Term
 
@@ -40,14 +41,17 @@ def are_apart(terms: Sequence[Term], rows: int) -> bool:
 
 
 def _below(root: Any) -> set[Any]:
-    found, waiting = {root}, [root]
-    while waiting and len(found) < NODES_AT_MOST:
-        children = {child for child, _ in waiting.pop().next_functions if child is not None}
-        for child in children - found:
-            if type(child).__name__ not in PICKS and not may_be_of_parameters(child):
-                found.add(child)
-                waiting.append(child)
-    return found
+    return {*nodes_below([root], NODES_AT_MOST, _of_samples)}
+
+
+def _of_samples(node: Any) -> list[Any]:
+    return [
+        child
+        for child in children_of(node)
+        if child is not None
+        and type(child).__name__ not in PICKS
+        and not may_be_of_parameters(child)
+    ]
 
 
 def _target(term: Term) -> int:

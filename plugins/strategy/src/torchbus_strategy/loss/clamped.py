@@ -6,13 +6,13 @@ Behind a clamp the sum is in full, and counts nothing in the divisor of one proc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.terms import Count, Number, Term
 
 NODES_AT_MOST = 64
@@ -57,16 +57,10 @@ def _things(terms: Sequence[Term], rows: int) -> int | None:
 
 def _marked(root: Node | None) -> Iterator[int]:
     """How many elements are marked in each of the tensors of 0 and 1 below a term."""
-    waiting: list[Any] = [root] if root is not None else []
-    seen = set(waiting)
-    while waiting and len(seen) < NODES_AT_MOST:
-        node = waiting.pop(0)
+    for node in nodes_below([root], NODES_AT_MOST):
         marks = _marks(node)
         if marks is not None and marks.is_cpu and not ((marks != 0) & (marks != 1)).any():
             yield int(torch.count_nonzero(marks))
-        following = {child for child, _ in node.next_functions if child is not None} - seen
-        seen |= following
-        waiting += following
 
 
 def _marks(node: Node) -> Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.samples import samples_in
 
 NODES_AT_MOST = 500
@@ -14,16 +15,7 @@ NODES_AT_MOST = 500
 
 def decomposes_samples(loss: Tensor) -> bool:
     """Whether rows or columns of such a matrix are samples. Walks the graph."""
-    waiting: list[Any] = [loss.grad_fn]
-    seen = set(waiting)
-    while waiting and len(seen) < NODES_AT_MOST:
-        node = waiting.pop(0)
-        if _is_over_samples(node):
-            return True
-        following = {child for child, _ in node.next_functions if child is not None} - seen
-        seen |= following
-        waiting += following
-    return False
+    return any(map(_is_over_samples, nodes_below([loss.grad_fn], NODES_AT_MOST)))
 
 
 def _is_over_samples(node: Any) -> bool:

@@ -18,6 +18,7 @@ from torchbus.plugin import BackwardCall, Context
 from torchbus.tree import as_list
 
 from torchbus_strategy.batches import TrackedBatch, is_plain
+from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.reading import is_sum, terms_of
 from torchbus_strategy.loss.terms import Term, same
 from torchbus_strategy.user_code import warn_of_gradients
@@ -201,32 +202,22 @@ def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 
 def leaves_below(roots: Iterable[Any]) -> list[Tensor]:
     """Return the leaves of a graph other than ``nn.Parameter``."""
-    return _leaves(roots, lambda node: node.next_functions)
+    return _leaves(nodes_below(roots, NODES_AT_MOST))
 
 
 def data_leaves(roots: Iterable[Any]) -> list[Tensor]:
     """Return those which layers compute with as data, and not as weights."""
-    return _leaves(roots, _data_of)
+    return _leaves(nodes_below(roots, NODES_AT_MOST, _data_of))
 
 
-def _data_of(node: Any) -> Sequence[tuple[Any, int]]:
+def _data_of(node: Any) -> list[Any]:
     place = DATA_ARGUMENT.get(type(node).__name__)
-    children: Sequence[tuple[Any, int]] = node.next_functions
+    children = list(children_of(node))
     return children if place is None else children[place : place + 1]
 
 
-def _leaves(
-    roots: Iterable[Any], children: Callable[[Any], Sequence[tuple[Any, int]]]
-) -> list[Tensor]:
-    waiting = [node for node in roots if node is not None]
-    seen, found = set(waiting), []
-    while waiting and len(seen) < NODES_AT_MOST:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor) and not isinstance(variable, nn.Parameter):
-            found.append(variable)
-        for child, _ in children(node):
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
-    return found
+def _leaves(nodes: Iterable[Any]) -> list[Tensor]:
+    variables = [getattr(node, "variable", None) for node in nodes]
+    return [
+        one for one in variables if isinstance(one, Tensor) and not isinstance(one, nn.Parameter)
+    ]

@@ -1,0 +1,33 @@
+"""Walks through autograd's graphs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def children_of(node: Any) -> Iterable[Any]:
+    """Return the nodes to which a node sends gradients; None where it sends none."""
+    return [child for child, _ in node.next_functions]
+
+
+def nodes_below(
+    roots: Iterable[Any],
+    at_most: float = float("inf"),
+    children: Callable[[Any], Iterable[Any]] = children_of,
+) -> Iterator[Any]:
+    """Yield these nodes and all below them, once each, level by level. A root may be None.
+
+    It ends once so many were found, of a graph that is larger. ``children``: which nodes to go to
+    from a node.
+    """
+    waiting = deque(dict.fromkeys(root for root in roots if root is not None))
+    seen = set(waiting)
+    while waiting and len(seen) < at_most:
+        node = waiting.popleft()
+        yield node
+        for child in children(node):
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
