@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchbus_ft._compat import streaming_save
-from torchbus_ft.transport import BLOCK, QUESTION, Foreign, Opened, Sealed, Transport
+from torchbus_ft.transport import BLOCK, QUESTION, Foreign, Opened, Sealed, Tags, Transport
 
 KEY, SOON = b"k" * 32, timedelta(seconds=5)
 STATE = {"steps": 3, "parameters": [torch.arange(700_000.0), torch.ones(2, dtype=torch.bool)]}
@@ -147,13 +147,13 @@ def test_a_strangers_state(made: Callable[..., Transport], tmp_path: Path) -> No
 def test_a_changed_answer(where: int) -> None:
     """Cut, or with another byte, or with blocks in another order."""
     written = Kept()
-    with Sealed(written, KEY, b"about") as file:
+    with Sealed(written, Tags(KEY, b"about")) as file:
         for number in range(3):
             file.write(bytes([number]) * 3000)
     answer = written.getvalue()
 
     def read(content: bytes) -> bytes:
-        return io.BufferedReader(Opened(io.BytesIO(content), KEY, b"about")).read()
+        return io.BufferedReader(Opened(io.BytesIO(content), Tags(KEY, b"about"))).read()
 
     assert len(read(answer)) == 9000
     at, size = where % len(answer), BLOCK.size + 3000

@@ -15,7 +15,7 @@ from torchbus.bus import filters, options
 from torchbus.bus.base import Plugin
 from torchbus.bus.options import check, plain
 from torchbus.bus.registry import Bus
-from torchbus.bus.selection import meant
+from torchbus.bus.selection import expand_preset
 from torchbus.compat.python import current_frame
 from torchbus.ranks import Collectives, Ranks
 from torchbus.runtime import active
@@ -96,9 +96,11 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         freeze_timeout: float = 600.0,
         **options: Unpack[KnownOptions],
     ) -> None:
-        said = locals()
+        given = locals()
         self._plugins = plugins
-        self._options = meant(plain({name: said[name] for name in CORE_OPTIONS} | {**options}))
+        self._options = expand_preset(
+            plain({name: given[name] for name in CORE_OPTIONS} | {**options})
+        )
         self._arguments = {name: self._options.pop(name) for name in CORE_OPTIONS}
         check(self._arguments)
         bus = Bus(events, dir(type(self)))

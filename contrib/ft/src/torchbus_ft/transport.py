@@ -84,7 +84,7 @@ class Transport:
                 link.makefile("rb") as answer,
             ):
                 link.sendall(QUESTION.pack(step, asked, self._tag(b"asks" + about)))
-                return streaming_load(io.BufferedReader(Opened(answer, self._key, about)))
+                return streaming_load(io.BufferedReader(Opened(answer, Tags(self._key, about))))
         except Foreign:
             self.foreign = metadata
             raise
@@ -108,7 +108,7 @@ class Transport:
             return
         with (
             self._reading(step) as state,
-            io.BufferedWriter(Sealed(answer, self._key, about), MOST_BYTES) as file,
+            io.BufferedWriter(Sealed(answer, Tags(self._key, about)), MOST_BYTES) as file,
         ):
             streaming_save(state, file)
 
@@ -160,19 +160,30 @@ class _Server(socketserver.ThreadingTCPServer):
         """Say nothing: the one that asked has gone, or was never a replica."""
 
 
+class Tags:
+    """Makes the tags of an answer's blocks, in their order."""
+
+    def __init__(self, key: bytes, about: bytes) -> None:
+        self._key, self._about, self._count = key, about, 0
+
+    def next(self, block: bytes) -> bytes:
+        number = self._count.to_bytes(8, "big")
+        self._count += 1
+        return hmac.digest(self._key, self._about + number + block, "sha256")
+
+
 class Sealed(io.RawIOBase):
     """Writes blocks with their length and tag. The last one is empty."""
 
-    def __init__(self, file: IO[bytes], key: bytes, about: bytes) -> None:
-        self._file, self._key, self._about, self._count = file, key, about, 0
+    def __init__(self, file: IO[bytes], tags: Tags) -> None:
+        self._file, self._tags = file, tags
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         block = bytes(memoryview(data).cast("B")[:MOST_BYTES])
-        self._file.write(BLOCK.pack(len(block), _tag_of(self, block)) + block)
-        self._count += 1
+        self._file.write(BLOCK.pack(len(block), self._tags.next(block)) + block)
         return len(block)
 
     def close(self) -> None:
@@ -184,8 +195,8 @@ class Sealed(io.RawIOBase):
 class Opened(io.RawIOBase):
     """Reads them. Raises Foreign for one without a right tag, or if one is missing."""
 
-    def __init__(self, file: IO[bytes], key: bytes, about: bytes) -> None:
-        self._file, self._key, self._about, self._count = file, key, about, 0
+    def __init__(self, file: IO[bytes], tags: Tags) -> None:
+        self._file, self._tags = file, tags
         self._block, self._is_last = memoryview(b""), False
 
     def readable(self) -> bool:
@@ -203,12 +214,6 @@ class Opened(io.RawIOBase):
         head = self._file.read(BLOCK.size)
         size, tag = BLOCK.unpack(head) if len(head) == BLOCK.size else (0, b"")
         block = self._file.read(size) if size <= MOST_BYTES else b""
-        if not hmac.compare_digest(tag, _tag_of(self, block)):
+        if not hmac.compare_digest(tag, self._tags.next(block)):
             raise Foreign("a block of the state is not signed with the replicas' key")
-        self._count += 1
         return block
-
-
-def _tag_of(one: Sealed | Opened, block: bytes) -> bytes:
-    number = one._count.to_bytes(8, "big")
-    return hmac.digest(one._key, one._about + number + block, "sha256")

@@ -87,7 +87,7 @@ def resolve(
     return named + _companions(named, tuple(serving) if loggers else ())
 
 
-def meant(given: dict[str, Any]) -> dict[str, Any]:
+def expand_preset(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a call, with those that the name of its strategy stands for."""
     name = given["strategy"]
     preset = discovery.installed("preset").get(name) if isinstance(name, str) else None

@@ -74,15 +74,6 @@ def _place(frame: FrameType) -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def counted(file: str, line: int) -> dict[str, str]:
-    """Return what the loop that begins in this line counts from its batches: how to get all ranks'.
-
-    Nothing if its function combines anything over ranks.
-    """
-    finder = finder_of(file, line)
-    return {} if finder is None else finder.found()
-
-
 def finder_of(file: str, line: int) -> Finder | None:
     """Return the finder for a loop, or None if there is none, or it combines anything."""
     try:

@@ -295,7 +295,8 @@ class LossWeights:
         then ranks count by the graph once all of them know that one does. ``expected``: average
         number of samples of a rank, if the share does not say. ``loss``: of one element.
         """
-        terms = self._read(loss, expected)
+        several = len(self._session.batches.current) > 1  # each has a share
+        terms = None if several else self._terms(loss, self._rows(self._session.share, expected))
         count = self._usual(terms, expected)
         if count is None:
             count = self._look(loss, settles, expected, terms)
@@ -312,11 +313,11 @@ class LossWeights:
         count.isolated, count.term = True, Term("mean", number)
         return self.take(count)
 
-    def _read(self, loss: Tensor | None, expected: float) -> list[Term] | None:
-        """Return the terms of a loss that reads one batch."""
-        if loss is None or self.mode == "samples" or len(self._session.batches.current) > 1:
-            return None
-        return terms_of(loss, self._rows(self._session.share, expected), self._deciding.looks)
+    def _terms(self, loss: Tensor | None, rows: int) -> list[Term]:
+        """Return the terms of a loss; none if samples weigh it."""
+        if loss is None or self.mode == "samples":
+            return []
+        return terms_of(loss, rows, self._deciding.looks)
 
     def _rows(self, share: Share, expected: float) -> int:
         parts = self._session.world.data.parts
@@ -439,7 +440,7 @@ class LossWeights:
         rows = self._rows(share, expected)
         may_sync = not expected and (self._sources.is_reported or share.weight > 0.0)
         if read is None or share is not self._session.share:
-            read = self._read_again(loss, rows)
+            read = self._terms(loss, rows)
         term, ratio, terms = self._find(loss, rows, may_sync, read)
         expected = expected or (share.count / parts if share.count else 1.0)
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
@@ -460,11 +461,6 @@ class LossWeights:
         self._clamps.mark(count, read, loss, rows)
         self._use(count)
         return self._in_time(count, term, settles) if count.counted else count
-
-    def _read_again(self, loss: Tensor | None, rows: int) -> list[Term]:
-        if loss is None or self.mode == "samples":
-            return []
-        return terms_of(loss, rows, self._deciding.looks)
 
     def _is_empty(self, loss: Tensor) -> bool:
         """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
