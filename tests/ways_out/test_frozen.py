@@ -5,7 +5,6 @@ only slow is left alone.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import sys
@@ -16,17 +15,17 @@ import pytest
 from torchbus_testing.scripts import Result, run
 
 SCRIPT = Path(__file__).parent / "scripts" / "frozen.py"
-LIMIT_S = 6.0
-LIFE = "no sign of life for 6 s (freeze_timeout): its process "
+LIMIT_S = 3.0
+LIFE = "no sign of life for 3 s (freeze_timeout): its process "
 SILENT = {  # how its guard comes to be silent, and what is said of its process
     "SIGSTOP": "is stopped by a signal",
     "SIGSTOP with a child": "is stopped by a signal",
     "lock": "is in native code that holds Python's lock",
 }
 WAITS = {  # whose guard lives: it ends by itself, and says
-    "file": "it waits for an answer of the file {folder}/dead mount, for 6 s (freeze_timeout)",
-    "worker stopped": "of its DataLoader is stopped by a signal, for 6 s (freeze_timeout)",
-    "worker's file": "of its DataLoader waits for an answer of the file {folder}/dead mount, for 6 s (freeze_timeout)",
+    "file": "it waits for an answer of the file {folder}/dead mount, for 3 s (freeze_timeout)",
+    "worker stopped": "of its DataLoader is stopped by a signal, for 3 s (freeze_timeout)",
+    "worker's file": "of its DataLoader waits for an answer of the file {folder}/dead mount, for 3 s (freeze_timeout)",
 }
 OFTEN = {("fork", 1, "SIGSTOP"), ("script", 0, "lock"), ("fork", 1, "worker stopped")}
 CASES = [
@@ -98,9 +97,9 @@ def test_a_frozen_rank_ends_the_job(tmp_path, launch, who, how):
     result = freeze(tmp_path, launch, 2, who, how, [])
     check(result, tmp_path, 2, who, how)
     store_stopped = who == 0 and how.startswith("SIGSTOP")
-    silent = r"torchbus: rank 0 \(or torchrun\), which serves the store, has not answered for 2 s"
-    named = silent if store_stopped else "torchbus: ranks have waited [2-5] s for others:"
-    assert re.search(named, result.stderr)
+    silent = "torchbus: rank 0 (or torchrun), which serves the store, has not answered for 2 s"
+    named = silent if store_stopped else "torchbus: ranks have waited 2 s for others:"
+    assert named in result.stderr
 
 
 @pytest.mark.slow

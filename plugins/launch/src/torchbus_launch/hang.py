@@ -272,8 +272,12 @@ class HangWatch:
     def _may_ask(self, waited_s: float) -> bool:
         """Return whether it is this rank's turn to ask all ranks for their positions.
 
-        The rank that asked last asks again; another one takes over if it no longer asks.
+        The rank that asked last asks again; another one takes over if it no longer asks. A rank
+        that does not answer must not delay the report.
         """
+        ends_s = waited_s + ANSWERS_WITHIN_S
+        if not self._has_reported and waited_s < self._hang_timeout_s < ends_s:
+            return False
         every_s = self._every_s(waited_s)
         pause_s = every_s if self._questions.asked_last else 2 * every_s
         return (
