@@ -159,6 +159,45 @@ def test_noise_at_the_ports(any_python: str, folder: Path, strategy: str) -> Non
         assert isinstance(entered, int) and entered > 0 and attacked
 
 
+LATE = """
+from torchbus import hookimpl
+class Late:
+    asked = 0
+    @hookimpl(tryfirst=True)
+    def init_process_group(self, session):
+        self.asked += 1
+        if session.rank == 1 and self.asked == 1:
+            time.sleep(2)
+"""
+
+
+def test_a_stranger_that_connects_before_a_rank(any_python: str, folder: Path) -> None:
+    """gloo takes it for the rank, and reads what it sends: the ranks notice, and connect again."""
+    job = JOB.replace("STRATEGY", "ddp")
+    quiet = fork_script(job).ok()
+    late = job.replace(IMPORTS, IMPORTS + LATE).replace("session(", "session(Late(), ")
+    with Noise(any_python, folder):
+        noisy = fork_script(late, timeout_s=100)
+    assert noisy.ok().stdout == quiet.stdout
+
+
+def test_a_stranger_that_is_connected_at_each_attempt() -> None:
+    """What comes through gloo's connections is never what the ranks send."""
+    result = fork_script("""
+import torch, torch.distributed as dist
+from torchbus import session
+exchange = dist.all_to_all_single
+def of_a_stranger(received, sent, **options):
+    return exchange(received, torch.zeros_like(sent), **options)
+dist.all_to_all_single = of_a_stranger
+with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
+    print("started")
+""")
+    assert result.returncode == 1 and "started" not in result.stdout
+    assert "LaunchError: rank 0: another program connects to gloo's ports" in result.stderr
+    assert "at each of 4 attempts. End it, or name in GLOO_SOCKET_IFNAME a network" in result.stderr
+
+
 SPAWNED = (
     IMPORTS
     + """

@@ -40,6 +40,7 @@ ENDLESS = {
     "sampler/orders/shared.py::_wait": "a lock that ends with its process, which the guards watch",
     "sharded/_compat/gathering.py::let_go_of_early": COLLECTIVE,
     "sharded/fsdp/backward.py::means": COLLECTIVE,
+    "strategy/connections.py::_all_proven": GUARDED,
     "strategy/groups.py::_wait_for_all": GUARDED,
     "strategy/turns.py::_wait": GUARDED,
     "throughput/meter.py::finish": "an event of the device",

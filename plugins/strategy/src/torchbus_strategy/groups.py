@@ -22,6 +22,7 @@ from torchbus_launch.listening import gloo_on_loopback
 from torchbus_launch.store import StoreBarrier
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.compat import engines_of_groups, forget_meshes, keep
+from torchbus_strategy.connections import make_proven
 
 WORKER = "pt_gloo_runloop"
 """torch's name for the threads that run gloo's collectives; older releases give them none."""
@@ -101,10 +102,13 @@ class Rendezvous:
         self._job.wait_in(*what)
         if self._group is None:
             self._wait_for_all()
-            with guarded_groups(self._session):
-                self._group = dist.new_group(backend="gloo", timeout=self._session.timeout)
+            self._group = make_proven(self._session, "gloo", "rendezvous", self._make)
         dist.all_reduce(torch.zeros(1), group=self._group)
         self._job.go_on()
+
+    def _make(self, attempt: int) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self._session.timeout)
+        return group
 
     def _wait_for_all(self) -> None:
         """Wait where the guard can interrupt. Torch makes groups in native code."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -11,15 +13,14 @@ import torch.distributed as dist
 
 # imported any later, its functions' defaults would reference the process group forever
 import torch.distributed.nn
-from torchbus.plugin import Context, LaunchError, UsageError, expect
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank
-from torchbus_launch.broadcast_log import shut, sockets_opened
-from torchbus_launch.listening import gloo_on_loopback
 from torchbus_launch.relaunch import visible_device
 from torchbus_strategy import random_streams
 from torchbus_strategy.compat import abort_all_groups, require_abort
+from torchbus_strategy.connections import make_proven
 from torchbus_strategy.groups import close_groups, offer_mesh
 
 
@@ -122,28 +123,32 @@ def open_group(session: Context, backend: str) -> None:
     """Make the default process group, unless the script has made one already."""
     if dist.is_initialized():
         return
-    assert session.job is not None and session.world.store is not None
+    assert session.job is not None
     if backend == "nccl":
         require_abort()
-    store = session.world.shared.of_groups("torchbus")
-    before = sockets_opened()
-    hook = sys.excepthook
-    try:
-        with gloo_on_loopback(session.world.one_host):
+
+    def make(attempt: int) -> dist.ProcessGroup:
+        store = session.world.shared.of_groups(f"torchbus {attempt}")
+        with _excepthook_restored():
             session.bus.hook.init_process_group(
                 session=session, backend=backend, store=store, timeout=session.timeout
             )
-    except (RuntimeError, ValueError, dist.DistError) as error:
-        raise LaunchError(
-            f"rank {session.rank}: the {backend} process group could not be made. Run"
-            " `torchbus doctor`, or name the network that connects the hosts in"
-            f" {backend.upper()}_SOCKET_IFNAME. {backend} says: {error}"
-        ) from error
-    finally:
-        sys.excepthook = hook  # torch replaces it and does not put it back
-    mine = sockets_opened() - before
-    session.job.on_release(lambda: _release(mine))
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
+
+    make_proven(session, backend, "torchbus", make)
+    session.job.on_release(_abort_nccl)
     session.on_close.callback(close_groups)
+
+
+@contextlib.contextmanager
+def _excepthook_restored() -> Iterator[None]:
+    """torch replaces it when it makes a group."""
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
 
 
 def make_group(session: Context, backend: str, store: dist.Store, timeout: timedelta) -> bool:
@@ -154,11 +159,7 @@ def make_group(session: Context, backend: str, store: dist.Store, timeout: timed
     return True
 
 
-def _release(local_sockets: set[int]) -> None:
-    """End this rank's collectives.
-
-    Closing the connections ends gloo's at once; NCCL has a separate abort.
-    """
-    shut(local_sockets)
+def _abort_nccl() -> None:
+    """End NCCL's collectives; gloo's end with their connections."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         abort_all_groups()

@@ -1,0 +1,100 @@
+"""Makes groups whose connections lead to the ranks of this job, which gloo does not see to.
+
+gloo gives a connection to the rank whose number comes first through it, and these numbers are
+small: any program that reaches its port while a group is made can take a rank's place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torchbus.plugin import Context, LaunchError
+
+from torchbus_launch.broadcast_log import shut, sockets_opened
+from torchbus_launch.listening import gloo_on_loopback
+from torchbus_launch.store import StoreBarrier
+
+ATTEMPTS_S = (2.0, 8.0, 30.0, 60.0)
+"""What each attempt may take. An idle machine needs milliseconds."""
+
+
+def make_proven(
+    session: Context, backend: str, word: str, make: Callable[[int], dist.ProcessGroup]
+) -> dist.ProcessGroup:
+    """Make a group of all ranks. All of them call it; a rank that fails closes its connections.
+
+    ``make``: makes the group, given the number of the attempt. gloo's is made again if another
+    program is connected in the place of a rank. ``word``: unique in the session. Raises LaunchError
+    if the group can't be made, or a stranger is connected at each attempt.
+    """
+    assert session.job is not None
+    for attempt, within_s in enumerate(ATTEMPTS_S):
+        before, deadline = sockets_opened(), time.monotonic() + within_s
+        group = None
+        try:
+            with gloo_on_loopback(session.world.one_host):
+                group = make(attempt)
+        except (RuntimeError, ValueError, dist.DistError) as error:
+            if backend != "gloo" or within_s == ATTEMPTS_S[-1] or time.monotonic() > deadline:
+                raise _failed(session, backend, error) from error
+        mine = sockets_opened() - before
+        if backend != "gloo" or _all_proven(session, group, f"{word} {attempt}", within_s):
+            assert group is not None
+            session.job.on_release(partial(shut, mine))
+            return group
+        shut(mine)  # ends what waits for the stranger
+        if group is not None:
+            dist.destroy_process_group(group)
+    raise LaunchError(
+        f"rank {session.rank}: another program connects to gloo's ports in the place of a rank, at"
+        f" each of {len(ATTEMPTS_S)} attempts. End it, or name in GLOO_SOCKET_IFNAME a network that"
+        " only this job's hosts reach"
+    )
+
+
+def _failed(session: Context, backend: str, error: Exception) -> LaunchError:
+    return LaunchError(
+        f"rank {session.rank}: the {backend} process group could not be made. Run"
+        " `torchbus doctor`, or name the network that connects the hosts in"
+        f" {backend.upper()}_SOCKET_IFNAME. {backend} says: {error}"
+    )
+
+
+def _all_proven(
+    session: Context, group: dist.ProcessGroup | None, word: str, within_s: float
+) -> bool:
+    """Return whether every rank has received what only the others can send; all ranks agree."""
+    assert session.job is not None
+    barrier = StoreBarrier(session.world.shared, f"proven {word}", session.rank, session.world_size)
+    unproven = f"unproven {word}"
+    if group is not None and _receives_proofs(session, group, word, within_s):
+        barrier.say()
+    else:
+        session.world.shared.set(unproven, "")
+    session.job.wait_until(lambda store: barrier.is_complete() or store.check([unproven]), math.inf)
+    return barrier.is_complete()
+
+
+def _receives_proofs(
+    session: Context, group: dist.ProcessGroup, word: str, within_s: float
+) -> bool:
+    def proof(sender: int, receiver: int) -> list[int]:
+        return [*session.world.shared.secret(f"{word}: {sender} to {receiver}")]
+
+    rank, ranks = session.rank, range(session.world_size)
+    sent = torch.tensor([proof(rank, other) for other in ranks], dtype=torch.uint8)
+    expected = torch.tensor([proof(other, rank) for other in ranks], dtype=torch.uint8)
+    received = torch.empty_like(expected)
+    try:
+        work = dist.all_to_all_single(received, sent, group=group, async_op=True)
+        assert work is not None
+        work.wait(timedelta(seconds=within_s))
+    except RuntimeError:
+        return False
+    return torch.equal(received, expected)
