@@ -193,7 +193,7 @@ dist.all_to_all_single = of_a_stranger
 with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
     print("started")
 """)
-    assert result.returncode == 1 and "started" not in result.stdout
+    assert result.status == 1 and "started" not in result.stdout
     assert "LaunchError: rank 0: another program connects to gloo's ports" in result.stderr
     assert "at each of 4 attempts. End it, or name in GLOO_SOCKET_IFNAME a network" in result.stderr
 
