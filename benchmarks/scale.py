@@ -128,12 +128,11 @@ def say_all(world_size: int, port: int, over: threading.Event) -> None:
     raw = listening.reach("127.0.0.1", port, timedelta(minutes=5), 0)
     key = secret.derived(port, world_size, "", {secret.VARIABLE: KEY})
     store = SealedStore(raw, key, "attempt 0/session 0/")
-    job = store.within("job")
-    for part, word in ((store, "has the key"), (job, "ended"), (job, "left")):
-        numbers = StoreBarrier(part, word, 0, world_size)._numbers()
-        is_last = part.count(word, sum(numbers[1:])) == sum(numbers)
-        if is_last and part is store:
-            store.set(secret.COMPARED, "")
+    if reach_barrier(store, "has the key", world_size):
+        store.set(secret.COMPARED, "")
+    job = with_the_number(store, world_size).within("job")
+    for word in ("loop ended", "ended", "left"):
+        reach_barrier(job, word, world_size)
     begun, asked = time.monotonic(), 0
     with contextlib.suppress(RuntimeError):  # the store has gone
         while not over.wait(0.05) and not job.check(["all ended"]):
@@ -141,6 +140,24 @@ def say_all(world_size: int, port: int, over: threading.Event) -> None:
             for _ in range(int(due) - asked):
                 asked += 1
                 job.set(f"pulse/{1 + asked % (world_size - 1)}", str(asked))
+
+
+def reach_barrier(store: SealedStore, word: str, world_size: int) -> bool:
+    """Announce all but rank 0; return whether that completes the barrier."""
+    numbers = StoreBarrier(store, word, 0, world_size)._numbers()
+    return store.count(word, sum(numbers[1:])) == sum(numbers)
+
+
+def with_the_number(store: SealedStore, world_size: int) -> SealedStore:
+    """The store with the key of this start, for which all but rank 0 ask in ``secret.drawn``."""
+    others = range(1, world_size)
+    store.set_all({secret._asked(rank): bytes(secret.ASKED_BYTES) for rank in others})
+    while (answer := store.read(secret.ANSWER)) is None:
+        time.sleep(0.01)
+    key = secret._with_number(store.key, answer[: secret.NUMBER_BYTES])
+    with_number = SealedStore(store.raw, key, store.prefix)
+    with_number.set_all({secret._shown(rank): "" for rank in others})
+    return with_number
 
 
 def free_port() -> int:
