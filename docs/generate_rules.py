@@ -1,4 +1,4 @@
-"""Write the table of docs/conformance.md from the rules of the conformance kit::
+"""Write docs/conformance-rules.md from the rules of the conformance kit::
 
 python docs/generate_rules.py            # write it
 python docs/generate_rules.py --check    # exit status 1 if it is not up to date
@@ -6,7 +6,6 @@ python docs/generate_rules.py --check    # exit status 1 if it is not up to date
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -15,8 +14,14 @@ from written import run
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import RULES
 
-PAGE = Path(__file__).resolve().parent / "conformance.md"
-PLACE = re.compile(r"(?<=writes this table from the rules\. -->\n\n).*?(?=<!-- end -->)", re.S)
+PAGE = Path(__file__).resolve().parent / "conformance-rules.md"
+TOP = """# Rules of the conformance kit
+
+<!-- docs/generate_rules.py writes this page from the rules. -->
+
+What the [conformance kit](conformance.md) tries, and the usual remedy for a broken rule.
+
+"""
 HEAD = "| rule | says | if your strategy breaks it |\n|---|---|---|\n"
 SCRIPTS = "\nThese loops are special to one kind of script: hold the other rules first.\n\n"
 SCRIPTS += "| rule | the loop |\n|---|---|\n"
@@ -28,13 +33,13 @@ def row(rule: Rule) -> str:
     return f"| `{rule.name}` | {rule.says}{essential}{needs} | {rule.remedy} |\n"
 
 
-def page(text: str) -> str:
-    """The page with the table as it should be."""
+def page() -> str:
+    """The page as it should be."""
     scripts = [rule for rule in RULES if rule.name.startswith("script-")]
     table = HEAD + "".join(row(rule) for rule in RULES if rule not in scripts) + SCRIPTS
-    table += "".join(f"| `{rule.name}` | {rule.says} |\n" for rule in scripts) + "\n"
-    return PLACE.sub(lambda _: table, text)
+    table += "".join(f"| `{rule.name}` | {rule.says} |\n" for rule in scripts)
+    return TOP + table
 
 
 if __name__ == "__main__":
-    sys.exit(run(PAGE, lambda: page(PAGE.read_text(encoding="utf-8")), __doc__))
+    sys.exit(run(PAGE, page, __doc__))

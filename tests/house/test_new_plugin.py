@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -52,6 +53,17 @@ def kit(folder: Path) -> list[str]:
 def is_clean(folder: Path) -> None:
     check(folder, "ruff", "check", ".")
     check(folder, "ruff", "format", "--check", ".")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_declares_what_it_imports(tmp_path, kind):
+    folder = new(tmp_path, kind)
+    sources = "".join(path.read_text() for path in folder.rglob("*.py"))
+    imported = {
+        one.replace("_", "-") for one in re.findall(r"^from (torchbus_?\w*)", sources, re.M)
+    }
+    declared = {*re.findall(r'"(torchbus[\w-]*)', (folder / "pyproject.toml").read_text())}
+    assert {"torchbus", "torchbus-testing"} <= imported <= declared
 
 
 def test_a_new_package_is_clean(tmp_path):

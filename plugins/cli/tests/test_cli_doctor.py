@@ -51,6 +51,9 @@ def test_nothing_is_wrong_here() -> None:
     assert findings["python"]["facts"]["executable"] == sys.executable
     assert "gloo" in findings["backends"]["facts"]["built in"]
     assert findings["loopback"]["facts"] == {"TCP": "works"}
+    assert (
+        "torchbus-ddp" in findings["plugins"]["facts"] and "dp" not in findings["plugins"]["facts"]
+    )
     assert "self-test" not in findings
 
 

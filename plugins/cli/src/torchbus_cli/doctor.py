@@ -64,7 +64,7 @@ class Finding:
 def packages_look() -> list[Finding]:
     """Check that each plugin can be imported and fits this version of torchbus."""
     found = installed_plugins()
-    facts = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in found}
+    facts = {plugin.distribution: plugin.version for plugin in found}
     return [
         Finding(
             "plugins",
