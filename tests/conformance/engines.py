@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,7 @@ OF_FSDP_TP = OF_PLAN | {
 class Engine:
     """``refused``: by rule, words of the message.
 
-    ``diverges``: by rule, words of RanksDiverged. ``ranks``: the smallest number runs in the quick
-    suite.
+    ``diverges``: by rule, words of RanksDiverged. ``ranks``: how many there may be.
     """
 
     strategy: str
@@ -106,10 +105,3 @@ ENGINES = {
     "ddp+tp": Engine("ddp", {"tp": 2, **PLAN}, OF_PLAN, ranks=(4,)),
     "fsdp+tp": Engine("fsdp", {"tp": 2, **PLAN}, OF_FSDP_TP, ranks=(4,)),
 }
-
-
-def rows() -> Iterator[tuple[str, int, bool]]:
-    """Each engine and number of ranks, and whether it may run in the quick suite."""
-    for name, engine in ENGINES.items():
-        for ranks in engine.ranks:
-            yield name, ranks, ranks == min(engine.ranks)

@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
-from engines import ENGINES, rows
+from engines import ENGINES
+from pairs import covering, mixed
 
 from torchbus_testing.conformance import check
-from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.rules import RULES
+from torchbus_testing.conformance.rules import RULES, find
+from torchbus_testing.forking import ForkServer, fork_script
 
 LIMIT_S = 240.0
 """Of a case: each imports DeepSpeed, which takes long on a busy machine."""
 
 
-def cases() -> Iterator[object]:
-    for rule in RULES:
-        for name, ranks, quick in rows():
-            marks = [] if quick else pytest.mark.slow
-            yield pytest.param(name, rule, ranks, id=f"{name}-{rule}-{ranks}", marks=marks)
+DEEPSPEED = ("deepspeed", "torch._inductor.compile_fx")  # the second takes long, too
+
+
+def cases() -> list[tuple[str, str, int]]:
+    """Each engine and rule, with one of the numbers of ranks."""
+    every = itertools.product(ENGINES, [rule.name for rule in RULES], (2, 3, 4))
+    return covering(mixed(row for row in every if row[2] in ENGINES[row[0]].ranks))
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[ForkServer]:
+    """It has imported what each case of DeepSpeed needs."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    with ForkServer(*DEEPSPEED) as server:
+        yield server
 
 
 @pytest.mark.share(101)
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "rule", "ranks"), list(cases()))
-def test_an_engine_holds_the_rules(name: str, rule: Rule, ranks: int) -> None:
-    if name.startswith("deepspeed"):
-        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    engine = ENGINES[name]
-    outcome = check(rule, engine.subject, ranks, limit_s=LIMIT_S)
-    if rule.name in engine.diverges:
+@pytest.mark.parametrize(("name", "rule", "ranks"), cases())
+def test_an_engine_holds_the_rules(
+    name: str, rule: str, ranks: int, request: pytest.FixtureRequest
+) -> None:
+    engine, of_deepspeed = ENGINES[name], name.startswith("deepspeed")
+    run_script = request.getfixturevalue("warm").run if of_deepspeed else fork_script
+    outcome = check(find(rule), engine.subject, ranks, limit_s=LIMIT_S, run_script=run_script)
+    if rule in engine.diverges:
         text = str(outcome)
-        assert "RanksDiverged" in text and engine.diverges[rule.name] in text, text
+        assert "RanksDiverged" in text and engine.diverges[rule] in text, text
         return
     assert outcome.holds, str(outcome)
-    words = engine.refused.get(rule.name, "")
+    words = engine.refused.get(rule, "")
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
-def test_deepspeed_without_zero_replaces_the_gradients_of_a_rank_without_samples() -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    rule = next(rule for rule in RULES if rule.name == "not-a-number")
-    outcome = check(rule, ENGINES["deepspeed_stage_0"].subject, 2, limit_s=LIMIT_S)
+def test_deepspeed_without_zero_replaces_the_gradients_of_a_rank_without_samples(
+    warm: ForkServer,
+) -> None:
+    subject = ENGINES["deepspeed_stage_0"].subject
+    outcome = check(find("not-a-number"), subject, limit_s=LIMIT_S, run_script=warm.run)
     assert outcome.holds, str(outcome)
 
 
