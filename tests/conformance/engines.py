@@ -42,7 +42,6 @@ OF_STAGE_3 = OF_ZERO | {
     "other-methods": EMPTY,
     "script-expert-routing": "only some ranks' losses reach experts.0.weight",
     "script-partial-optimizer": "body.0.weight requires gradients, and RMSprop does not hold it",
-    "script-tied-weights": EMPTY,
 }
 PLAN: dict[str, Any] = {"plan": {"0": "colwise"}}
 

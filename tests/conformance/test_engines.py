@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
-from engines import ENGINES
+from engines import ENGINES, Engine
 from pairs import covering, mixed
 
-from torchbus_testing.conformance import check
+from torchbus_testing.conformance import Outcome, check
 from torchbus_testing.conformance.rules import RULES, find
-from torchbus_testing.forking import ForkServer, fork_script
 
 LIMIT_S = 240.0
 """Of a case: each imports DeepSpeed, which takes long on a busy machine."""
@@ -26,23 +24,20 @@ def cases() -> list[tuple[str, str, int]]:
     return covering(mixed(row for row in every if row[2] in ENGINES[row[0]].ranks))
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[ForkServer]:
-    """It has imported what each case of DeepSpeed needs."""
+def check_deepspeed(rule: str, engine: Engine, ranks: int) -> Outcome:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    with ForkServer(*DEEPSPEED) as server:
-        yield server
+    return check(find(rule), engine.subject, ranks, limit_s=LIMIT_S, preloaded=DEEPSPEED)
 
 
 @pytest.mark.share(101)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "rule", "ranks"), cases())
-def test_an_engine_holds_the_rules(
-    name: str, rule: str, ranks: int, request: pytest.FixtureRequest
-) -> None:
-    engine, of_deepspeed = ENGINES[name], name.startswith("deepspeed")
-    run_script = request.getfixturevalue("warm").run if of_deepspeed else fork_script
-    outcome = check(find(rule), engine.subject, ranks, limit_s=LIMIT_S, run_script=run_script)
+def test_an_engine_holds_the_rules(name: str, rule: str, ranks: int) -> None:
+    engine = ENGINES[name]
+    if name.startswith("deepspeed"):
+        outcome = check_deepspeed(rule, engine, ranks)
+    else:
+        outcome = check(find(rule), engine.subject, ranks, limit_s=LIMIT_S)
     if rule in engine.diverges:
         text = str(outcome)
         assert "RanksDiverged" in text and engine.diverges[rule] in text, text
@@ -52,11 +47,8 @@ def test_an_engine_holds_the_rules(
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
-def test_deepspeed_without_zero_replaces_the_gradients_of_a_rank_without_samples(
-    warm: ForkServer,
-) -> None:
-    subject = ENGINES["deepspeed_stage_0"].subject
-    outcome = check(find("not-a-number"), subject, limit_s=LIMIT_S, run_script=warm.run)
+def test_deepspeed_without_zero_replaces_the_gradients_of_a_rank_without_samples() -> None:
+    outcome = check_deepspeed("not-a-number", ENGINES["deepspeed_stage_0"], 2)
     assert outcome.holds, str(outcome)
 
 

@@ -60,19 +60,18 @@ def check(
     *,
     dtype: str = "float64",
     limit_s: float = LIMIT_S,
-    run_script: Callable[..., Result] = fork_script,
+    preloaded: tuple[str, ...] = (),
 ) -> Outcome:
     """Run a rule's loop on so many ranks and in one plain process, and compare.
 
     ``dtype``: what the ranks compute in; the plain process always computes in float64. A case that
-    takes more than ``limit_s`` is killed. ``run_script``: ``run`` of a ``ForkServer`` that has
-    imported what the subject needs.
+    takes more than ``limit_s`` is killed. ``preloaded``: modules that all cases import only once.
     """
     lacks = tuple(missing(rule.needs))
     if lacks:
         return Outcome(rule, subject, ranks, missing=lacks)
     with tempfile.TemporaryDirectory() as folder:
-        run = functools.partial(_run, run_script, limit_s)
+        run = functools.partial(_run, preloaded, limit_s)
         evidence = _gather(rule, subject, ranks, dtype, run, Path(folder))
     if evidence.refusals:
         refusals = " / ".join(evidence.refusals)
@@ -112,13 +111,12 @@ def _reference(rule: str, subject: str) -> Record:
         return read_records(Path(folder))[0]
 
 
-def _run(
-    run_script: Callable[..., Result], limit_s: float, request: Request
-) -> tuple[Result, bool]:
+def _run(preloaded: tuple[str, ...], limit_s: float, request: Request) -> tuple[Result, bool]:
     """Run the script; False with its result if it was killed for being late."""
     try:
         script = Path(process.__file__)
-        return run_script(script, request.written(), timeout_s=limit_s), True
+        words = request.written()
+        return fork_script(script, words, timeout_s=limit_s, preloaded=preloaded), True
     except TimeoutError as late:
         return Result(1, "", str(late), limit_s, []), False
 
