@@ -8,6 +8,8 @@ from typing import Any
 
 from torchbus_testing.conformance.subject import Subject
 
+LIMIT_S = 240.0
+"""Of a case, on a busy machine."""
 NO_LAYERS = "is not an nn.Sequential, and has no nn.ModuleList or nn.Sequential of repeated blocks"
 OF_PIPELINE = {
     "first-values": NO_LAYERS,

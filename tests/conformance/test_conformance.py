@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from engines import OF_PIPELINE
+from engines import LIMIT_S, OF_PIPELINE
 from pairs import covering, mixed
 
 from torchbus_testing.conformance import check
@@ -78,7 +78,7 @@ def cases(strategies: Iterable[str], quick: Mapping[str, Iterable[str]]) -> list
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "rule", "ranks"), cases(STRATEGIES, QUICK))
 def test_our_strategies_hold_the_rules(strategy: str, rule: str, ranks: int) -> None:
-    outcome = check(find(rule), Subject(strategy), ranks)
+    outcome = check(find(rule), Subject(strategy), ranks, limit_s=LIMIT_S)
     assert outcome.holds, str(outcome)
     words = REFUSED[strategy].get(rule, "")
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
@@ -88,7 +88,7 @@ def test_our_strategies_hold_the_rules(strategy: str, rule: str, ranks: int) -> 
 @pytest.mark.parametrize(("strategy", "rule", "ranks"), cases(["horovod"], {}))
 def test_horovod_holds_the_rules(strategy: str, rule: str, ranks: int) -> None:
     pytest.importorskip("horovod", reason="Horovod is not built: see contrib/horovod/README.md")
-    outcome = check(find(rule), Subject(strategy), ranks)
+    outcome = check(find(rule), Subject(strategy), ranks, limit_s=LIMIT_S)
     assert outcome.holds and not outcome.refused, str(outcome)
 
 
@@ -101,7 +101,7 @@ def test_the_engine_for_tpus_holds_a_rule_on_a_cpu() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "rule", "ranks"), cases(BY_HAND, QUICK_BY_HAND))
 def test_a_correct_strategy_by_hand_holds_them(strategy: str, rule: str, ranks: int) -> None:
-    outcome = check(find(rule), Subject(f"strategies_by_hand:{strategy}"), ranks)
+    outcome = check(find(rule), Subject(f"strategies_by_hand:{strategy}"), ranks, limit_s=LIMIT_S)
     assert outcome.holds, str(outcome)
     assert bool(outcome.refused) == (rule in BY_HAND[strategy]), str(outcome)
 
@@ -132,7 +132,7 @@ def pairs_of_plugins() -> list[object]:
 @pytest.mark.parametrize(("plugin", "name", "strategy"), pairs_of_plugins())
 def test_our_plugins_change_no_numbers_by_themselves(plugin: str, name: str, strategy: str) -> None:
     """Beside other strategies than ddp, a plugin may be refused, and never gives other numbers."""
-    outcome = check(find(name), Subject(strategy, (plugin,)))
+    outcome = check(find(name), Subject(strategy, (plugin,)), limit_s=LIMIT_S)
     assert outcome.holds, str(outcome)
     may_be_refused = strategy != "ddp" or plugin in NEED_AN_OPTION
     assert may_be_refused or not outcome.refused, str(outcome)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from engines import ENGINES, Engine
+from engines import ENGINES, LIMIT_S, Engine
 from pairs import covering, mixed
 
 from torchbus_testing.conformance import Outcome, check
 from torchbus_testing.conformance.rules import RULES, find
-
-LIMIT_S = 240.0
-"""Of a case: each imports DeepSpeed, which takes long on a busy machine."""
-
 
 DEEPSPEED = ("deepspeed", "torch._inductor.compile_fx")  # the second takes long, too
 
