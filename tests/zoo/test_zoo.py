@@ -40,8 +40,8 @@ class Case:
         return run_session(self.loop, folder, self.ranks, launch=self.form)
 
 
-def started_anew(number: int) -> str:
-    """How the ranks of a loop start in a Python of their own, which takes long: one way or the other."""
+def other_start(number: int) -> str:
+    """`torchbus run` for one half of the loops, and for the other half ranks that run the script."""
     return "command" if ZOO[number].setup_first or number % 2 else "script"
 
 
@@ -53,12 +53,12 @@ def quick_rows() -> Iterator[Row]:
 
 
 def make_cases() -> list[object]:
-    """Each loop in forks and started anew, and with 2 and 3 ranks."""
+    """Each loop in forks and with its other start, and with 2 and 3 ranks."""
     quick = list(quick_rows())
     every = [
         (number, form, ranks)
         for number in range(len(ZOO))
-        for form in ("fork", started_anew(number))
+        for form in ("fork", other_start(number))
         for ranks in (2, 3)
     ]
     slow = covering(mixed(every), quick)
