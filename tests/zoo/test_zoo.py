@@ -124,6 +124,7 @@ def test_loops_never_mention_torchbus() -> None:
     ]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", make_cases())
 def test_loop(
     case: Case, runs: Callable[[Case], Run], reference: Callable[[Loop, int], Run]
