@@ -5,16 +5,17 @@ forget one thing break the rule about it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from engines import OF_PIPELINE
+from engines import LIMIT_S, OF_PIPELINE
+from pairs import covering, mixed
 
 from torchbus_testing.conformance import check
-from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import RULES, find
 from torchbus_testing.conformance.subject import Subject, other_plugins
 from torchbus_testing.forking import fork_script
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
 STRATEGIES = ("ddp", "dp", "ddp_sharded", "fsdp", "pipeline")
 QUICK = {
-    "ddp": ("checkpoint",),
+    "ddp": ("checkpoint", "random-numbers"),
     "dp": ("two-optimizers",),
     "ddp_sharded": ("state-dict",),
     "fsdp": ("ragged-end",),
@@ -43,7 +44,7 @@ REFUSED: dict[str, dict[str, str]] = {
 """What each strategy refuses, and words of the message."""
 BY_HAND = {"AllReduce": ("no-sync", "accumulate"), "Inherits": ()}
 """By strategy, what it refuses."""
-QUICK_BY_HAND = ("ragged-end",)
+QUICK_BY_HAND = dict.fromkeys(BY_HAND, ("ragged-end",))
 BROKEN = {
     "ForgetsWeights": ("ragged-end", "differs from one process"),
     "ComparesNothing": ("divergence", "without an error or warning"),
@@ -61,42 +62,33 @@ BROKEN_TOO = {
     "EvaluatesUnlike": ("random-numbers", "evaluation draws the same on all ranks"),
 }
 PLUGINS = other_plugins(Subject())
-QUICK_PLUGINS = ("activation",)
 NEED_AN_OPTION = ("tensor_layers",)
 """Named without one, such as tp=, they are refused."""
 PAIRED = ("ragged-end", "evaluation", "events", "unchanged")
 
 
-def cases() -> Iterator[object]:
-    for strategy in STRATEGIES:
-        for rule in RULES:
-            for ranks in (2, 3):
-                quick = ranks == 2 and rule.name in QUICK[strategy]
-                yield pytest.param(
-                    strategy,
-                    rule,
-                    ranks,
-                    id=f"{strategy}-{rule}-{ranks}",
-                    marks=[] if quick else SLOW,
-                )
+def cases(strategies: Iterable[str], quick: Mapping[str, Iterable[str]]) -> list[object]:
+    """Each strategy and rule, with 2 or 3 ranks; by strategy, the rules that the quick suite has."""
+    first = [(strategy, name, 2) for strategy, names in quick.items() for name in names]
+    every = mixed(itertools.product(strategies, (rule.name for rule in RULES), (2, 3)))
+    slow = [pytest.param(*row, marks=SLOW) for row in covering(every, first)]
+    return [*first, *slow]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("strategy", "rule", "ranks"), list(cases()))
-def test_our_strategies_hold_the_rules(strategy: str, rule: Rule, ranks: int) -> None:
-    outcome = check(rule, Subject(strategy), ranks)
+@pytest.mark.parametrize(("strategy", "rule", "ranks"), cases(STRATEGIES, QUICK))
+def test_our_strategies_hold_the_rules(strategy: str, rule: str, ranks: int) -> None:
+    outcome = check(find(rule), Subject(strategy), ranks, limit_s=LIMIT_S)
     assert outcome.holds, str(outcome)
-    words = REFUSED[strategy].get(rule.name, "")
+    words = REFUSED[strategy].get(rule, "")
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
-@SLOW
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_horovod_holds_the_rules(rule: Rule, ranks: int) -> None:
+@pytest.mark.parametrize(("strategy", "rule", "ranks"), cases(["horovod"], {}))
+def test_horovod_holds_the_rules(strategy: str, rule: str, ranks: int) -> None:
     pytest.importorskip("horovod", reason="Horovod is not built: see contrib/horovod/README.md")
-    outcome = check(rule, Subject("horovod"), ranks)
+    outcome = check(find(rule), Subject(strategy), ranks, limit_s=LIMIT_S)
     assert outcome.holds and not outcome.refused, str(outcome)
 
 
@@ -107,21 +99,11 @@ def test_the_engine_for_tpus_holds_a_rule_on_a_cpu() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", BY_HAND)
-@pytest.mark.parametrize(
-    ("rule", "ranks"),
-    [
-        pytest.param(rule, ranks, marks=[] if quick else SLOW)
-        for rule in RULES
-        for ranks in (2, 3)
-        for quick in [ranks == 2 and rule.name in QUICK_BY_HAND]
-    ],
-    ids=str,
-)
-def test_a_correct_strategy_by_hand_holds_them(rule: Rule, ranks: int, strategy: str) -> None:
-    outcome = check(rule, Subject(f"strategies_by_hand:{strategy}"), ranks)
+@pytest.mark.parametrize(("strategy", "rule", "ranks"), cases(BY_HAND, QUICK_BY_HAND))
+def test_a_correct_strategy_by_hand_holds_them(strategy: str, rule: str, ranks: int) -> None:
+    outcome = check(find(rule), Subject(f"strategies_by_hand:{strategy}"), ranks, limit_s=LIMIT_S)
     assert outcome.holds, str(outcome)
-    assert bool(outcome.refused) == (rule.name in BY_HAND[strategy]), str(outcome)
+    assert bool(outcome.refused) == (rule in BY_HAND[strategy]), str(outcome)
 
 
 @pytest.mark.timeout(300)
@@ -140,31 +122,20 @@ def test_a_strategy_that_forgets_something_breaks_the_rule_about_it(
     assert find(name).says in text and find(name).remedy in text
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("plugin", "name"),
-    [
-        pytest.param(
-            plugin, name, marks=[] if plugin in QUICK_PLUGINS and name == PAIRED[0] else SLOW
-        )
-        for plugin in PLUGINS
-        if plugin not in NEED_AN_OPTION
-        for name in PAIRED
-    ],
-)
-def test_our_plugins_change_no_numbers_by_themselves(plugin: str, name: str) -> None:
-    outcome = check(find(name), Subject("ddp", (plugin,)))
-    assert outcome.holds and not outcome.refused, str(outcome)
+def pairs_of_plugins() -> list[object]:
+    first = [("activation", PAIRED[0], "ddp")]
+    every = mixed(itertools.product(PLUGINS, PAIRED, STRATEGIES))
+    return [*first, *(pytest.param(*row, marks=SLOW) for row in covering(every, first))]
 
 
-@SLOW
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
-@pytest.mark.parametrize("plugin", PLUGINS)
-def test_our_plugins_beside_other_strategies(plugin: str, strategy: str) -> None:
-    """A pair may be refused, and never gives other numbers."""
-    outcome = check(find(PAIRED[0]), Subject(strategy, (plugin,)))
+@pytest.mark.parametrize(("plugin", "name", "strategy"), pairs_of_plugins())
+def test_our_plugins_change_no_numbers_by_themselves(plugin: str, name: str, strategy: str) -> None:
+    """Beside other strategies than ddp, a plugin may be refused, and never gives other numbers."""
+    outcome = check(find(name), Subject(strategy, (plugin,)), limit_s=LIMIT_S)
     assert outcome.holds, str(outcome)
+    may_be_refused = strategy != "ddp" or plugin in NEED_AN_OPTION
+    assert may_be_refused or not outcome.refused, str(outcome)
 
 
 def test_a_plugin_that_changes_numbers_is_found_unless_it_says_so() -> None:

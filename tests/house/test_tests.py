@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from pairs import covering, mixed, pairs, with_new_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_AT_MOST = 600
@@ -81,3 +83,13 @@ def test_sessions_look_through_few_objects(request: pytest.FixtureRequest) -> No
     """Neither through torch's nor through those of the test modules: see ``tests/heap.py``."""
     seen = {id(thing) for thing in (torch.nn.Linear, vars(torch), globals(), request.session.items)}
     assert not any(id(one) in seen for one in gc.get_objects())
+
+
+def test_few_rows_have_each_pair_of_factors() -> None:
+    every = mixed(itertools.product("abcde", range(20), ("fork", "script"), (2, 3)))
+    before = every[:3]
+    few = covering(every, before)
+    assert len(few) <= 100 == 5 * 20
+    found = {pair for row in (*before, *few) for pair in pairs(row)}
+    assert found == {pair for row in every for pair in pairs(row)}
+    assert len(with_new_pairs(every)) > len(few)

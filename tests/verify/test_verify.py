@@ -26,7 +26,6 @@ CAUSES = {
     "dropout": (DRAWS,),
     "batch_norm": (STATISTICS,),
     "stop_before_backward": (DRAWS,),
-    "began": (COUNTED,),
 }
 """By loop, where something differs, as data parallel training is."""
 NOT_COMPARED = {

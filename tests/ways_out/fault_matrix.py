@@ -16,20 +16,22 @@ import argparse
 import itertools
 import json
 import os
-import random
 import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result, run
+
+sys.path.append(str(Path(__file__).parents[1]))  # ``make.py faults`` runs this file
+from pairs import mixed, with_new_pairs
 
 SCRIPT = Path(__file__).parent / "scripts" / "faulty.py"
 PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "faults.md"
@@ -219,17 +221,12 @@ def lost(cell: Cell, folder: Path) -> Iterator[str]:
 def cells() -> list[Cell]:
     """All of them, mixed. The first ones have each pair of factors, so have those after them."""
     every = itertools.product(FAULTS, (1, 0), LAUNCHES, STRATEGIES)
-    left = [Cell(*fault, rank, launch, strategy) for fault, rank, launch, strategy in every]
-    random.Random(0).shuffle(left)
+    left = mixed((*fault, rank, launch, strategy) for fault, rank, launch, strategy in every)
     found: list[Cell] = []
     while left:
-        covered: set[tuple[object, ...]] = set()
-        later = []
-        for cell in left:
-            pairs = {*itertools.combinations(enumerate(astuple(cell)), 2)}
-            (later if pairs <= covered else found).append(cell)
-            covered |= pairs
-        left = later
+        first = dict.fromkeys(with_new_pairs(left))
+        found += [Cell(*row) for row in first]
+        left = [row for row in left if row not in first]
     return found
 
 

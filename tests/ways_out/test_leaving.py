@@ -4,6 +4,7 @@ right.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from leaving_ways import (
     raised,
     status,
 )
+from pairs import covering, mixed
 
 from torchbus_testing.scripts import Result, run
 
@@ -94,17 +96,17 @@ def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
         check_words(result, who, how)
 
 
-OFTEN = {
+OFTEN = [
     ("script", 0, "SIGINT"),
     ("fork", 0, "SIGTERM in backward others sleep"),
     ("fork", 1, "break"),
-}
-ALL_CASES = [(launch, who, how) for launch in ("script", "fork", "spawn") for who, how in CASES]
+]
+PAIRS = covering(mixed(itertools.product(("script", "fork", "spawn"), (0, 1), WAYS)), OFTEN)
 
 
 @pytest.mark.parametrize(
     ("launch", "who", "how"),
-    [pytest.param(*case, marks=[] if case in OFTEN else pytest.mark.slow) for case in ALL_CASES],
+    [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in PAIRS)],
 )
 def test_two_ranks(tmp_path, launch, who, how):
     leave(tmp_path, launch, 2, who, how)

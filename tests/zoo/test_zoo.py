@@ -1,4 +1,4 @@
-"""Every loop of the zoo, on 2 and 3 ranks, under the one line and under `torchbus run`, against one
+"""Every loop of the zoo, on 2 and 3 ranks, under the one line or under `torchbus run`, against one
 plain process.
 """
 
@@ -15,10 +15,14 @@ import pytest
 from harness import Run, run_command, run_plain, run_session
 from judgement import judge
 from loop import Loop, scripts
+from pairs import covering, mixed
 from zoo import ZOO
 
 # each loop in one of them; a rank that is a script imports torch anew
 QUICK_FORMS = ("fork", "fork", None, "script", None) + 10 * ("fork", None, None)
+
+
+Row = tuple[int, str, int]
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,37 @@ class Case:
         return run_session(self.loop, folder, self.ranks, launch=self.form)
 
 
-def make_cases() -> Iterator[object]:
-    for form in ("script", "fork", "command"):
-        for ranks in (2, 3):
-            for number, loop in enumerate(ZOO):
-                case = Case(loop.under_command() if form == "command" else loop, form, ranks)
-                quick = (form, ranks) == (QUICK_FORMS[number % len(QUICK_FORMS)], 2) or (
-                    (form, ranks) == ("fork", 3) and number % 30 == 15
-                )
-                yield pytest.param(case, id=str(case), marks=[] if quick else [pytest.mark.slow])
+def other_start(number: int) -> str:
+    """`torchbus run` for one half of the loops, and for the other half ranks that run the script."""
+    return "command" if ZOO[number].setup_first or number % 2 else "script"
+
+
+def quick_rows() -> Iterator[Row]:
+    for number in range(len(ZOO)):
+        form = QUICK_FORMS[number % len(QUICK_FORMS)]
+        yield from [(number, form, 2)] if form else []
+        yield from [(number, "fork", 3)] if number % 30 == 15 else []
+
+
+def make_cases() -> list[object]:
+    """Each loop in forks and with its other start, and with 2 and 3 ranks."""
+    quick = list(quick_rows())
+    every = [
+        (number, form, ranks)
+        for number in range(len(ZOO))
+        for form in ("fork", other_start(number))
+        for ranks in (2, 3)
+    ]
+    slow = covering(mixed(every), quick)
+    return [make_case(*row) for row in quick] + [
+        make_case(*row, marks=pytest.mark.slow) for row in slow
+    ]
+
+
+def make_case(number: int, form: str, ranks: int, **words: object) -> object:
+    loop = ZOO[number].under_command() if form == "command" else ZOO[number]
+    case = Case(loop, form, ranks)
+    return pytest.param(case, id=str(case), **words)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +124,8 @@ def test_loops_never_mention_torchbus() -> None:
     ]
 
 
-@pytest.mark.parametrize("case", list(make_cases()))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", make_cases())
 def test_loop(
     case: Case, runs: Callable[[Case], Run], reference: Callable[[Loop, int], Run]
 ) -> None:

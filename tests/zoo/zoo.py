@@ -156,12 +156,7 @@ ZOO = [
         divided=False,
         why="the batches are of the loop's own, and it divides them by s.shard",
     ),
-    Loop(
-        "began",
-        exact=False,
-        said="a factor of the loss is not the same on all ranks",
-        why="k moves by what each rank reads before backward",
-    ),
+    Loop("began"),
     Loop(
         "mixup",
         exact=False,

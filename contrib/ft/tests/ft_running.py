@@ -18,6 +18,7 @@ from torchbus_testing.forking import ForkServer
 from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
+os.environ.setdefault("RUST_LOG", "error")  # torchft reads it once, as it is imported
 
 
 class Lighthouse:
@@ -83,15 +84,10 @@ class Replicas:
 
 @pytest.fixture(scope="session")
 def fork_servers() -> Iterator[list[ForkServer]]:
-    before = os.environ.get("RUST_LOG")
-    os.environ["RUST_LOG"] = "error"
     servers = [ForkServer("torchft", "torchft.checkpointing") for _ in range(2)]
     yield servers
     for server in servers:
         server.close()
-    os.environ.pop("RUST_LOG")
-    if before is not None:
-        os.environ["RUST_LOG"] = before
 
 
 @pytest.fixture

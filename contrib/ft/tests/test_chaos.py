@@ -75,8 +75,7 @@ def losses(out: Path, name: str) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_fifty_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUST_LOG", "error")
+def test_fifty_kills(tmp_path: Path) -> None:
     lighthouse = Lighthouse(heartbeat_timeout_ms=2000)
     lives = [Lives(name, lighthouse.url, tmp_path) for name in NAMES]
     killed = kill_at_random(lives, random.Random(0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbus_testing.forking import fork_script
+from .warm import fork_script
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_bf16.py"

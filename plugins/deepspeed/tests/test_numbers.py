@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchbus_testing.forking import fork_script
+from .warm import fork_script
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -11,8 +11,8 @@ import string
 import sys
 import types
 import urllib.parse
-from collections import namedtuple
-from collections.abc import Callable
+from collections import UserDict, namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -152,6 +152,17 @@ def test_the_environment_of_later_counts_and_that_of_before_is_remembered(
     monkeypatch.delenv("EARLY_TOKEN")
     monkeypatch.setenv("LATE_TOKEN", "late-value-2")
     assert redactor.text("early-value-1 late-value-2") == f"{HIDDEN} {HIDDEN}"
+
+
+def test_another_thread_may_change_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changing(UserDict[str, str]):
+        def __iter__(self) -> Iterator[str]:
+            names = list(self.data)
+            self.data.pop("GONE", None)  # after the names were read
+            return iter(names)
+
+    monkeypatch.setattr(os, "environ", Changing(GONE="1", THE_TOKEN="hidden-value-1"))
+    assert redacted("hidden-value-1") == HIDDEN
 
 
 def test_what_the_command_line_tells_is_hidden_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,8 +341,9 @@ class Redactor:
 
     def _look_around(self) -> None:
         """Learn the secrets of the environment again, because the loop may have changed it."""
-        for name, value in os.environ.items():
-            if self._seen.get(name) != value:
+        for name in list(os.environ):
+            value = os.environ.get(name)  # another thread may have deleted it
+            if value is not None and self._seen.get(name) != value:
                 self._seen[name] = value
                 self.learn(texts.passwords(value))
                 self.learn([value] if hides(name, value) else [])

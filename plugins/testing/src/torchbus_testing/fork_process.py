@@ -37,10 +37,23 @@ def preload(names: list[str]) -> None:
     for entry in [*discovery.every("always"), *discovery.every("service"), usual]:
         if entry is not None:
             discovery.load(entry)
-    for name in names:
-        importlib.import_module(name)
+    with silent_answers():
+        for name in names:
+            importlib.import_module(name)
     discovery.offers.cache_clear()  # there may be more beside a script
     gc.freeze()  # a session looks through all objects; those of torch need not be among them
+
+
+@contextlib.contextmanager
+def silent_answers() -> Iterator[None]:
+    """What is printed goes to stderr: the answers are on stdout."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(answers, 1)
+        os.close(answers)
 
 
 def run(

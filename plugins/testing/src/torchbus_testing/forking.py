@@ -110,24 +110,29 @@ class ForkServer:
 
 
 @functools.cache
-def _server() -> list[ForkServer]:
-    """The one of this process, if there is one."""
+def _server(preloaded: tuple[str, ...]) -> list[ForkServer]:
+    """The one of this process that has imported these modules, if there is one."""
     return []
 
 
-def _running() -> ForkServer:
-    held = _server()
+def _running(preloaded: tuple[str, ...]) -> ForkServer:
+    held = _server(preloaded)
     if not held or held[0].is_over:
-        held[:] = [ForkServer()]
+        held[:] = [ForkServer(*preloaded)]
         atexit.register(held[0].close)
     return held[0]
 
 
 def fork_script(
-    source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0
+    source: str | Path,
+    *args: object,
+    cwd: str | Path | None = None,
+    timeout_s: float = 60.0,
+    preloaded: tuple[str, ...] = (),
 ) -> Result:
     """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process.
 
-    Raises TimeoutError after ``timeout_s`` seconds.
+    ``preloaded``: modules that it imports once, in a server of their own. Raises TimeoutError after
+    ``timeout_s`` seconds.
     """
-    return _running().run(source, *args, cwd=cwd, timeout_s=timeout_s)
+    return _running(preloaded).run(source, *args, cwd=cwd, timeout_s=timeout_s)

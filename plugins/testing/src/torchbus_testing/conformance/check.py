@@ -7,6 +7,7 @@ import functools
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result
 
 LIMIT_S = 90.0
+RunRequest = Callable[[Request], tuple[Result, bool]]
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,19 @@ def check(
     *,
     dtype: str = "float64",
     limit_s: float = LIMIT_S,
+    preloaded: tuple[str, ...] = (),
 ) -> Outcome:
     """Run a rule's loop on so many ranks and in one plain process, and compare.
 
     ``dtype``: what the ranks compute in; the plain process always computes in float64. A case that
-    takes more than ``limit_s`` is killed.
+    takes more than ``limit_s`` is killed. ``preloaded``: modules that all cases import only once.
     """
     lacks = tuple(missing(rule.needs))
     if lacks:
         return Outcome(rule, subject, ranks, missing=lacks)
     with tempfile.TemporaryDirectory() as folder:
-        evidence = _gather(rule, subject, ranks, dtype, limit_s, Path(folder))
+        run = functools.partial(_run, preloaded, limit_s)
+        evidence = _gather(rule, subject, ranks, dtype, run, Path(folder))
     if evidence.refusals:
         refusals = " / ".join(evidence.refusals)
         reported = (
@@ -79,7 +83,7 @@ def check(
 
 
 def _gather(
-    rule: Rule, subject: Subject, ranks: int, dtype: str, limit_s: float, folder: Path
+    rule: Rule, subject: Subject, ranks: int, dtype: str, run: RunRequest, folder: Path
 ) -> Evidence:
     """Run the sessions of a rule until one does not come to its end."""
     fields = json.dumps(dataclasses.asdict(subject))
@@ -88,7 +92,7 @@ def _gather(
         mine = folder / str(stage)
         mine.mkdir()
         request = Request(rule.name, fields, world_size, stage, dtype, sys.path, str(mine))
-        evidence = _evidence(request, _run(request, limit_s), reference)
+        evidence = _evidence(request, run(request), reference)
         if not evidence.complete:
             break
     return evidence
@@ -107,11 +111,12 @@ def _reference(rule: str, subject: str) -> Record:
         return read_records(Path(folder))[0]
 
 
-def _run(request: Request, limit_s: float) -> tuple[Result, bool]:
+def _run(preloaded: tuple[str, ...], limit_s: float, request: Request) -> tuple[Result, bool]:
     """Run the script; False with its result if it was killed for being late."""
     try:
         script = Path(process.__file__)
-        return fork_script(script, request.written(), timeout_s=limit_s), True
+        words = request.written()
+        return fork_script(script, words, timeout_s=limit_s, preloaded=preloaded), True
     except TimeoutError as late:
         return Result(1, "", str(late), limit_s, []), False
 

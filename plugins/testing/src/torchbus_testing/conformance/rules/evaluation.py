@@ -31,8 +31,8 @@ def evaluation(run: Run) -> None:
 
 
 def random_numbers(run: Run) -> None:
-    """From the first backward on each rank draws its own numbers in training, and the common ones
-    in evaluation.
+    """From the first backward of a pass on each rank draws its own numbers in training. In
+    evaluation and after the pass, all ranks draw the same.
     """
     model = run.model()
     optimizer = run.optimizer(model)
@@ -40,18 +40,18 @@ def random_numbers(run: Run) -> None:
         optimizer.zero_grad()
         run.loss(model, xy).backward()
         optimizer.step()
-    run.drew("noise in training", torch.rand(4))
-    model.eval()
-    if not run.is_alone:
-        alike = run.here.all_gather(torch.rand(4))
-        run.note(
-            "evaluation draws the same on all ranks",
-            all(torch.equal(one, alike[0]) for one in alike),
-        )
-    else:
-        run.note("evaluation draws the same on all ranks", True)
-    model.train()
-    run.drew("noise after evaluation", torch.rand(4))
+        run.drew("noise in training", torch.rand(4))
+        model.eval()
+        run.note("evaluation draws the same on all ranks", _draw_alike(run))
+        model.train()
+        run.drew("noise after evaluation", torch.rand(4))
+    run.note("ranks draw the same after the pass", _draw_alike(run))
+
+
+def _draw_alike(run: Run) -> bool:
+    """Whether the next numbers are the same on all ranks."""
+    drawn = torch.rand(4)
+    return run.is_alone or all(torch.equal(one, drawn) for one in run.here.all_gather(drawn))
 
 
 def order(run: Run) -> None:
