@@ -91,4 +91,6 @@ MANY = [number * (2**61 - 1) for number in range(101)]
 def test_what_nothing_writes_is_refused(made_up: Any) -> None:
     with pytest.raises(ValueError, match="one hash|an array of datetime64"):
         read = from_json(made_up, lambda kind, _: kind)
-        decode({key: torch.zeros(1).double() if item is None else item for key, item in read.items()})
+        decode(
+            {key: torch.zeros(1).double() if item is None else item for key, item in read.items()}
+        )

@@ -73,8 +73,8 @@ def _refuse_slow(data: bytes) -> None:
             memo[len(memo) if argument is None else argument] = stack[-1]
             continue
         large += isinstance(argument, int) and argument.bit_length() > 64
-        found = memo[argument] if "GET" in code.name else 1 + sum(_taken(code, stack))
-        if found > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
+        found = memo[argument] if "GET" in code.name else 1 + sum(_taken(code, stack))  # type: ignore[index]
+        if (found or 0) > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
             raise ValueError("it holds more than the file has room for")
         made = code.stack_after
         stack += [None if one is pickletools.markobject else found for one in made]
