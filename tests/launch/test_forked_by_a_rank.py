@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "forked_by_a_rank.py"
 
 def check(result: Result, *after: str) -> None:
     assert result.ok().stdout.splitlines() == [
-        "this process was forked by rank 0, and can't have ranks of its own: end the block before"
+        "this process was forked by rank 0, and can't start ranks: end the block before"
         " it is forked, start it by subprocess, or use strategy=None in it",
         "rank 0 of 1",
         "both go on",

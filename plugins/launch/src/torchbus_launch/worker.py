@@ -39,8 +39,8 @@ def refuse_ranks() -> None:
     """
     if _of_rank is not None:
         raise UsageError(
-            f"this process was forked by rank {_of_rank}, and can't have ranks of its own: end the"
-            " block before it is forked, start it by subprocess, or use strategy=None in it"
+            f"this process was forked by rank {_of_rank}, and can't start ranks: end the block"
+            " before it is forked, start it by subprocess, or use strategy=None in it"
         )
 
 
