@@ -85,9 +85,9 @@ def test_a_page_follows_a_run_while_it_trains(
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     options = {"log_dir": tmp_path / "runs", "log_every_n_steps": 1, "autolog": False}
-    server = live._server(live.Site(tmp_path / "runs"), 0)
+    server = live._server(live.Site(tmp_path / "runs"), 0, "key")
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
+    address = f"http://127.0.0.1:{server.server_port}/?key=key"
     with server, session(strategy=None, **options) as s:
 
         def log(name: str, value: float) -> None:

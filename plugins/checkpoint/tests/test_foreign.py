@@ -158,6 +158,31 @@ def deflated(one: Path) -> None:
     resealed(one)
 
 
+def a_key_that_is_never_hashed() -> bytes:
+    """A tuple of two tuples of two tuples and so on, sixty times."""
+    nested = b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    return b"\x80\x02)q\x00" + nested + b"}h\x3cK\x00s."
+
+
+def such_a_key(one: Path) -> None:
+    with zipfile.ZipFile(one / "training.pt") as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(one / "training.pt", "w") as new:
+        for name, data in parts.items():
+            new.writestr(name, a_key_that_is_never_hashed() if name.endswith(".pkl") else data)
+    resealed(one)
+
+
+def such_a_key_in_the_index(one: Path) -> None:
+    (one / ".metadata").write_bytes(a_key_that_is_never_hashed())
+    resealed(one)
+
+
+def large_numbers(one: Path) -> None:
+    """As keys, multiples of 2**61 - 1 have one hash."""
+    with_registered(one, [number << 64 for number in range(10_002)])
+
+
 def itself_again_and_again(one: Path) -> None:
     content: list[Any] = []
     for _ in range(60):
@@ -212,6 +237,9 @@ def without_numbers(one: Path) -> None:
         room_for_billions,
         code_in_the_index,
         deflated,
+        such_a_key,
+        such_a_key_in_the_index,
+        large_numbers,
         itself_again_and_again,
         rows_that_overlap,
         views_of_one_storage,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401 - a session keeps its generator, too
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -187,6 +188,12 @@ def test_whatever_a_file_holds(written: Path, data: st.DataObject) -> None:
             ("position", "random", "streams", "order", "torch"),
             torch.ones(2),
             r"\['position'\]\['random'\]: ",
+        ),
+        (
+            "rank-0",
+            ("position", "random", "streams", "order", "numpy", 2),
+            1 << 30,  # NumPy would read memory there
+            r"\['position'\]\['random'\]: ValueError: a generator at the place \[1073741824\]",
         ),
         ("model", (), {1: 2}, "a key in it is a int, not a str"),
     ],

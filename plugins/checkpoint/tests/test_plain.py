@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint.disk import tensors
+from torchbus_checkpoint.state.jsonable import from_json
 from torchbus_checkpoint.state.plain import decode, encode
 
 
@@ -71,3 +73,24 @@ class _Odd:
 
     def load_state_dict(self, state: Any) -> None:
         pass
+
+
+MANY = [number * (2**61 - 1) for number in range(101)]
+"""All of them have the hash 0: a dict of a million would take days."""
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        {"dict": [[number, 0] for number in MANY]},
+        {"set": MANY},
+        {"dict": [["torchbus set", MANY]]},
+        {"dict": [["torchbus ndarray", None], ["torchbus dtype", "M8[ns]"]]},
+    ],
+)
+def test_what_nothing_writes_is_refused(made_up: Any) -> None:
+    with pytest.raises(ValueError, match="one hash|an array of datetime64"):
+        read = from_json(made_up, lambda kind, _: kind)
+        decode(
+            {key: torch.zeros(1).double() if item is None else item for key, item in read.items()}
+        )

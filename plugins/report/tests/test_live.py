@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from torchbus import session
@@ -139,22 +140,38 @@ def test_the_rank_that_the_others_wait_for(write_run: Write) -> None:
     assert ranks.slow_rank(found) is None
 
 
+KEY = "the key of this test"
+
+
 @pytest.fixture
 def connection(site: live.Site) -> Iterator[http.client.HTTPConnection]:
-    with live._server(site, 0) as server:
+    with live._server(site, 0, KEY) as server:
         assert server.server_address[0] == "127.0.0.1"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         server.shutdown()
 
 
-def test_only_this_machine_and_what_has_changed(connection: http.client.HTTPConnection) -> None:
-    def ask(method: str = "GET", **headers: str) -> http.client.HTTPResponse:
-        connection.request(method, "/", headers=headers)
+def test_only_this_machine_with_the_key_and_what_has_changed(
+    connection: http.client.HTTPConnection,
+) -> None:
+    cookie = ""
+
+    def ask(method: str = "GET", path: str = "/", **headers: str) -> http.client.HTTPResponse:
+        connection.request(method, path, headers={"Cookie": cookie, **headers})
         answer = connection.getresponse()
         answer.read()
         return answer
 
+    for path in ("/", "/run?name=a", "/runs.csv", "/?key=another"):
+        stranger = ask(path=path)
+        assert stranger.status == 403 and "Set-Cookie" not in stranger.headers
+    opened = ask(path=f"/?key={quote(KEY)}")
+    given = str(opened.headers["Set-Cookie"])
+    assert opened.status == 200 and given.endswith("; HttpOnly; SameSite=Strict; Path=/")
+    cookie = f"another=one; {given.partition('; ')[0]}"
+    assert ask(Cookie=f"{cookie}, too").status == 403
+    assert ask(Host="[").status == 500  # no host at all
     first = ask()
     assert first.status == 200 and "default-src 'none'" in str(
         first.headers["Content-Security-Policy"]

@@ -45,12 +45,35 @@ def end(hvd: Any) -> None:
     atexit.unregister(hvd.shutdown)
 
 
+LONGEST_VALUE = 1 << 24
+
+
 @contextmanager
 def rendezvous(address: str) -> Iterator[int]:
-    """Horovod's server, in which its ranks find each other. Returns its port."""
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    """Horovod's server, in which its ranks find each other. Returns its port.
 
-    with RendezvousHTTPServer((address, 0), RendezvousHandler, verbose=0) as server:
+    Strangers may connect, too: they get no names of files, which Horovod's handler answers to HEAD,
+    can't fill the memory by one value, and don't delay the end by a connection that they hold.
+    """
+    from horovod.runner.http import http_server
+
+    class Handler(http_server.RendezvousHandler):  # type: ignore[misc]
+        def do_HEAD(self) -> None:
+            self.send_status_code(405)
+
+        def do_PUT(self) -> None:
+            length = self.headers.get("Content-Length", "")[:10]
+            if length.isdecimal() and int(length) <= LONGEST_VALUE:
+                super().do_PUT()
+            else:
+                self.send_status_code(413)
+
+    class Server(http_server.RendezvousHTTPServer):  # type: ignore[misc]
+        daemon_threads, block_on_close = True, False
+
+        def handle_error(self, request: object, client_address: object) -> None: ...
+
+    with Server((address, 0), Handler, verbose=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

@@ -289,6 +289,8 @@ def _read(state: PowerSGDState) -> Saved:
 def _fill(state: PowerSGDState, saved: Saved) -> None:
     """Torch looks these up by the number of a bucket, and makes what it does not find."""
     state.iter = saved["steps"]
+    if not 0 <= saved["random"][2] <= len(saved["random"][1]):
+        raise ValueError("a generator behind its last number")  # NumPy would read memory there
     state.rng.set_state(saved["random"])
     state.error_dict = dict(saved["errors"])
     state.p_memory_dict, state.q_memory_dict = dict(saved["ps"]), dict(saved["qs"])

@@ -274,8 +274,7 @@ class Job:
     def let_go_in_fork(self) -> None:
         """Detach from the job in a child process that user code has forked."""
         self.guard.forget()
-        worker.end_with_rank(self._pid, self._thread)
-        worker.close_connections(self._port)
+        worker.detach(self.world.rank, self._pid, self._thread, self._port)
 
     def end_process(self, error: BaseException | None) -> None:
         """End the process of a rank that the session started, at the end of its block."""

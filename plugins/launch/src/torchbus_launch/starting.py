@@ -24,8 +24,9 @@ def start(request: Request, call: Call | None = None) -> Job:
     Raises LaunchError or UsageError.
     """
     _refuse_few_files()
-    from torchbus_launch import choice, fork, joining, places, relaunch, spawn
+    from torchbus_launch import choice, fork, joining, places, relaunch, spawn, worker
 
+    worker.refuse_ranks()
     place = places.find(request)
     if place is not None:
         return joining.join(place, request)

@@ -12,11 +12,36 @@ import threading
 from types import FrameType
 
 from torchbus.compat.python import current_frame
+from torchbus.errors import UsageError
 
 from torchbus_launch.broadcast_log import sockets_opened
 from torchbus_launch.place import DATA
 
 PR_SET_PDEATHSIG = 1
+_of_rank: int | None = None
+
+
+def detach(rank: int, rank_pid: int, thread: int, port: int) -> None:
+    """Detach this process, which the ``thread`` of a rank has just forked, from its job.
+
+    ``port``: that of the job's store.
+    """
+    global _of_rank
+    _of_rank = rank
+    end_with_rank(rank_pid, thread)
+    close_connections(port)
+
+
+def refuse_ranks() -> None:
+    """Raise UsageError in a process that a rank has forked: torch's process group is inherited.
+
+    Its connections are those of the rank, so that every collective would wait for ever.
+    """
+    if _of_rank is not None:
+        raise UsageError(
+            f"this process was forked by rank {_of_rank}, and can't start ranks: end the block"
+            " before it is forked, start it by subprocess, or use strategy=None in it"
+        )
 
 
 def close_connections(port: int) -> None:

@@ -9,29 +9,77 @@ from collections.abc import Iterator
 from enum import Enum
 from numbers import Integral, Real
 
-QUOTED = r"""[bru]{0,2}"(?:[^"\\]|\\.)*"|[bru]{0,2}'(?:[^'\\]|\\.)*'|\\+["'][^"'\\]*\\+["']"""
+PREFIX = "[bruBRUfF]{0,2}"
+QUOTED = (
+    rf"""{PREFIX}\"{{3}}[\s\S]*?\"{{3}}|{PREFIX}'{{3}}[\s\S]*?'{{3}}|{PREFIX}"(?:[^"\\]|\\[\s\S])*\""""
+    rf"""|{PREFIX}'(?:[^'\\]|\\[\s\S])*'|\\+["'][^"'\\]*\\+["']"""
+)
+WORD = r"[A-Za-z_][\w.-]{0,100}"
 NAME = r"(?<![\w.-])(?P<name>-{0,2}[^\W\d][\w.-]*)"
-SPACE = r"[ \t]{0,80}(?:\n[ \t]{0,20})?"
-TEXTS_BETWEEN = rf"""(?P<between>\\*["']?\]?[ \t]{{0,80}}(?:=>|:=|[=:]){SPACE})"""
+SPACE = (
+    r"[ \t\xa0]{0,80}(?:\r?\n(?![ \t]*['\"]{3})[ \t]{0,20})?"
+    r"(?:[&!][\w!./-]{1,60}[ \t]{1,8}){0,2}"  # an anchor or a tag of YAML
+)
+ANNOTATED = r":[ \t]{1,8}[A-Za-z_][\w.\[\], |]{0,60}=(?=[ \t]{0,8}[\"'bruBRUfF])"
+TEXTS_BETWEEN = (
+    r"""(?P<between>\\*(?:["'`]|\*\*)?\]?[ \t\xa0]{0,80}"""
+    rf"(?:=>|:=|{ANNOTATED}|[=:\uff1a\uff1d])(?:\*\*)?{SPACE})"
+)
 ASSIGNED = re.compile(NAME + TEXTS_BETWEEN)
-VALUE = re.compile(rf"""{QUOTED}|[^\s,;&"'<>]+""")
+VALUE = re.compile(rf"""{QUOTED}|[\w.]{{1,60}}\((?:{QUOTED})\)|[^\s,;&"'<>]+""")
 NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
-QUOTES_AROUND = re.compile(r"""([bru]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
+QUOTES_AROUND = re.compile(r"""([bruBRUfF]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
 QUOTES = ("'", '"', "\\")
 FLAG = re.compile(
     rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>(?:\s|\\\n){{1,40}})(?P<value>{QUOTED}|[^\s\\\-\"'][^\s\"']*)"
 )
 XML = re.compile(
-    r"(?P<before><(?P<name>[A-Za-z_][\w:.-]{0,100})(?:\s[^<>]{0,200})?>)(?P<value>[^<>]+)(?=</)"
+    r"(?P<before><(?P<name>[A-Za-z_][\w:.-]{0,100})(?:\s[^<>]{0,200})?>)"
+    r"(?P<value><!\[CDATA\[[^<>]*\]\]>|[^<>]+)(?=</)"
+)
+XML_PAIR = re.compile(
+    rf"(?P<before><(?P<tag>\w{{1,40}})>(?P<name>{WORD})</(?P=tag)>"
+    r"\s{0,40}<\w{1,40}>)(?P<value>[^<>]+)(?=</)"
 )
 PAIR = re.compile(
-    rf"""(?P<before>[\[(]\s{{0,4}}(?P<quote>["'])(?P<name>[A-Za-z_][\w.-]{{0,100}})(?P=quote)\s{{0,4}},\s{{0,4}})(?P<value>{QUOTED})"""
+    rf"""(?P<before>(?:[\[(]|\bsetattr\([^(),]{{1,80}},)\s{{0,4}}(?P<quote>["'])(?P<name>{WORD})(?P=quote)\s{{0,4}},\s{{0,4}})(?P<value>{QUOTED})"""
+)
+FLAG_PAIR = re.compile(
+    rf"""(?P<before>(?P<quote>["'])(?P<name>--?{WORD})(?P=quote)\s{{0,4}},\s{{0,20}}(?:[^()\n]{{0,120}}?\bdefault\s?=\s?)?)(?P<value>{QUOTED})"""
 )
 ROW = re.compile(
-    rf"""(?P<before>["'](?:name|key)["']\s{{0,4}}:\s{{0,4}}["'](?P<name>[A-Za-z_][\w.-]{{0,100}})["']\s{{0,4}},\s{{0,40}}["']value["']\s{{0,4}}:\s{{0,4}})(?P<value>{QUOTED}|\d+)"""
+    rf"""(?P<before>\b(?:name|key)["']?\s{{0,4}}[:=]\s{{0,4}}["']?(?P<name>{WORD})["']?\s{{0,4}}(?:,|\s)\s{{0,40}}["']?value["']?\s{{0,4}}[:=]\s{{0,4}})(?P<value>{QUOTED}|[^\s,;<>"'}}]+)"""
+)
+"""Of JSON and Python, of YAML (``- name: KEY``, ``value: ...`` below), of attributes in XML."""
+TABLE = re.compile(
+    rf"(?P<before>[|│┃][ \t]{{0,40}}[`*]{{0,2}}(?P<name>{WORD})[`*]{{0,2}}"
+    r"[ \t]{0,80}[|│┃][ \t]{0,40})(?P<value>[^\s|│┃]+)(?=[ \t]{0,80}[|│┃])"
+)
+LAYOUTS = (XML, XML_PAIR, PAIR, FLAG_PAIR, ROW, TABLE)
+LINE = re.compile(
+    rf"(?P<before>^[ \t]{{0,40}}(?:export[ \t]+)?(?P<name>{WORD})"
+    r"[ \t]{0,80}=[ \t]{0,80})(?P<value>[^\s=\"'\[({#][^=\n\"']*)$",
+    re.MULTILINE,
+)
+TWO_WORDS = re.compile(
+    rf"(?P<before>^[ \t]{{0,40}}(?:(?:setenv|set[ \t]-g?x)[ \t]{{1,20}})?"
+    rf"(?P<name>{WORD})[ \t]{{1,80}})(?P<value>\S+)(?=[ \t]*$)",
+    re.MULTILINE,
+)
+SAID = re.compile(
+    rf"(?P<before>\b(?P<name>{WORD}) (?:is|was) )(?P<value>{QUOTED}|\S+?(?=[.,;]?(?:\s|$)))"
+)
+COLOURS = re.compile(r"\x1b\[[\d;]{0,20}m")
+OF_KUBERNETES = re.compile(r"""\bkind["']?\s{0,4}:\s{0,4}["']?Secret\b""")
+DATA = re.compile(
+    r"(?P<before>^(?P<indent>[ \t]{0,40})(?:data|stringData):[ \t]*\n)"
+    r"(?P<value>(?:(?P=indent)[ \t]+\S.*(?:\n|$))+)"
+    r"""|(?P<json>["'](?:data|stringData)["']\s{0,4}:\s{0,4})\{[^{}]*\}""",
+    re.MULTILINE,
 )
 YAML_BLOCK = re.compile(
-    NAME + r"(?P<between>:[ \t]{0,80}[|>][+-]?\d?[ \t]{0,80}\n)(?P<value>(?:[ \t]+\S.*(?:\n|$))+)"
+    NAME + r"(?P<between>:[ \t]{0,80}(?:![\w!./:-]{1,60}[ \t]{1,8})?[|>][+-]?\d?[ \t]{0,80}\n)"
+    r"(?P<value>(?:[ \t]+\S.*(?:\n|$))+)"
 )
 YAML_LIST = re.compile(
     NAME + r"(?P<between>:[ \t]{0,80}\n)(?P<value>(?:[ \t]*-[ \t]+\S.*(?:\n|$))+)"
@@ -39,8 +87,11 @@ YAML_LIST = re.compile(
 ITEM = re.compile(r"(?P<before>-[ \t]+)(?P<value>\S.*)")
 CREDENTIALS = re.compile(
     r"(?P<before>\b(?:machine[ \t]+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s+"
-    r"|\bcurl\b[^\n]{0,300}?\s(?:-u\s*|--user[=\s]\s*)[\"']?[^\s:\"']+:)[^\s\"']+"
+    r"|\bcurl\b[^\n]{0,300}?\s(?:-u\s*|--user[=\s]\s*)[\"']?[^\s:\"']+:"
+    r"|\b(?:sshpass\s+-p\s*|docker\s+login\b[^\n]{0,200}?\s-p\s+|mysql\w*\b[^\n]{0,200}?\s-p)[\"']?"
+    r"|\b(?:PASSWORD|(?i:IDENTIFIED\s+BY))\s+[\"'])[^\s\"']+"
 )
+BEFORE_CREDENTIALS = ("pass", "curl", "docker", "mysql", "identified")
 ADDRESS = re.compile(
     r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)"""
 )
@@ -48,10 +99,14 @@ BEARER = re.compile(
     r"(?P<before>\b(?:bearer|basic|token)[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE
 )
 GIVEN_AWAY = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?"
+    r"(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
     r"|https?://(?:hooks\.slack\.com|(?:ptb\.|canary\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/[^\s\"'<>]+"
     r"|\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|AIza[\w-]{30,}|eyJ[\w-]{10,500}\.[\w-]{10,}\.[\w-]*)",
+    r"|AIza[\w-]{30,}|eyJ[\w-]{10,500}\.[\w-]{10,}\.[\w-]*|eyJhcGlf[\w+/-]{20,}=*|[sr]k_(?:live|test)_\w{10,}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|npm_\w{30,}|pypi-AgE[\w-]{20,}|dapi[0-9a-f]{32}|dckr_pat_[\w-]{20,}"
+    r"|AGE-SECRET-KEY-1\w{20,}|local-[0-9a-f]{40}|wandb_v1_\w{20,}|gsk_\w{20,}|nvapi-[\w-]{20,}"
+    r"|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,})|(?<=/bot)\d{6,12}:[\w-]{30,}",
     re.DOTALL,
 )
 SIGNED = re.compile(
@@ -67,8 +122,12 @@ def without_assigned(text: str) -> str:
 
     A value that is not secret may contain one that is: ``C(d={'key': 'x'})``.
     """
-    for layout in (XML, PAIR, ROW):
+    text = COLOURS.sub("", text)
+    for layout in LAYOUTS:
         text = layout.sub(_laid_out, text)
+    if OF_KUBERNETES.search(text):
+        text = DATA.sub(_of_kubernetes, text)
+    text = SAID.sub(_said, TWO_WORDS.sub(_said, LINE.sub(_line, text)))
     text = YAML_LIST.sub(_listed, YAML_BLOCK.sub(_block, text)) if ":" in text else text
     return _without_plain(text)
 
@@ -98,7 +157,7 @@ def without_given_away(text: str) -> str:
         if "://" in text or GIVEN_AWAY.search(text)
         else text
     )
-    if "password" in text or "curl" in text:
+    if any(word in text.lower() for word in BEFORE_CREDENTIALS):
         text = CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text)
     return BEARER.sub(_bearer, SIGNED.sub(rf"\g<before>{HIDDEN}", text))
 
@@ -179,6 +238,26 @@ def _laid_out(found: re.Match[str]) -> str:
     value = found["value"]
     is_secret = is_hidden(found["name"].rpartition(":")[2], _bare(value).strip(), True)
     return found["before"] + _in_quotes(value) if is_secret else found[0]
+
+
+def _line(found: re.Match[str]) -> str:
+    """Hide the whole value of a line ``password = several words``."""
+    is_secret = speaks(found["name"]) is Speaks.SURELY and hides(found["name"], found["value"])
+    return found["before"] + HIDDEN if is_secret else found[0]
+
+
+def _said(found: re.Match[str]) -> str:
+    """Hide what looks like a secret in ``password  value`` and ``the password is value``."""
+    name, value = found["name"], _bare(found["value"])
+    looks_so = len(value) >= 8 and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    is_secret = speaks(name) is Speaks.SURELY and looks_so and hides(name, value)
+    return found["before"] + _in_quotes(found["value"]) if is_secret else found[0]
+
+
+def _of_kubernetes(found: re.Match[str]) -> str:
+    if found["json"]:
+        return found["json"] + HIDDEN
+    return found["before"] + re.sub(r"(?m)(:[ \t]+)\S.*$", rf"\g<1>{HIDDEN}", found["value"])
 
 
 def _block(found: re.Match[str]) -> str:
@@ -291,7 +370,7 @@ HOLDERS = (
     " aws azure gcp google github gh gitlab openai anthropic slack discord telegram bot kaggle"
     " modal s3 minio db client login user account storage service license refresh session sign"
     " signing signature encryption deploy subscription bearer oauth jwt personal admin root"
-    " registry pypi npm docker"
+    " registry pypi npm docker require"
 )
 HOLDING = _word_set(HOLDERS)
 GLUED = re.compile(rf"(?:{HOLDERS.replace(' ', '|')})(?:key|token|pass|pwd)s?")

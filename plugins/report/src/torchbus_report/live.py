@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import os
+import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,9 +47,11 @@ HEADERS = {
 
 def serve(folder: Path, port: int | None) -> int:
     """Serve until Ctrl+C. Raises UsageError if the port is taken; without one, any may do."""
-    with _server(Site(folder), port) as server:
+    key = secrets.token_hex(16)
+    with _server(Site(folder), port, key) as server:
         print(
-            f"http://{ADDRESS}:{server.server_port}/ follows the runs in {folder}; Ctrl+C ends it",
+            f"http://{ADDRESS}:{server.server_port}/?key={key} follows the runs in {folder};"
+            " Ctrl+C ends it",
             flush=True,
         )
         with suppress(OSError):
@@ -56,13 +61,20 @@ def serve(folder: Path, port: int | None) -> int:
     return 0
 
 
-def _server(site: Site, port: int | None) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """Says nothing of a connection that ends before its answer."""
+
+    def handle_error(self, request: object, client_address: object) -> None: ...
+
+
+def _server(site: Site, port: int | None, key: str) -> Server:
     class ThisSite(Handler):
         pages = site
+        is_key = partial(hmac.compare_digest, key)
 
     for one in (PORT, 0) if port is None else (port,):
         try:
-            return ThreadingHTTPServer((ADDRESS, one), ThisSite)
+            return Server((ADDRESS, one), ThisSite)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
     raise UsageError(f"port {port} can't be used: {reason}. Name another one, or leave --port out")
@@ -80,6 +92,13 @@ class Answer:
     @property
     def body(self) -> bytes:
         return self.text.encode(errors="replace")
+
+
+LOCKED = Answer(
+    "Open the address that torchbus report --live has printed, with its key.",
+    "text/plain",
+    HTTPStatus.FORBIDDEN,
+)
 
 
 class Site:
@@ -164,32 +183,52 @@ def _wish(query: Mapping[str, Sequence[str]]) -> Wish:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET from this machine."""
+    """Answers GET from this machine, with the key: other users of it can connect, too.
+
+    A browser that has come with the key in the address gets it as a cookie.
+    """
 
     pages: Site
+    is_key: Callable[[str], bool]
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "torchbus", ""
     timeout = SILENT_S
 
     def do_GET(self) -> None:
-        if urlsplit(f"//{self.headers.get('Host')}").hostname not in HOSTS:
-            self._send(Answer("", status=HTTPStatus.FORBIDDEN))
-            return
         try:
-            answer = self.pages.answer(self.path)
+            given = self._given_key()
+            answer = self.pages.answer(self.path) if given else LOCKED
         except Exception as error:  # the page is lost, and the server goes on
             text = index.problem(showable(f"{type(error).__name__}: {error}"))
             answer = Answer(text, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            given = ""
         with suppress(ConnectionError):  # the reader has left
-            self._send(answer)
+            self._send(answer, given)
 
-    def _send(self, answer: Answer) -> None:
+    def _given_key(self) -> str:
+        """Return the key, in the request's address or cookie; "" without the right one."""
+        if urlsplit(f"//{self.headers.get('Host')}").hostname not in HOSTS:
+            return ""
+        cookies = self.headers.get("Cookie", "").split("; ")
+        name = f"{self._cookie_name()}="
+        given = [one.removeprefix(name) for one in cookies if one.startswith(name)]
+        given += parse_qs(urlsplit(self.path).query).get("key", ())
+        return next((one for one in given if one.isascii() and self.is_key(one)), "")
+
+    def _cookie_name(self) -> str:
+        """Return a name of this server's own: browsers send cookies to all ports."""
+        return f"torchbus-{self.connection.getsockname()[1]}"
+
+    def _send(self, answer: Answer, key: str) -> None:
         body = answer.body
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         is_known = answer.status is HTTPStatus.OK and self.headers.get("If-None-Match") == tag
         self.send_response(HTTPStatus.NOT_MODIFIED if is_known else answer.status)
         for name, value in {**HEADERS, "ETag": tag}.items():
             self.send_header(name, value)
+        if key:
+            cookie = f"{self._cookie_name()}={key}; HttpOnly; SameSite=Strict; Path=/"
+            self.send_header("Set-Cookie", cookie)
         if not is_known:
             self.send_header("Content-Type", f"{answer.kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

@@ -30,6 +30,7 @@ Generator: TypeAlias = Any  # torch.Generator, random.Random, NumPy's Generator 
 OBJECTS_AT_MOST = 1000
 ITEMS_AT_MOST = 64
 STRIDE = 2**20
+MERSENNE_NUMBERS = 624
 
 
 @dataclass
@@ -136,13 +137,28 @@ def state_of(one: Generator) -> object:
 
 
 def set_state(one: Generator, state: Any) -> None:
-    """Set it to what ``state_of`` returned."""
+    """Set it to what ``state_of`` returned. Raises ValueError or TypeError for anything else."""
     if isinstance(one, random.Random):
         one.setstate(state)
-    elif hasattr(one, "bit_generator"):
+        return
+    if isinstance(one, kinds_of_numpy()):
+        _refuse_outside(state)
+    if hasattr(one, "bit_generator"):
         one.bit_generator.state = state
     else:
         one.set_state(state)
+
+
+def _refuse_outside(state: Any) -> None:
+    """Raise ValueError for a place behind the last number: NumPy would read memory there."""
+    if isinstance(state, dict):
+        inner = state.get("state")
+        of_inner = inner.get("pos", 0) if isinstance(inner, dict) else 0
+        places = [of_inner, state.get("buffer_pos", 0)]
+    else:
+        places = list(state[2:3])
+    if not all(0 <= place <= MERSENNE_NUMBERS for place in places):
+        raise ValueError(f"a generator at the place {places}")
 
 
 def derived(one: Generator, number: int) -> object:

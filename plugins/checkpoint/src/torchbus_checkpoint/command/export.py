@@ -30,7 +30,9 @@ def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
         files = _files(checkpoint, format, optimizers)
     for name, content in files.items():
         num_bytes = _write(output, name, content)
-        print(f"{output / name}: {amount(num_bytes)}, from {one_line(str(checkpoint))}")
+        print(
+            f"{one_line(str(output / name))}: {amount(num_bytes)}, from {one_line(str(checkpoint))}"
+        )
     return 0
 
 

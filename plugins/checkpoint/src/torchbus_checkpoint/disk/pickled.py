@@ -28,7 +28,7 @@ OTHERS = {
         for kind in ("PosixPath", "WindowsPath")
     ),
 }
-MOST_ITEMS, MOST_TIMES = 1 << 20, 4
+MOST_ITEMS, MOST_TIMES, MOST_LARGE = 1 << 20, 4, 10_000
 
 
 def read(file: IO[bytes]) -> Any:
@@ -45,6 +45,8 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
+            pickles = [one for one in entries if one.filename.endswith(".pkl")]
+            texts = [archive.read(one) for one in pickles if one.file_size == one.compress_size]
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"it is not a file of torch.save: {error}") from None
     for entry in entries:
@@ -52,7 +54,44 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
             raise ValueError(f"{entry.filename!r} in it is compressed")
     if sum(entry.file_size for entry in entries) > file.seek(0, 2):
         raise ValueError("the entries in it overlap")
+    for text in texts:
+        _refuse_slow(text)
     file.seek(0)
+
+
+def _refuse_slow(data: bytes) -> None:
+    """Limit what a pickle of this size may ask for, before it is read.
+
+    A few bytes could ask for memory for billions of objects, or for a key that is a tuple of tuples
+    of tuples, whose hash takes years, or for many large numbers with one hash.
+    """
+    stack: list[int | None] = []  # of each value, how many are in it; None: a mark
+    memo: dict[int, int | None] = {}
+    large = 0
+    for code, argument, _ in pickletools.genops(data):
+        if "PUT" in code.name or code.name == "MEMOIZE":
+            memo[len(memo) if argument is None else argument] = stack[-1]
+            continue
+        large += isinstance(argument, int) and argument.bit_length() > 64
+        found = memo[argument] if "GET" in code.name else 1 + sum(_taken(code, stack))  # type: ignore[index]
+        if (found or 0) > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
+            raise ValueError("it holds more than the file has room for")
+        made = code.stack_after
+        stack += [None if one is pickletools.markobject else found for one in made]
+    if any(number > len(data) for number in memo):
+        raise ValueError(f"{max(memo)} objects in {len(data)} bytes")
+
+
+def _taken(code: pickletools.OpcodeInfo, stack: list[int | None]) -> list[int]:
+    """Take from the stack what an instruction takes."""
+    before = code.stack_before
+    start = len(stack) - len(before)
+    if pickletools.markobject in before:
+        mark = len(stack) - 1 - stack[::-1].index(None)
+        start = mark - before.index(pickletools.markobject)
+    taken = stack[start:]
+    del stack[start:]
+    return [one for one in taken if one is not None]
 
 
 def _refuse_blown_up(value: object, num_bytes: int) -> None:
@@ -109,19 +148,12 @@ def index(file: IO[bytes]) -> dict[str, Whole]:
     Raises ValueError or UnpicklingError for what does not belong in there.
     """
     data = file.read()
-    _refuse_odd_memo(data)
+    _refuse_slow(data)
     found = _Index(io.BytesIO(data)).load()
     places = {
         (at.fqn, numbers(at.offset)): _place(where) for at, where in found.storage_data.items()
     }
     return {name: _whole(name, one, places) for name, one in found.state_dict_metadata.items()}
-
-
-def _refuse_odd_memo(data: bytes) -> None:
-    """Limit sizes: a few bytes could ask for memory for billions of objects."""
-    for code, number, _ in pickletools.genops(data):
-        if "PUT" in code.name and isinstance(number, int) and number > len(data):
-            raise ValueError(f"{number} objects in {len(data)} bytes")
 
 
 def _whole(name: str, one: Any, places: dict[tuple[str, tuple[int, ...]], Place]) -> Whole:

@@ -16,6 +16,16 @@ import torch
 
 PLAIN = (str, int, bool, type(None))
 OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
+MOST_ALIKE = 100
+
+
+def refuse_alike(keys: list[Any]) -> list[Any]:
+    """Return the keys. Raise ValueError for many with one hash: a dict of them takes hours."""
+    if len(keys) > MOST_ALIKE and max(Counter(map(hash, keys)).values()) > MOST_ALIKE:
+        raise ValueError(f"more than {MOST_ALIKE} keys with one hash")
+    return keys
+
+
 DICTS: dict[str, Callable[..., Any]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
@@ -76,9 +86,12 @@ def from_json(value: Any, other: Callable[[str, Any], object]) -> Any:
         return value
     ((name, content),) = value.items()
     if name in DICTS:
-        return DICTS[name]([(from_json(key, other), from_json(one, other)) for key, one in content])
+        pairs = [(from_json(key, other), from_json(one, other)) for key, one in content]
+        refuse_alike([key for key, _ in pairs])
+        return DICTS[name](pairs)
     if name in LISTS:
-        return LISTS[name](from_json(one, other) for one in content)
+        items = [from_json(one, other) for one in content]
+        return LISTS[name](refuse_alike(items) if name == "set" else items)
     return _single(name, content, other)
 
 

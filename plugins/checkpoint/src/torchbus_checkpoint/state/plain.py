@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torchbus.plugin import UsageError
 
+from torchbus_checkpoint.state.jsonable import refuse_alike
+
 State = dict[str, Any]
 """Plain values by name, as a file of a checkpoint has them."""
 Value = TypeVar("Value")
@@ -84,14 +86,22 @@ def decode(value: Any) -> Any:
     if kind in (list, tuple, set):
         return kind(decode(item) for item in value)
     if kind is dict and set(value) == {ARRAY, DTYPE}:
-        return value[ARRAY].numpy().view(value[DTYPE])
+        return _array(value[ARRAY], value[DTYPE])
     if kind is dict and set(value) == {BYTES}:
         return value[BYTES].encode("latin-1")
     if kind is dict and set(value) == {SET}:
-        return set(decode(value[SET]))
+        return set(refuse_alike(decode(value[SET])))
     if kind in (dict, OrderedDict, Counter):
         return kind({key: decode(item) for key, item in value.items()})
     return value
+
+
+def _array(tensor: Tensor, dtype: str) -> object:
+    array = tensor.numpy()
+    made = array.view(dtype)
+    if made.dtype.kind not in "biuf":
+        raise ValueError(f"an array of {made.dtype}")
+    return made
 
 
 def copied(value: Value) -> Value:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbus_checkpoint.state.plain import State, decode
+from torchbus_strategy.script_generators import set_state
 
 
 def stream(value: State) -> None:
@@ -17,7 +18,7 @@ def stream(value: State) -> None:
     torch.Generator().set_state(value["torch"])
     random.Random().setstate(value["python"])
     if "numpy" in value and "numpy" in sys.modules:
-        sys.modules["numpy"].random.RandomState().set_state(value["numpy"])
+        set_state(sys.modules["numpy"].random.RandomState(), value["numpy"])
 
 
 def random_state(value: State) -> None:
