@@ -6,6 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
@@ -19,6 +20,7 @@ from torchbus.patches.patching import EventEmitter, emits, subclasses
 from torchbus.world import ElasticOrder, Share
 
 
+@dataclass(eq=False)
 class Origin:
     """A pass that batches come from, and what is known about it.
 
@@ -30,35 +32,20 @@ class Origin:
     itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "ahead",
-        "alike",
-        "ended",
-        "evaluates",
-        "iterator",
-        "length",
-        "loader",
-        "name",
-        "ragged",
-        "reused",
-        "share",
-        "threaded",
-        "trains",
-        "used",
-    )
-
-    def __init__(self, name: str = "batches that the script makes") -> None:
-        self.name = name
-        self.loader: weakref.ref[DataLoader[object]] | None = None
-        self.iterator: weakref.ref[Counting] | None = None
-        self.length: int | None = None
-        self.share: Share | None = None
-        self.evaluates = ""
-        self.trains = torch.is_grad_enabled()
-        self.alike = self.ragged = self.used = self.ahead = self.threaded = self.reused = (
-            self.ended
-        ) = False
+    name: str = "batches that the script makes"
+    loader: weakref.ref[DataLoader[object]] | None = None
+    iterator: weakref.ref[Counting] | None = None
+    length: int | None = None
+    share: Share | None = None
+    evaluates: str = ""
+    trains: bool = field(default_factory=torch.is_grad_enabled)
+    alike: bool = False
+    ragged: bool = False
+    used: bool = False
+    ahead: bool = False
+    threaded: bool = False
+    reused: bool = False
+    ended: bool = False
 
     def itself(self) -> object:
         """Return this pass. ``source`` returns what gives such batches in other passes too."""
@@ -275,8 +262,8 @@ class LoaderIterator:
         self._failed: Exception | None = None
         # torchdata's iterator may continue from a state
         self.num_yielded = loaders.yielded(inner)
-        self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
-        self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
+        name = f"the loader over {type(loader.dataset).__name__}"
+        self.origin = Origin(name, weakref.ref(loader), weakref.ref(self))
 
     def __iter__(self) -> LoaderIterator:
         return self

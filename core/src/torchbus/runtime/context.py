@@ -23,7 +23,7 @@ from torchbus.patches.active import Seams
 from torchbus.ranks import Collectives, Ranks
 from torchbus.redacting import Unredacted
 from torchbus.runtime import active
-from torchbus.runtime.services import BatchService, JobService, RandomService, make, make_launcher
+from torchbus.runtime.services import BatchService, JobService, Launcher, RandomService, make
 from torchbus.runtime.steps import Steps
 from torchbus.runtime.user_code import Mark, users_frame
 from torchbus.world import Share, World
@@ -58,7 +58,8 @@ class Context(Ranks):
         """``core_options``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
         self.options: Mapping[str, Any] = {**core_options, **options}
-        self.launcher = make_launcher(self)
+        has_launcher = "launcher" in discovery.installed("service")
+        self.launcher: Launcher = make("launcher", self) if has_launcher else Launcher(self)
         self.world = World(device=self.launcher.device)
         self.job: JobService | None = None
         self.bus = bus
