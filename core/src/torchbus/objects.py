@@ -44,35 +44,10 @@ def is_marked(thing: Module | Optimizer) -> bool:
     return getattr(thing, MARK, False) is True
 
 
-_frozen: list[weakref.ref[object]] = []
-"""What is in the collector's permanent generation, of which there is one in a process, too."""
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code, or an extension, has made
-
-
-def freeze() -> None:
-    """Let the garbage collector pass over all that is alive, until ``thaw``.
-
-    It writes to each object that it looks at, so a forked process would get a copy of every page.
-    ``alive`` need not look at them either: it remembers the few that may be asked for.
-    """
-    if gc.get_freeze_count():
-        return  # the script has done it, and only the script may undo it
-    listed = gc.get_objects()
-    kinds = {kind for kind in set(map(type, listed)) if _may_be_sought(kind)}
-    _frozen[:] = map(weakref.ref, compress(listed, map(kinds.__contains__, map(type, listed))))
-    gc.freeze()
-
-
-def thaw() -> None:
-    """Undo ``freeze``."""
-    if _frozen:
-        _frozen.clear()
-        gc.unfreeze()
-
-
-def _may_be_sought(kind: type) -> bool:
-    is_of_python = kind.__flags__ & HEAP_TYPE and kind.__weakrefoffset__
-    return bool(is_of_python) and not issubclass(kind, type)
+frozen: list[weakref.ref[object]] = []
+"""What may be asked for and is in the garbage collector's permanent generation, which it does not
+list: whoever calls ``gc.freeze`` adds to it. There is one of these in a process, too.
+"""
 
 
 def alive(*kinds: type[T]) -> list[T]:
@@ -93,7 +68,7 @@ def alive(*kinds: type[T]) -> list[T]:
 
 
 def _among_frozen(kinds: tuple[type[T], ...]) -> Iterator[T]:
-    for reference in _frozen:
+    for reference in frozen:
         one = reference()
         if issubclass(type(one), kinds):
             yield cast("T", one)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
 from torchbus.patches.patching import EventEmitter, emits, subclasses
-from torchbus.world import ElasticOrder, Share
+from torchbus.world import Share
 
 
 @dataclass(eq=False)
@@ -86,16 +86,16 @@ def batches_source(batches: BatchSampler, count: int) -> Iterator[list[int]]:
 
 
 class Pass:
-    """One pass over a loader, and the attributes to replace while its iterator is made."""
+    """One pass over a loader, and the attributes to replace while its iterator is made.
+
+    ``has_more``: whether the order has another batch for the loop, if its length changes between
+    two steps.
+    """
+
+    has_more: Callable[[], bool] | None = None
 
     def __init__(self, **replacements: object) -> None:
         self.replacements = replacements
-
-    @cached_property
-    def elastic(self) -> ElasticOrder | None:
-        """The order to draw from, if it is divided again between two steps."""
-        order = self.replacements.get("batch_sampler", self.replacements.get("sampler"))
-        return order if isinstance(order, ElasticOrder) else None
 
 
 @runtime_checkable
@@ -335,13 +335,13 @@ class LoaderIterator:
         """Find ``origin.length``.
 
         If the loader has no length, read each batch before the one before it is handed over. An
-        order that is divided again is asked after each batch: its length changes.
+        order whose length changes is asked after each batch.
         """
-        order = self.elastic
-        if order is not None:
+        has_more = None if self.order is None else self.order.has_more
+        if has_more is not None:
             self._finds_last = True
             done = self.num_yielded
-            is_last = done and (self._is_full(done) or not order.has_more())
+            is_last = done and (self._is_full(done) or not has_more())
             self.origin.length = done if is_last else None
             return
         try:
@@ -350,11 +350,6 @@ class LoaderIterator:
             self._looks_ahead = True
             if self.num_yielded and not self._ahead:
                 self._look_ahead(self.num_yielded)
-
-    @property
-    def elastic(self) -> ElasticOrder | None:
-        """The order that this pass draws from, if it is divided again between two steps."""
-        return None if self.order is None else self.order.elastic
 
     def wraps(self, iterator: object) -> bool:
         """Whether it announces the batches of this iterator of torch."""

@@ -8,15 +8,12 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-from torch.optim import Optimizer
-
 from torchbus.bus.registry import Bus, Listeners
-from torchbus.objects import mark_internal
 
 T = TypeVar("T")
 MISSING = object()
@@ -222,24 +219,3 @@ def subclasses(cls: type[T]) -> list[type[T]]:
             yield from below(child)
 
     return list(dict.fromkeys(below(cls)))
-
-
-@contextmanager
-def making_internal() -> Iterator[None]:
-    """Meanwhile each optimizer that is made is marked before any event is sent for it.
-
-    For engines that make further optimizers.
-    """
-    with ExitStack() as undo:
-        for name in ("add_param_group", "__setstate__"):
-            undo.callback(replace(Optimizer, name, _marking))
-        yield
-
-
-def _marking(original: Callable[..., None]) -> Callable[..., None]:
-    def mark(optimizer: Optimizer, *args: object, **kwargs: object) -> None:
-        if not vars(optimizer).get("param_groups"):  # it is being made
-            mark_internal(optimizer)
-        original(optimizer, *args, **kwargs)
-
-    return mark

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
+from importlib.metadata import EntryPoint
 from types import FrameType
 from typing import Any, Protocol
 
@@ -15,8 +16,9 @@ from torchbus.bus import discovery, imports
 from torchbus.bus import selection as arguments
 from torchbus.bus.base import listener
 from torchbus.bus.filters import Filter
+from torchbus.bus.options import refuse_verb
 from torchbus.bus.registry import Bus
-from torchbus.bus.verbs import Verbs
+from torchbus.bus.verbs import Verbs, refuse_outside
 from torchbus.errors import UsageError
 from torchbus.objects import Adopted, names_of
 from torchbus.patches.active import Seams
@@ -64,7 +66,7 @@ class Context(Ranks):
         self.job: JobService | None = None
         self.bus = bus
         bus.is_main = lambda: self.world.is_main
-        self.verbs = Verbs(self)
+        self.verbs = Verbs(bus, user, self._activate)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, core_options["capture"])
@@ -157,15 +159,6 @@ class Context(Ranks):
         """For strategies: give this rank another device, or divide the data otherwise."""
         self.world = dataclasses.replace(self.world, **changes)
 
-    def arrange_ranks(self, **sizes: int) -> World:
-        """For strategies: let the ranks form a mesh, such as ``arrange_ranks(dp=2, tp=2)``.
-
-        Along the last dimension ranks are consecutive. The data is divided over the dimensions
-        whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
-        """
-        self.world = self.world.arranged(sizes)
-        return self.world
-
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
         """Register one more plugin. If the session has begun, start it at once."""
         self.bus.register(plugin, name)
@@ -176,6 +169,16 @@ class Context(Ranks):
         except BaseException:
             self.bus.unregister(plugin)
             raise
+
+    def _activate(self, verb: str, entry: EntryPoint) -> object:
+        """Add the plugin that brings a verb, in mid-session."""
+        refuse_outside(verb, self.has_begun)
+        refuse_verb(discovery.load(entry), verb)
+        active = [type(plugin) for _, plugin in self.bus.plugins()]
+        named = arguments.with_companions(entry, active)
+        for name, plugin in named:
+            self.add_plugin(plugin, name)
+        return named[0][1]
 
     def add_listener(self, event: str, function: Callable[..., Any], given: Filter) -> None:
         """Register a function of the script. It comes after all plugins and earlier functions.
@@ -217,20 +220,6 @@ class Context(Ranks):
         """End the job for an error that is about to be raised, even if the loop catches it."""
         if self.job is not None:
             self.job.stop_for(error)
-
-    @contextmanager
-    def in_parts(self) -> Iterator[None]:
-        """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
-
-        This holds for a strategy that declares ``divides_states = True``: its hooks of
-        ``state_dict()`` read ``gathers_states``. With any other strategy, states are whole.
-        """
-        divides = any(getattr(one, "divides_states", False) for _, one in self.bus.plugins())
-        before, self.gathers_states = self.gathers_states, not divides
-        try:
-            yield
-        finally:
-            self.gathers_states = before
 
     @property
     def dry_run(self) -> bool:

@@ -186,7 +186,7 @@ def whole_states(session: Context) -> Callable[..., None]:
     """A hook that gives ``model.state_dict()`` whole tensors, on all ranks. All of them call it.
 
     Each module gets it, because the script may call it on a part of the model. Inside of
-    ``session.in_parts()``, the parts stay as they are.
+    ``in_parts(session)``, the parts stay as they are.
     """
 
     def gather(module: Module, state: Entry, prefix: str, _: object) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torchbus.plugin import Context, UsageError, World, expect, hookimpl
 
-from torchbus_strategy import options, sharding
+from torchbus_strategy import groups, options, sharding
 from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.checks import first_steps, replicas
 from torchbus_strategy.parameters import averaging
@@ -80,7 +80,7 @@ class TensorParallel(Strategy):
             self._tensor_size(session.ranks_asked_for)
         world = session.start_ranks()
         size = self._tensor_size(world.world_size)
-        return session.arrange_ranks(dp=world.world_size // size, tp=size)
+        return groups.arrange_ranks(session, dp=world.world_size // size, tp=size)
 
     def start(self, session: Context) -> None:
         """Divide the models that optimizers hold, and begin to synchronise."""
