@@ -9,7 +9,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.world import DataPlace, World
 
-from torchbus_strategy.groups import arranged
+from torchbus_strategy.groups import arranged, mesh_sizes
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -84,7 +84,7 @@ def test_the_data_is_divided_over_all_dimensions_of_data():
 
 def test_groups_that_differ_in_size_form_no_mesh():
     with pytest.raises(UsageError, match=r"the ranks form no mesh, because .* differ in size"):
-        _ = World(world_size=3, data_place=DataPlace(0, 2)).mesh_sizes
+        mesh_sizes(World(world_size=3, data_place=DataPlace(0, 2)))
 
 
 def test_a_sum_counts_each_sample_once_under_several_pipelines():

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-TENSORS_AT_MOST = 16
-
 
 def map_leaves(value: object, change: Callable[[object], object]) -> Any:
     """The same nesting with other leaves, changed in the order in which they stand.
@@ -47,18 +45,6 @@ def leaves(value: object) -> list[Any]:
 
     map_leaves(value, keep)
     return found
-
-
-def collect(value: object, found: list[Tensor], depth: int = 4) -> None:
-    """Append the tensors of a batch, of any shape, to ``found``, also those in attributes.
-
-    At most ``depth`` levels deep, and not many more than ``TENSORS_AT_MOST``.
-    """
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif depth and len(found) < TENSORS_AT_MOST and not isinstance(value, (str, bytes, int, float)):
-        for part in _parts(value):
-            collect(part, found, depth - 1)
 
 
 def is_dataclass(value: object) -> bool:
@@ -103,19 +89,6 @@ def _with_items(
 def _fields(value: Any) -> dict[str, object]:
     names = [field.name for field in dataclasses.fields(value)]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
-
-
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple)):
-        return value[:TENSORS_AT_MOST]
-    attributes = getattr(value, "__dict__", None)
-    slots = getattr(type(value), "__slots__", ())
-    return [
-        *(attributes or {}).values(),
-        *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)],
-    ]
 
 
 # used in every step: a union, created each time, costs half a microsecond

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 Devices = int | str | list[int]
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-DATA = "dp"
-"""What names of dimensions begin with over which the data is divided."""
 
 
 class SharedStore(Protocol):
@@ -119,19 +117,6 @@ class World:
                 " not run. Ask for it inside the block, if world_size > 1"
             )
         return self.open_mesh(self)
-
-    @property
-    def mesh_sizes(self) -> dict[str, int]:
-        """The sizes of the mesh's dimensions by name. Nothing is made or sent.
-
-        Raises UsageError if the ranks form no mesh.
-        """
-        if not self.shape and self.data_place is not None:
-            raise UsageError(
-                "world.mesh: the ranks form no mesh, because the strategy puts them into groups"
-                " that differ in size (ddp2 on nodes with different numbers of ranks)"
-            )
-        return dict(self.shape) or {DATA: self.world_size}
 
     @cached_property
     def data(self) -> DataPlace:

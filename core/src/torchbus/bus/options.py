@@ -141,10 +141,17 @@ class NeedsParentheses(type):
         """Python looks this method up, and never calls it."""
 
 
-def refuse_no_plugin(thing: object) -> None:
-    """Raise UsageError unless an object listens to events, or has an attribute of ``Plugin``."""
+def refuse_no_plugin(thing: object, role: str = "") -> None:
+    """Raise UsageError unless an object listens to events, or has an attribute of ``Plugin``.
+
+    ``role``: "strategy" or "logger", if it was given as one.
+    """
     if isinstance(thing, type) and _is_marked(thing):
         raise UsageError(f"plugin {thing.__name__} is a class: pass an object, {thing.__name__}()")
+    if role and not _is_marked(thing):
+        raise UsageError(
+            f"{role}={thing!r} is not a {role}: pass a name, or an object that listens to events"
+        )
     if isinstance(thing, (*FUNCTIONS, type)):
         name = getattr(thing, "__name__", repr(thing))
         raise UsageError(

@@ -34,7 +34,7 @@ class Origin:
 
     name: str = "batches that the script makes"
     loader: weakref.ref[DataLoader[object]] | None = None
-    iterator: weakref.ref[Counting] | None = None
+    iterator: weakref.ref[LoaderIterator] | None = None
     length: int | None = None
     share: Share | None = None
     evaluates: str = ""
@@ -60,15 +60,6 @@ class Origin:
     def is_over(self) -> bool:
         """Whether no more batches come: the loop has exhausted the iterator, or dropped it."""
         return self.ended or (self.iterator is not None and self.iterator() is None)
-
-
-class Counting(Protocol):
-    """The iterator of a pass. ``num_yielded``: so many batches came from it."""
-
-    origin: Origin
-    num_yielded: int
-
-    def find_last(self) -> None: ...
 
 
 def is_sequential(batches: object, count: int) -> bool:

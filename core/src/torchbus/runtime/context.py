@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from importlib.metadata import EntryPoint
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, cast
 
 from torchbus.bus import discovery, imports
 from torchbus.bus import selection as arguments
@@ -30,11 +30,8 @@ from torchbus.runtime.steps import Steps
 from torchbus.runtime.user_code import Mark, users_frame
 from torchbus.world import Share, World
 
-
-class User(Protocol):
-    """The object that the loop's author holds. It has the verbs of all plugins."""
-
-    def explain(self) -> str: ...
+Plugins = tuple[object, ...]
+Options = Mapping[str, Any]
 
 
 class Context(Ranks):
@@ -50,18 +47,13 @@ class Context(Ranks):
     """
 
     def __init__(
-        self,
-        user: User,
-        bus: Bus,
-        plugins: tuple[object, ...],
-        core_options: Mapping[str, Any],
-        options: Mapping[str, object],
+        self, user: object, bus: Bus, plugins: Plugins, core_options: Options, options: Options
     ) -> None:
         """``core_options``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
-        self.options: Mapping[str, Any] = {**core_options, **options}
+        self.options: Options = {**core_options, **options}
         has_launcher = "launcher" in discovery.installed("service")
-        self.launcher: Launcher = make("launcher", self) if has_launcher else Launcher(self)
+        self.launcher: Launcher = make("launcher", self) if has_launcher else Launcher(self.options)
         self.world = World(device=self.launcher.device)
         self.job: JobService | None = None
         self.bus = bus
@@ -87,8 +79,7 @@ class Context(Ranks):
     @cached_property
     def batches(self) -> BatchService:
         """The batches that the loop takes, and which of them feed a backward."""
-        batches: BatchService = make("batches", self)
-        return batches
+        return cast(BatchService, make("batches", self))
 
     @cached_property
     def redactor(self) -> Any:
@@ -99,21 +90,14 @@ class Context(Ranks):
     @cached_property
     def collectives(self) -> Collectives:
         """What the ranks compute together."""
-        collectives: Collectives = make("collectives", self)
-        return collectives
+        return cast(Collectives, make("collectives", self))
 
     @cached_property
     def random(self) -> RandomService:
         """The streams of random numbers: a common one, and one for this rank."""
-        random: RandomService = make("random", self)
-        return random
+        return cast(RandomService, make("random", self))
 
-    def _register(
-        self,
-        plugins: tuple[object, ...],
-        core_options: Mapping[str, Any],
-        options: Mapping[str, object],
-    ) -> None:
+    def _register(self, plugins: Plugins, core_options: Options, options: Options) -> None:
         """Register the plugins that the call gives and names."""
         strategy = core_options["strategy"]
         if strategy == "auto":
@@ -124,9 +108,6 @@ class Context(Ranks):
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
-        arguments.require_listener(
-            self.bus, strategy=core_options["strategy"], logger=core_options["logger"]
-        )
 
     def captures(self, thing: object) -> bool:
         """Whether the session may act on this model, optimizer or loader."""
@@ -251,7 +232,7 @@ class Context(Ranks):
 
         ``explain()`` lists the replacement among the patches.
         """
-        self.seams.replace(owner, name, make, self.on_close)
+        self.seams.replace([(owner, name, make)], self.on_close)
 
     def end_discovery(self) -> None:
         """Remove the hook that looks for models: they are all known."""

@@ -113,14 +113,7 @@ class RandomService(Protocol):
     def script_alike(self) -> AbstractContextManager[None]: ...
 
 
-class Owner(Protocol):
-    """A session that has services."""
-
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-
-
-def make(name: str, session: Owner) -> Any:
+def make(name: str, session: object) -> Any:
     """Make a service. Raises PluginNotInstalled, with the pip command, if no package has it."""
     return discovery.load(discovery.find("service", name))(session)
 
@@ -131,8 +124,7 @@ class Launcher:
     A package that starts others derives its own from it.
     """
 
-    def __init__(self, session: Owner) -> None:
-        wanted = session.options
+    def __init__(self, wanted: Mapping[str, Any]) -> None:
         is_there = torch.accelerator.is_available() and wanted["accelerator"] != "cpu"
         found = torch.accelerator.current_accelerator() if is_there else None
         kind = None if found is None else found.type

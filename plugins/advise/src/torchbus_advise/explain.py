@@ -11,6 +11,7 @@ from typing import Any
 
 from torchbus import Session
 from torchbus.plugin import Context, TorchbusError, hookimpl
+from torchbus.runtime.explain import explain
 
 from torchbus_advise.fake import sessions_replaced
 from torchbus_cli import programs as program
@@ -103,7 +104,7 @@ class Explainer:
     def before_backward(self) -> None:
         assert self._session is not None
         if self._session.is_main:
-            print(self._session.user.explain())
+            print(explain(self._session))
             names = [name for name, _ in self._session.bus.plugins()]
             print(parts(names, self._session.world_size))
         self.has_explained = True

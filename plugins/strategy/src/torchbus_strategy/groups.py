@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torchbus.plugin import Context, DataPlace, UsageError, World
-from torchbus.world import DATA
 
 from torchbus_launch.broadcast_log import shut, sockets_opened
 from torchbus_launch.listening import gloo_on_loopback
@@ -25,6 +24,8 @@ from torchbus_launch.store import StoreBarrier, shared_store
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.compat import engines_of_groups, forget_meshes, keep
 
+DATA = "dp"
+"""What names of dimensions begin with over which the data is divided."""
 ROWS = "rows"
 """The dimension over which the rows of one batch are divided."""
 WORKER = "pt_gloo_runloop"
@@ -161,6 +162,19 @@ def _coordinates(rank: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, int
         yield name, rank // below % size
 
 
+def mesh_sizes(world: World) -> dict[str, int]:
+    """Return the sizes of the mesh's dimensions by name. Nothing is made or sent.
+
+    Raises UsageError if the ranks form no mesh.
+    """
+    if not world.shape and world.data_place is not None:
+        raise UsageError(
+            "world.mesh: the ranks form no mesh, because the strategy puts them into groups"
+            " that differ in size (ddp2 on nodes with different numbers of ranks)"
+        )
+    return dict(world.shape) or {DATA: world.world_size}
+
+
 def divides_samples(world: World) -> bool:
     """Whether ranks compute with different samples: not within tensor parallel or a pipeline.
 
@@ -177,7 +191,7 @@ def offer_mesh(session: Context) -> None:
 
 def _open(session: Context, world: World) -> DeviceMesh:
     """All ranks call it. Raises UsageError, on all of them, if they expect different meshes."""
-    sizes = world.mesh_sizes
+    sizes = mesh_sizes(world)
     reported = all_gather_object(sizes, world.world_size)
     if any(theirs != reported[0] for theirs in reported):
         rank = next(rank for rank, theirs in enumerate(reported) if theirs != reported[0])
