@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.metadata import EntryPoint
 from types import FrameType
 from typing import Any, cast
 
-from torchbus.bus import discovery, imports
+from torchbus.bus import discovery
 from torchbus.bus import selection as arguments
 from torchbus.bus.base import listener
 from torchbus.bus.filters import Filter
@@ -171,18 +171,6 @@ class Context(Ranks):
         there = sum(name.startswith(before) for name, _ in self.bus.plugins())
         self.add_plugin(listener(event, function, given), f"{before}{there + 1}")
 
-    def follow_imports(self) -> None:
-        """Register the plugins of modules that the script imports inside the block."""
-        names = {entry.name for entry in discovery.every("companion")} - set(sys.modules)
-        calls = {name: partial(self._imported, name) for name in names}
-        self.on_close.callback(imports.follow(calls))
-
-    def _imported(self, module: str) -> None:
-        if active.running() is self:
-            known = [type(plugin) for _, plugin in self.bus.plugins()]
-            for name, plugin in arguments.companions_of(module, known):
-                self.add_plugin(plugin, name)
-
     @property
     def ranks_asked_for(self) -> int:
         """How many ranks the call names or, with a strategy, a launcher's variables."""
@@ -267,7 +255,6 @@ class Context(Ranks):
             self.seams.refresh()
             self.bus.on_change.append(self.seams.refresh)
             stack.callback(self.bus.on_change.remove, self.seams.refresh)
-            self.follow_imports()
             self._undo = stack.pop_all()
             self.is_inside = True
 
