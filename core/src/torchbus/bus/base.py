@@ -116,7 +116,7 @@ class Plugin:
     """The session only tries the script: other plugins leave nothing on disks and servers."""
 
     hears_trials: bool = True
-    """Whether it gets events of a trial (``session.trial()``), which must leave no effect.
+    """Whether it gets events of a trial (that of learning rates), which must leave no effect.
 
     False for plugins that count, record or show the course of the training. Others may have
     ``state_dict`` and ``load_state_dict``: their state is restored at the end.

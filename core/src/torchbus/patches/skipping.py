@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,13 +18,11 @@ from torchbus.patches.patching import EventEmitter, emits, subclasses
 NONE_GIVEN = Given(Optimizer, (), {})
 
 
+@dataclass(slots=True)
 class Answer:
     """A listener has dealt with a step. The loop gets ``result``."""
 
-    __slots__ = ("result",)
-
-    def __init__(self, result: object = None) -> None:
-        self.result = result
+    result: object = None
 
 
 STEP_EVENTS = ("step_called", "step_failed")

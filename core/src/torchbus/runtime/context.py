@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -194,26 +194,6 @@ class Context(Ranks):
     def dry_run(self) -> bool:
         """Whether plugins write no checkpoint, and start no run of a tracker."""
         return any(getattr(one, "dry_run", False) for _, one in self.bus.plugins())
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Inside, Dry run: counters, logs and checkpoints ignore the block.
-
-        Plugins with ``hears_trials = False`` get no events. At the end the random numbers and the
-        states of all others are restored. Models and optimizers are the caller's.
-        """
-        plugins: list[Any] = [one for _, one in self.bus.plugins()]
-        hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
-        silent = [one for one in plugins if not getattr(one, "hears_trials", True)]
-        states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
-        drawn = self.random.state()
-        with self.bus.muted(silent):
-            try:
-                yield
-            finally:
-                for one, state in states:
-                    one.load_state_dict(state)
-                self.random.load(drawn)
 
     def replace(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
         """Replace ``owner.name`` by ``make(original)`` until the end of the block.
