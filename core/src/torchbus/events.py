@@ -67,7 +67,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pluggy
+from torchbus.bus.base import hookspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,6 @@ if TYPE_CHECKING:
     from torchbus.runtime.context import Context
     from torchbus.world import World
 
-
-hookspec = pluggy.HookspecMarker("torchbus")
 
 HOT = (
     "batch_wanted",
@@ -450,7 +448,5 @@ def whole_shape(parameter: Tensor) -> Size | None:
 def session_end(session: Context, error: BaseException | None) -> None:
     """The loop leaves the block, with the exception that leaves it or None.
 
-    Patches are still active.
-
-    Sent once.
+    Patches are still active. Sent once.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ def map_leaves(value: object, change: Callable[[object], object]) -> Any:
     if isinstance(value, list | tuple):
         items = [map_leaves(item, change) for item in value]
         same = all(new is old for new, old in zip(items, value, strict=True))
-        return value if same else sequence_like(value, items)
+        make = getattr(value, "_make", type(value))  # a named tuple has one
+        return value if same else make(items)
     if is_dataclass(value):
         return _with_items(value, _fields(value), change, _dataclass_like)
     return change(value)
@@ -50,11 +51,6 @@ def leaves(value: object) -> list[Any]:
 def is_dataclass(value: object) -> bool:
     """Whether it is an object of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def sequence_like(container: Any, items: Iterable[object]) -> object:
-    """A list or tuple of the container's class."""
-    return container._make(items) if hasattr(container, "_make") else type(container)(items)
 
 
 def mapping_like(container: Mapping[object, object], items: dict[object, object]) -> object:

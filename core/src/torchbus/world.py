@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 
 Devices = int | str | list[int]
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class SharedStore(Protocol):

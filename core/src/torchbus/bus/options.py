@@ -20,13 +20,12 @@ FORMS = ("auto", "script", "fork", "spawn")
 
 def plain(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options with Python's numbers in the place of NumPy's."""
-    return {name: _plain(value) for name, value in given.items()}
 
+    def number(value: Any) -> Any:
+        is_other = isinstance(value, numbers.Real) and not isinstance(value, int | float)
+        return value.item() if is_other and hasattr(value, "item") else value
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, numbers.Real) and not isinstance(value, int | float):
-        return value.item() if hasattr(value, "item") else value
-    return value
+    return {name: number(value) for name, value in given.items()}
 
 
 def expect(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:

@@ -73,7 +73,10 @@ class Bus:
             )
         name = name or type(plugin).__name__
         try:
-            self._take(plugin, name)
+            self._refuse_conflict(plugin, name)
+            if (specs := getattr(plugin, "declares_events", None)) is not None:
+                self.add_events(specs)
+            self._manager.register(plugin, name)
         except TorchbusError:
             raise
         except pluggy.PluginValidationError as error:
@@ -88,13 +91,6 @@ class Bus:
             self._manager.register(self._filtered, "filters")
         self._report_of_change()
         return name
-
-    def _take(self, plugin: object, name: str) -> None:
-        """Raises what the plugin raises when its attributes are read."""
-        self._refuse_conflict(plugin, name)
-        if (specs := getattr(plugin, "declares_events", None)) is not None:
-            self.add_events(specs)
-        self._manager.register(plugin, name)
 
     def start(self, plugin: object, session: object) -> None:
         """Send ``session_start`` to a plugin that comes late, and to no other.

@@ -62,18 +62,14 @@ class Origin:
         return self.ended or (self.iterator is not None and self.iterator() is None)
 
 
-def is_sequential(batches: object, count: int) -> bool:
-    """Whether torch's own classes cut a data set into batches in its order, at least ``count``."""
-    return (
-        type(batches) is BatchSampler
-        and type(batches.sampler) is SequentialSampler
-        and count <= len(batches)
-    )
-
-
-def batches_source(batches: BatchSampler, count: int) -> Iterator[list[int]]:
-    remaining = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
-    return iter(BatchSampler(remaining, batches.batch_size, batches.drop_last))
+def remaining_batches(batches: object, count: int) -> Iterator[list[int]] | None:
+    """Return the batches after ``count``, if torch's own classes cut a data set in its order."""
+    if type(batches) is not BatchSampler or type(batches.sampler) is not SequentialSampler:
+        return None
+    if count > len(batches):
+        return None
+    rows = range(len(batches.sampler))[count * batches.batch_size :]
+    return iter(BatchSampler(rows, batches.batch_size, batches.drop_last))
 
 
 class Pass:
@@ -284,15 +280,11 @@ class LoaderIterator:
         they are, because workers and streams have state.
         """
         indices = loaders.sampler_iter(self._inner) if self._reads_by_index else None
+        fresh = indices is not None and not self.num_yielded
         if isinstance(indices, Skipping):
             indices.skip(count)
-        elif (
-            indices is not None
-            and not self.num_yielded
-            and is_sequential(loaders.index_sampler(self._inner), count)
-        ):
-            remaining = batches_source(loaders.index_sampler(self._inner), count)
-            loaders.read_from(self._inner, remaining)
+        elif fresh and (rest := remaining_batches(loaders.index_sampler(self._inner), count)):
+            loaders.read_from(self._inner, rest)
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)

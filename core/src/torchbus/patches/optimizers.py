@@ -67,7 +67,8 @@ def _place(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> in
         return NAME
     declared = _declared(cls)
     if declared is None:
-        return next((index for index, value in enumerate(args) if _is_function(value)), None)
+        functions = (i for i, one in enumerate(args) if callable(one))
+        return next((i for i in functions if not isinstance(args[i], Module | type)), None)
     return declared if 0 <= declared < len(args) and callable(args[declared]) else None
 
 
@@ -87,10 +88,6 @@ def _declared(cls: Any) -> int | None:
         if one.name == NAME
     ]
     return places[0] if places else None
-
-
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, Module | type)
 
 
 @emits("Optimizer.add_param_group, __setstate__", "parameters_added")

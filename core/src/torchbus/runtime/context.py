@@ -38,11 +38,12 @@ class Context(Ranks):
     """The parts of one session, and what its plugins may do with them.
 
     ``user``: the ``Session`` of the script. ``bus``: the registry of listeners. ``seams``: the
-    patches of torch. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks,
-    None if there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of
-    them feeds a backward. ``steps``: how many real ones the loop has made. ``random``: the streams
-    of random numbers. ``on_close``: undone at the end of the block, the last first. ``options``:
-    the words of the call. ``redactor``: takes secrets out of what is written down. ``has_begun``:
+    patches of torch. ``captures(thing)``: whether the session may act on a model, optimizer or
+    loader. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks, None if
+    there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of them feeds
+    a backward. ``steps``: how many real ones the loop has made. ``random``: the streams of random
+    numbers. ``on_close``: undone at the end of the block, the last first. ``options``: the words of
+    the call. ``redactor``: takes secrets out of what is written down. ``has_begun``:
     ``session_start`` was sent, and the session is not over. ``is_inside``: the loop runs.
     """
 
@@ -62,6 +63,7 @@ class Context(Ranks):
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, core_options["capture"])
+        self.captures = self.adopted.includes
         self.share = Share()
         self.steps = Steps(self.bus)
         self.on_close = ExitStack()
@@ -108,10 +110,6 @@ class Context(Ranks):
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
-
-    def captures(self, thing: object) -> bool:
-        """Whether the session may act on this model, optimizer or loader."""
-        return self.adopted.includes(thing)
 
     def names_of(self, things: Iterable[object]) -> list[str]:
         """Return what ``s.name_of`` does, for many things with one search."""

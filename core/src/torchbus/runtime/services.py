@@ -15,7 +15,7 @@ import torch
 
 from torchbus.bus import discovery
 from torchbus.patches.loaders import Origin
-from torchbus.world import DEFAULT_TIMEOUT, SharedStore, World
+from torchbus.world import SharedStore, World
 
 
 class JobService(Protocol):
@@ -62,8 +62,6 @@ class BatchService(Protocol):
 
     current: tuple[Any, ...]
 
-    @property
-    def only_evaluate(self) -> bool: ...
     @property
     def count(self) -> int: ...
     @property
@@ -144,7 +142,7 @@ class Launcher:
     @property
     def timeout(self) -> timedelta:
         """How long torch waits before it gives up a collective."""
-        return DEFAULT_TIMEOUT
+        return timedelta(minutes=30)
 
     @property
     def ranks_asked_for(self) -> int:

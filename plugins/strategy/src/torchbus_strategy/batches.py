@@ -138,6 +138,7 @@ def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
 
 
 def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
+    """Whether only batches of evaluation feed a backward. No rank has a share of them."""
     for one in in_use:
         if not one.origin.evaluates:
             return False
@@ -348,11 +349,6 @@ class Batches:
     def clear(self) -> None:
         self._history.clear()
         self.current = ()
-
-    @property
-    def only_evaluate(self) -> bool:
-        """Whether only batches of evaluation feed this backward. No rank has a share of them."""
-        return only_evaluate(self.current)
 
     @property
     def count(self) -> int:
