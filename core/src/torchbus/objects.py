@@ -141,13 +141,6 @@ def variables(frame: FrameType | None) -> dict[str, object]:
     return {} if frame is None else {**frame.f_globals, **python.read(frame)}
 
 
-def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
-    """Return modules and optimizers that the caller's variables name, in their order."""
-    things = list({id(thing): thing for thing in variables(frame).values()}.values())
-    modules = outermost(thing for thing in things if isinstance(thing, Module))
-    return modules, [thing for thing in things if isinstance(thing, Optimizer)]
-
-
 def name_of(thing: object, frame: FrameType | None) -> str:
     """Return what the innermost frame that names the thing calls it, or ""."""
     return _name_in(_scopes(frame), thing)
@@ -206,8 +199,11 @@ class Adopted:
         self._announce(thing)
 
     def add_named_in(self, frame: FrameType) -> None:
-        """With ``capture``, adopt what the caller's variables name."""
-        for thing in [thing for kind in named_in(frame) for thing in kind] if self._capture else []:
+        """With ``capture``, adopt what the caller's variables name, modules first."""
+        named = {id(thing): thing for thing in variables(frame).values()}.values()
+        modules = outermost(thing for thing in named if isinstance(thing, Module))
+        optimizers = [thing for thing in named if isinstance(thing, Optimizer)]
+        for thing in [*modules, *optimizers] if self._capture else []:
             self._announce(thing)
 
     def clear(self) -> None:

@@ -27,7 +27,9 @@ def map_leaves(value: object, change: Callable[[object], object]) -> Any:
         make = getattr(value, "_make", type(value))  # a named tuple has one
         return value if same else make(items)
     if is_dataclass(value):
-        return _with_items(value, _fields(value), change, _dataclass_like)
+        names = [one.name for one in dataclasses.fields(value)]
+        fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        return _with_items(value, fields, change, _dataclass_like)
     return change(value)
 
 
@@ -80,11 +82,6 @@ def _with_items(
     changed = {key: map_leaves(item, change) for key, item in items.items()}
     same = all(changed[key] is item for key, item in items.items())
     return value if same else make(value, changed)
-
-
-def _fields(value: Any) -> dict[str, object]:
-    names = [field.name for field in dataclasses.fields(value)]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 # used in every step: a union, created each time, costs half a microsecond

@@ -131,11 +131,6 @@ class World:
         return self.store
 
     @property
-    def is_shared(self) -> bool:
-        """Whether others take part in a step: other ranks, or replicas that come and go."""
-        return self.world_size > 1 or self.divides_anew
-
-    @property
     def is_main(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0

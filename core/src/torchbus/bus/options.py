@@ -158,8 +158,9 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
             " write `@session()` above a function"
         )
     if not _is_marked(thing):
+        shown = repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__
         raise UsageError(
-            f"session({_short(thing)}): a {type(thing).__name__} is not a plugin, since it"
+            f"session({shown}): a {type(thing).__name__} is not a plugin, since it"
             f" listens to no event: {_remedy(thing)}"
         )
 
@@ -208,7 +209,3 @@ def _remedy(thing: object) -> str:
     if isinstance(thing, list | tuple | set):
         return "pass plugins one by one"
     return "pass objects with methods marked `@hookimpl`, names of plugins, or options by keyword"
-
-
-def _short(thing: object) -> str:
-    return repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__

@@ -45,10 +45,9 @@ class Verbs:
             return self._find(name)
         except VerbUnavailable:
             raise
-        except PluginNotInstalled as error:
-            raise VerbNotInstalled(*error.args) from None
-        except PluginConflict as error:
-            raise VerbContested(*error.args) from None
+        except (PluginNotInstalled, PluginConflict) as error:
+            is_missing = isinstance(error, PluginNotInstalled)
+            raise (VerbNotInstalled if is_missing else VerbContested)(*error.args) from None
         except TorchbusError as error:
             raise VerbUnavailable(*error.args) from error
 

@@ -47,10 +47,6 @@ class Origin:
     reused: bool = False
     ended: bool = False
 
-    def itself(self) -> object:
-        """Return this pass. ``source`` returns what gives such batches in other passes too."""
-        return self
-
     def source(self) -> object:
         """Return what gives such batches in another pass too: the loader, while it lives."""
         loader = None if self.loader is None else self.loader()
@@ -104,7 +100,8 @@ def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Itera
         loader.__dict__.update(mine)
 
 
-Make = Callable[[Callable[..., Iterator[object]]], Callable[..., Iterator[object]]]
+Iter = Callable[..., Iterator[object]]
+Make = Callable[[Iter], Iter]
 Kind = type[DataLoader[object]]
 
 
@@ -146,13 +143,6 @@ def replace_custom_iter(
     return undo.close
 
 
-class Stateful(Protocol):
-    """A loader with ``state_dict`` and ``load_state_dict``."""
-
-    def state_dict(self) -> dict[str, object]: ...
-    def load_state_dict(self, state: dict[str, object]) -> None: ...
-
-
 def recreate_iterator(loader: DataLoader[object]) -> None:
     """Let a StatefulDataLoader make its iterator again, from the same state.
 
@@ -160,12 +150,12 @@ def recreate_iterator(loader: DataLoader[object]) -> None:
     has not seen.
     """
     if loaders.has_early_iterator(loader):
-        stateful = cast(Stateful, loader)
+        stateful: Any = loader
         stateful.load_state_dict(stateful.state_dict())
 
 
 def _make_watched(emitter: EventEmitter, seen: SeenPasses) -> Make:
-    def make(original: Callable[..., Iterator[object]]) -> Callable[..., Iterator[object]]:
+    def make(original: Iter) -> Iter:
         def __iter__(self: DataLoader[object]) -> Iterator[object]:
             before = seen.passes
             iterator = original(self)
@@ -215,9 +205,6 @@ def _patch_later_ones(patch: Callable[[Kind], None]) -> Callable[[], None]:
             DataLoader.__init_subclass__ = original  # type: ignore[method-assign]
 
     return undo
-
-
-Iter = Callable[..., Iterator[object]]
 
 
 class LoaderIterator:
@@ -359,13 +346,9 @@ class LoaderIterator:
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
-        if self._looks_ahead:
-            return self._read_ahead()
-        return self._ahead.pop() if self._ahead else next(self._inner)
-
-    def _read_ahead(self) -> object:
         batch = self._ahead.pop() if self._ahead else next(self._inner)
-        self._look_ahead(self.num_yielded + 1)
+        if self._looks_ahead:
+            self._look_ahead(self.num_yielded + 1)
         return batch
 
     def _look_ahead(self, count: int) -> None:

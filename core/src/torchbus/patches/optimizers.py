@@ -18,7 +18,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchbus.bus.registry import Listeners
 from torchbus.compat.python import current_frame
 from torchbus.objects import is_marked
 from torchbus.patches.patching import EventEmitter, emits
@@ -128,7 +127,7 @@ STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step
 @emits("Optimizer.step", *STEP_EVENTS)
 def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
     """Every optimizer's step, through torch's own global hooks."""
-    hooks = StepHooks(*(emitter.listeners(event) for event in STEP_EVENTS))
+    hooks = StepHooks(emitter)
     undo = ExitStack()
     undo.callback(register_optimizer_step_pre_hook(hooks.before).remove)
     undo.callback(register_optimizer_step_post_hook(hooks.after).remove)
@@ -138,8 +137,8 @@ def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
 class StepHooks:
     """Torch calls these around every step, also around that of a parent class."""
 
-    def __init__(self, before: Listeners, ready: Listeners, after: Listeners) -> None:
-        self._before, self._ready, self._after = before, ready, after
+    def __init__(self, emitter: EventEmitter) -> None:
+        self._before, self._ready, self._after = map(emitter.listeners, STEP_EVENTS)
         self._running: dict[int, int] = {}
 
     def before(

@@ -53,8 +53,7 @@ class Context(Ranks):
         """``core_options``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
         self.options: Options = {**core_options, **options}
-        has_launcher = "launcher" in discovery.installed("service")
-        self.launcher: Launcher = make("launcher", self) if has_launcher else Launcher(self.options)
+        self.launcher: Launcher = make("launcher", self, Launcher)
         self.world = World(device=self.launcher.device)
         self.job: JobService | None = None
         self.bus = bus
@@ -86,8 +85,7 @@ class Context(Ranks):
     @cached_property
     def redactor(self) -> Any:
         """Takes secrets out of what is written down."""
-        is_there = "redactor" in discovery.installed("service")
-        return make("redactor", self) if is_there else Unredacted()
+        return make("redactor", self, lambda _: Unredacted())
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -103,7 +101,7 @@ class Context(Ranks):
         """Register the plugins that the call gives and names."""
         strategy = core_options["strategy"]
         if strategy == "auto":
-            is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
+            is_needed = self.launcher.has_many_ranks() and not arguments.bring_a_strategy(plugins)
             strategy = arguments.default_strategy() if is_needed else None
         named = arguments.resolve(plugins, strategy, core_options, options)
         self.bus.on_change.append(self.verbs.forget)
@@ -127,7 +125,7 @@ class Context(Ranks):
         start. ``alone``: one rank gets a job and a store all the same, because it will connect to
         ranks of other sessions.
         """
-        if not (alone or self.has_many_ranks()):
+        if not (alone or self.launcher.has_many_ranks()):
             return self.world
         self.job = self.launcher.start(launch)
         self.job.evaluates = lambda: self.random.current == "evaluation"
@@ -168,15 +166,6 @@ class Context(Ranks):
         before = f"s.on {event} "
         there = sum(name.startswith(before) for name, _ in self.bus.plugins())
         self.add_plugin(listener(event, function, given), f"{before}{there + 1}")
-
-    @property
-    def ranks_asked_for(self) -> int:
-        """How many ranks the call names or, with a strategy, a launcher's variables."""
-        return self.launcher.ranks_asked_for
-
-    def has_many_ranks(self) -> bool:
-        """Whether the call, or a launcher, asks for more than one rank."""
-        return self.launcher.has_many_ranks()
 
     @property
     def frame(self) -> FrameType | None:
@@ -297,7 +286,7 @@ def refuse_missing_ranks(session: Context, answer: World | None) -> None:
     The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy
     returned for ``launch``.
     """
-    asked = max(session.ranks_asked_for, 1 if answer is None else answer.world_size)
+    asked = max(session.launcher.ranks_asked_for, 1 if answer is None else answer.world_size)
     strategy = session.options["strategy"]
     if session.world_size > 1 or asked == 1:
         return

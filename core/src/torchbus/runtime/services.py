@@ -6,7 +6,7 @@ package documents the methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -111,8 +111,13 @@ class RandomService(Protocol):
     def script_alike(self) -> AbstractContextManager[None]: ...
 
 
-def make(name: str, session: object) -> Any:
-    """Make a service. Raises PluginNotInstalled, with the pip command, if no package has it."""
+def make(name: str, session: object, otherwise: Callable[[Any], object] | None = None) -> Any:
+    """Make a service, or ``otherwise`` if no package has it.
+
+    Without that, raises PluginNotInstalled, with the pip command.
+    """
+    if otherwise is not None and name not in discovery.installed("service"):
+        return otherwise(session)
     return discovery.load(discovery.find("service", name))(session)
 
 
@@ -122,7 +127,8 @@ class Launcher:
     A package that starts others derives its own from it.
     """
 
-    def __init__(self, wanted: Mapping[str, Any]) -> None:
+    def __init__(self, session: Any) -> None:
+        wanted = session.options
         is_there = torch.accelerator.is_available() and wanted["accelerator"] != "cpu"
         found = torch.accelerator.current_accelerator() if is_there else None
         kind = None if found is None else found.type

@@ -77,7 +77,7 @@ class Pipeline(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        size = self.pipeline.ranks_of_pipeline(session.ranks_asked_for)
+        size = self.pipeline.ranks_of_pipeline(session.launcher.ranks_asked_for)
         world = session.start_ranks(self.form)
         size = self.pipeline.ranks_of_pipeline(world.world_size)
         parts = world.world_size // size

@@ -459,7 +459,7 @@ class Batches:
         found += self._copies.among(
             [one for one in fresh if one.serial > self._looked],
             found,
-            Origin.itself if any_saved else Origin.source,
+            (lambda origin: origin) if any_saved else Origin.source,
         )
         self._looked = self.count
         if found and tuple(found) != self.current:

@@ -276,7 +276,7 @@ def default_operator(operator: object) -> Iterator[None]:
 
 def refuse_older_torch(session: Context, strategy: str, needed: str) -> None:
     """Raise UsageError if several ranks are to divide tensors, and this torch does so inexactly."""
-    if torch.__version__ < needed and session.has_many_ranks():
+    if torch.__version__ < needed and session.launcher.has_many_ranks():
         raise UsageError(
             f"the engine of strategy={strategy!r} needs torch {needed} or later on several ranks,"
             f" and this is {torch.__version__}, which fails there or gives other numbers: upgrade"

@@ -76,8 +76,8 @@ class TensorParallel(Strategy):
     def launch(self, session: Context) -> World:
         """Start the ranks, and give the ranks of a tensor group the same part of the data."""
         sharding.refuse_older_torch(session, "tp", EXACT_SINCE)
-        if session.ranks_asked_for > 1:
-            self._tensor_size(session.ranks_asked_for)
+        if session.launcher.ranks_asked_for > 1:
+            self._tensor_size(session.launcher.ranks_asked_for)
         world = session.start_ranks()
         size = self._tensor_size(world.world_size)
         return groups.arrange_ranks(session, dp=world.world_size // size, tp=size)

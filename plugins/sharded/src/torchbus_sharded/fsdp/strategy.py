@@ -97,8 +97,8 @@ class FSDP(Strategy):
     def launch(self, session: Context) -> World:
         """Start the ranks. With ``hybrid``, parameters are sharded over the ranks of a node."""
         sharding.refuse_older_torch(session, "fsdp", EXACT_SINCE)
-        if session.ranks_asked_for > 1:
-            self.sharding.check_ranks(session.ranks_asked_for)
+        if session.launcher.ranks_asked_for > 1:
+            self.sharding.check_ranks(session.launcher.ranks_asked_for)
         world = session.start_ranks(self.form)
         return groups.arrange_ranks(session, **self.sharding.sizes(world))
 

@@ -497,9 +497,8 @@ class LossWeights:
         one element.
         """
         self._each.let_go()
-        parts = float(
-            1 if only_evaluate(self._session.batches.current) else self._session.world.data.parts
-        )
+        current = self._session.batches.current
+        parts = 1.0 if only_evaluate(current) else float(self._session.world.data.parts)
         share, terms = self._sources.find(loss, False, False)
         terms = terms and terms._replace(
             weights=[parts if weight else 0.0 for weight in terms.weights]
