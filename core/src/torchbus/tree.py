@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def map_leaves(value: object, change: Callable[[object], object]) -> Any:
         make = getattr(value, "_make", type(value))  # a named tuple has one
         return value if same else make(items)
     if is_dataclass(value):
-        names = [one.name for one in dataclasses.fields(value)]
+        names = [one.name for one in dataclasses.fields(cast(Any, value))]
         fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return _with_items(value, fields, change, _dataclass_like)
     return change(value)
