@@ -67,7 +67,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchbus.bus.base import hookspec
+import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from torchbus.runtime.context import Context
     from torchbus.world import World
 
+
+hookspec = pluggy.HookspecMarker("torchbus")
 
 HOT = (
     "batch_wanted",

@@ -15,10 +15,8 @@ from weakref import WeakSet
 import pluggy
 
 from torchbus.bus import discovery
-from torchbus.bus.filters import EVERYTHING, Filtered
+from torchbus.bus.filters import EVERYTHING, Filtered, Function
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
-
-Function = Callable[..., Any]
 
 
 class Bus:
