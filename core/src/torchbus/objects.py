@@ -46,7 +46,7 @@ def is_marked(thing: Module | Optimizer) -> bool:
 
 frozen: list[weakref.ref[object]] = []
 """What may be asked for and is in the garbage collector's permanent generation, which it does not
-list: whoever calls ``gc.freeze`` adds to it. There is one of these in a process, too.
+list: who calls ``gc.freeze`` adds to it. There is one of these in a process, too.
 """
 
 

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from torchbus import Session
 from torchbus.plugin import Context, TorchbusError, hookimpl
-from torchbus.runtime.explain import explain
 
 from torchbus_advise.fake import sessions_replaced
 from torchbus_cli import programs as program
@@ -104,7 +103,7 @@ class Explainer:
     def before_backward(self) -> None:
         assert self._session is not None
         if self._session.is_main:
-            print(explain(self._session))
+            print(cast(Any, self._session.user).explain())
             names = [name for name, _ in self._session.bus.plugins()]
             print(parts(names, self._session.world_size))
         self.has_explained = True
