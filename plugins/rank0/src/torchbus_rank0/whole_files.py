@@ -36,9 +36,10 @@ def everywhere(
 
 def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replacement]:
     """Yield those of functions that a module of the script, bz2 or lzma has imported by name."""
-    for name, module in list(sys.modules.items()):
+    # a list would allocate: the collector may run then, and another thread that imports
+    for name, module in sys.modules.copy().items():
         if name in IMPORTING or is_users_module(name):
-            for attribute, value in list(vars(module).items()):
+            for attribute, value in vars(module).copy().items():
                 if isinstance(value, FUNCTIONS) and value in made:
                     yield module, attribute, made[value]
 
