@@ -59,10 +59,12 @@ def follow_libraries(session: Context, files: FileChanges) -> None:
 
 
 def _writers(session: Context, files: FileChanges, module: str, functions: dict[str, int]) -> None:
+    wanted = []
     for name, place in functions.items():
         owner, _, attribute = name.rpartition(".")
         found = getattr(sys.modules[module], owner) if owner else sys.modules[module]
-        session.replace(found, attribute, files.changing("save", place))
+        wanted.append((found, attribute, files.changing("save", place)))
+    session.seams.replace(wanted, session.on_close)
 
 
 def _safetensors(session: Context, files: FileChanges, module: str) -> None:

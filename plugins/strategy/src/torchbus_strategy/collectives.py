@@ -16,8 +16,8 @@ from torchbus.plugin import RankFailed, UsageError
 from torchbus.runtime import active
 
 from torchbus_device import accelerators
-from torchbus_launch import compat
 from torchbus_launch.store import TAG_BYTES, tag
+from torchbus_strategy import compat
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
