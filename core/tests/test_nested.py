@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torchbus.tree import collect, leaves, map_tensors
+from torchbus.tree import leaves, map_tensors
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -82,13 +82,3 @@ def test_the_order_of_leaves_is_that_of_the_walk(value: Any) -> None:
     assert [id(one) for one in seen] == [
         id(leaf) for leaf in leaves(value) if isinstance(leaf, Tensor)
     ]
-
-
-def test_tensors_in_the_attributes_of_other_objects_are_found() -> None:
-    class Batch:
-        def __init__(self) -> None:
-            self.x, self.rest = ONE, Slots([ONE])
-
-    found: list[Tensor] = []
-    collect({"batch": Batch()}, found)
-    assert len(found) == 2

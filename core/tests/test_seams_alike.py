@@ -205,12 +205,10 @@ def test_pathlib_is_heard_where_it_keeps_functions_of_its_own(monkeypatch):
     monkeypatch.setattr(whole_files, "PATHLIBS", whole_files.PATHLIBS or Accessor)
     heard = []
     with session(strategy=None) as s:
-        whole_files.replace_everywhere(
-            s._context,
-            os,
-            "mkdir",
-            lambda original: lambda path, *given: heard.append(os.fspath(path)),
+        made = whole_files.everywhere(
+            os, "mkdir", lambda original: lambda path, *given: heard.append(os.fspath(path))
         )
+        s._context.seams.replace(made, s._context.on_close)
         os.mkdir("one")
         whole_files.PATHLIBS().mkdir("two")
         pathlib.Path("three").mkdir()

@@ -9,6 +9,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.world import DataPlace, World
 
+from torchbus_strategy.groups import arranged, mesh_sizes
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -55,7 +56,7 @@ def test_there_is_no_mesh_of_one_rank_or_after_the_block(found):
 
 def test_a_mesh_that_does_not_fit_is_refused():
     with pytest.raises(UsageError, match=r"a mesh of dp=2 x tp=3 has 6 ranks, and there are 4: ch"):
-        World(world_size=4).arranged({"dp": 2, "tp": 3})
+        arranged(World(world_size=4), {"dp": 2, "tp": 3})
 
 
 @pytest.mark.parametrize(
@@ -77,13 +78,13 @@ def test_layers_are_divided_either_by_tp_or_by_a_pipeline(options, words):
 
 
 def test_the_data_is_divided_over_all_dimensions_of_data():
-    world = World(rank=6, world_size=8).arranged({"dp_replicate": 2, "dp_shard": 2, "tp": 2})
+    world = arranged(World(rank=6, world_size=8), {"dp_replicate": 2, "dp_shard": 2, "tp": 2})
     assert world.data == DataPlace(3, 4) and world.member == 0
 
 
 def test_groups_that_differ_in_size_form_no_mesh():
     with pytest.raises(UsageError, match=r"the ranks form no mesh, because .* differ in size"):
-        _ = World(world_size=3, data_place=DataPlace(0, 2)).mesh_sizes
+        mesh_sizes(World(world_size=3, data_place=DataPlace(0, 2)))
 
 
 def test_a_sum_counts_each_sample_once_under_several_pipelines():

@@ -40,7 +40,7 @@ def two_ranks(kind: str = "cpu", launched_by: str = "session", ranks: int = 2) -
         device=device,
         rank=1,
         world_size=ranks,
-        has_many_ranks=lambda: True,
+        launcher=SimpleNamespace(has_many_ranks=lambda: True),
     )
 
 

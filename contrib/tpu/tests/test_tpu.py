@@ -52,7 +52,7 @@ class Stub:
     def __init__(self, kind: str = "tpu", launched_by: str = "session", **options: Any) -> None:
         self.device = SimpleNamespace(type=kind)
         self.options = {"devices": 4, "num_nodes": 2, **options}
-        self.ranks_asked_for = 8
+        self.launcher, self.ranks_asked_for = self, 8
         self.on_close = ExitStack()
         self.inherited: str | None = None
         self._world = World(rank=5, world_size=8, local_rank=1, launched_by=launched_by)

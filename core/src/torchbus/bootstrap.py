@@ -22,8 +22,6 @@ START_DIRECTORY = os.getcwd()
 States = dict[str, Any]
 imported: States = {}
 """The states of the generators when a process that the user started imported torchbus."""
-
-
 NOT_FROM_HERE = "import sys; sys.path[:] = [path for path in sys.path if path]\n"
 
 

@@ -450,7 +450,5 @@ def whole_shape(parameter: Tensor) -> Size | None:
 def session_end(session: Context, error: BaseException | None) -> None:
     """The loop leaves the block, with the exception that leaves it or None.
 
-    Patches are still active.
-
-    Sent once.
+    Patches are still active. Sent once.
     """

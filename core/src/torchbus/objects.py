@@ -44,35 +44,10 @@ def is_marked(thing: Module | Optimizer) -> bool:
     return getattr(thing, MARK, False) is True
 
 
-_frozen: list[weakref.ref[object]] = []
-"""What is in the collector's permanent generation, of which there is one in a process, too."""
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code, or an extension, has made
-
-
-def freeze() -> None:
-    """Let the garbage collector pass over all that is alive, until ``thaw``.
-
-    It writes to each object that it looks at, so a forked process would get a copy of every page.
-    ``alive`` need not look at them either: it remembers the few that may be asked for.
-    """
-    if gc.get_freeze_count():
-        return  # the script has done it, and only the script may undo it
-    listed = gc.get_objects()
-    kinds = {kind for kind in set(map(type, listed)) if _may_be_sought(kind)}
-    _frozen[:] = map(weakref.ref, compress(listed, map(kinds.__contains__, map(type, listed))))
-    gc.freeze()
-
-
-def thaw() -> None:
-    """Undo ``freeze``."""
-    if _frozen:
-        _frozen.clear()
-        gc.unfreeze()
-
-
-def _may_be_sought(kind: type) -> bool:
-    is_of_python = kind.__flags__ & HEAP_TYPE and kind.__weakrefoffset__
-    return bool(is_of_python) and not issubclass(kind, type)
+frozen: list[weakref.ref[object]] = []
+"""What may be asked for and is in the garbage collector's permanent generation, which it does not
+list: who calls ``gc.freeze`` adds to it. There is one of these in a process, too.
+"""
 
 
 def alive(*kinds: type[T]) -> list[T]:
@@ -93,7 +68,7 @@ def alive(*kinds: type[T]) -> list[T]:
 
 
 def _among_frozen(kinds: tuple[type[T], ...]) -> Iterator[T]:
-    for reference in _frozen:
+    for reference in frozen:
         one = reference()
         if issubclass(type(one), kinds):
             yield cast("T", one)
@@ -166,13 +141,6 @@ def variables(frame: FrameType | None) -> dict[str, object]:
     return {} if frame is None else {**frame.f_globals, **python.read(frame)}
 
 
-def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
-    """Return modules and optimizers that the caller's variables name, in their order."""
-    things = list({id(thing): thing for thing in variables(frame).values()}.values())
-    modules = outermost(thing for thing in things if isinstance(thing, Module))
-    return modules, [thing for thing in things if isinstance(thing, Optimizer)]
-
-
 def name_of(thing: object, frame: FrameType | None) -> str:
     """Return what the innermost frame that names the thing calls it, or ""."""
     return _name_in(_scopes(frame), thing)
@@ -231,8 +199,11 @@ class Adopted:
         self._announce(thing)
 
     def add_named_in(self, frame: FrameType) -> None:
-        """With ``capture``, adopt what the caller's variables name."""
-        for thing in [thing for kind in named_in(frame) for thing in kind] if self._capture else []:
+        """With ``capture``, adopt what the caller's variables name, modules first."""
+        named = {id(thing): thing for thing in variables(frame).values()}.values()
+        modules = outermost(thing for thing in named if isinstance(thing, Module))
+        optimizers = [thing for thing in named if isinstance(thing, Optimizer)]
+        for thing in [*modules, *optimizers] if self._capture else []:
             self._announce(thing)
 
     def clear(self) -> None:

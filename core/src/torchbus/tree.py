@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-
-TENSORS_AT_MOST = 16
 
 
 def map_leaves(value: object, change: Callable[[object], object]) -> Any:
@@ -26,9 +24,12 @@ def map_leaves(value: object, change: Callable[[object], object]) -> Any:
     if isinstance(value, list | tuple):
         items = [map_leaves(item, change) for item in value]
         same = all(new is old for new, old in zip(items, value, strict=True))
-        return value if same else sequence_like(value, items)
+        make = getattr(value, "_make", type(value))  # a named tuple has one
+        return value if same else make(items)
     if is_dataclass(value):
-        return _with_items(value, _fields(value), change, _dataclass_like)
+        names = [one.name for one in dataclasses.fields(cast(Any, value))]
+        fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        return _with_items(value, fields, change, _dataclass_like)
     return change(value)
 
 
@@ -49,26 +50,9 @@ def leaves(value: object) -> list[Any]:
     return found
 
 
-def collect(value: object, found: list[Tensor], depth: int = 4) -> None:
-    """Append the tensors of a batch, of any shape, to ``found``, also those in attributes.
-
-    At most ``depth`` levels deep, and not many more than ``TENSORS_AT_MOST``.
-    """
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif depth and len(found) < TENSORS_AT_MOST and not isinstance(value, (str, bytes, int, float)):
-        for part in _parts(value):
-            collect(part, found, depth - 1)
-
-
 def is_dataclass(value: object) -> bool:
     """Whether it is an object of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def sequence_like(container: Any, items: Iterable[object]) -> object:
-    """A list or tuple of the container's class."""
-    return container._make(items) if hasattr(container, "_make") else type(container)(items)
 
 
 def mapping_like(container: Mapping[object, object], items: dict[object, object]) -> object:
@@ -98,24 +82,6 @@ def _with_items(
     changed = {key: map_leaves(item, change) for key, item in items.items()}
     same = all(changed[key] is item for key, item in items.items())
     return value if same else make(value, changed)
-
-
-def _fields(value: Any) -> dict[str, object]:
-    names = [field.name for field in dataclasses.fields(value)]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
-
-
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple)):
-        return value[:TENSORS_AT_MOST]
-    attributes = getattr(value, "__dict__", None)
-    slots = getattr(type(value), "__slots__", ())
-    return [
-        *(attributes or {}).values(),
-        *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)],
-    ]
 
 
 # used in every step: a union, created each time, costs half a microsecond

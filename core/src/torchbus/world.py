@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -20,11 +17,6 @@ if TYPE_CHECKING:
 
 
 Devices = int | str | list[int]
-DEFAULT_TIMEOUT = timedelta(minutes=30)
-DATA = "dp"
-"""What names of dimensions begin with over which the data is divided."""
-ROWS = "rows"
-"""The dimension over which the rows of one batch are divided."""
 
 
 class SharedStore(Protocol):
@@ -34,10 +26,6 @@ class SharedStore(Protocol):
     """
 
     key: bytes
-
-    @property
-    def port(self) -> int:
-        """The port of the store."""
 
     def set(self, name: str, value: str | bytes) -> None:
         """Set the value."""
@@ -51,35 +39,17 @@ class SharedStore(Protocol):
     def get(self, name: str) -> bytes:
         """Wait for the value, and return it."""
 
-    def wait(self, name: str) -> None:
-        """Wait for any value."""
-
-    def multi_get(self, names: Sequence[str]) -> list[bytes]:
-        """Wait for the values, and return them."""
-
     def check(self, names: Sequence[str]) -> bool:
         """Return whether all of these values are there."""
 
     def read_all(self, names: Sequence[str]) -> list[bytes] | None:
         """Return the values, or None if one of them is missing; do not wait."""
 
-    def unsigned(self, name: str) -> bytes:
-        """Return a value that carries an invalid tag; b"" if there is none."""
-
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the value if it is as expected ("": missing); return the value that it has now."""
 
-    def leave(self, name: str, value: str | bytes) -> None:
-        """Set the value if the store has none, not even an unsigned one."""
-
     def add(self, name: str, amount: int) -> int:
         """Add to a counter, and return the sum."""
-
-    def count(self, name: str, amount: int) -> int:
-        """Add to an untagged counter, and return the sum, in one request."""
-
-    def secret(self, name: str) -> bytes:
-        """Return bytes that only ranks of this job can compute."""
 
     def delete_key(self, name: str) -> bool:
         """Remove the value; return whether there was one."""
@@ -87,14 +57,8 @@ class SharedStore(Protocol):
     def within(self, word: str) -> SharedStore:
         """Return the part of the store whose names begin with a word."""
 
-    def connection(self, timeout: timedelta) -> SharedStore:
-        """Return the same store over a new connection."""
-
     def of_groups(self, word: str) -> Store:
         """Return torch's own store for the messages of process groups."""
-
-    def close(self) -> None:
-        """Release torch's store, also for all parts of this store."""
 
 
 class DataPlace(NamedTuple):
@@ -135,32 +99,6 @@ class World:
     open_mesh: Callable[[World], DeviceMesh] | None = field(default=None, repr=False, compare=False)
     divides_anew: bool = False
 
-    def arranged(self, sizes: Mapping[str, int]) -> World:
-        """The same ranks as a mesh, by the sizes of its dimensions.
-
-        Along the last dimension ranks are consecutive. The data is divided over the dimensions
-        whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
-        """
-        if math.prod(sizes.values()) != self.world_size:
-            axes = " x ".join(f"{name}={size}" for name, size in sizes.items())
-            raise UsageError(
-                f"a mesh of {axes} has {math.prod(sizes.values())} ranks, and there are"
-                f" {self.world_size}: change devices=, or the options that give these sizes"
-            )
-        part = member = 0
-        for name, index in _coordinates(self.rank, sizes):
-            if name.startswith(DATA):
-                part = part * sizes[name] + index
-            else:
-                member = member * sizes[name] + index
-        parts = math.prod(size for name, size in sizes.items() if name.startswith(DATA))
-        return dataclasses.replace(
-            self,
-            shape=tuple(sizes.items()),
-            data_place=DataPlace(part, parts),
-            member=member,
-        )
-
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The ranks as torch's DeviceMesh, with named dimensions.
@@ -178,19 +116,6 @@ class World:
             )
         return self.open_mesh(self)
 
-    @property
-    def mesh_sizes(self) -> dict[str, int]:
-        """The sizes of the mesh's dimensions by name. Nothing is made or sent.
-
-        Raises UsageError if the ranks form no mesh.
-        """
-        if not self.shape and self.data_place is not None:
-            raise UsageError(
-                "world.mesh: the ranks form no mesh, because the strategy puts them into groups"
-                " that differ in size (ddp2 on nodes with different numbers of ranks)"
-            )
-        return dict(self.shape) or {DATA: self.world_size}
-
     @cached_property
     def data(self) -> DataPlace:
         """Which part of the data this rank gets.
@@ -200,24 +125,10 @@ class World:
         return self.data_place or DataPlace(self.rank, self.world_size)
 
     @property
-    def divides_samples(self) -> bool:
-        """Whether ranks compute with different samples: not within tensor parallel or a pipeline.
-
-        The ranks of ``dp`` do, although they get the same batches.
-        """
-        sizes = dict(self.shape) or {DATA: self.world_size}
-        return any(size > 1 for name, size in sizes.items() if name.startswith((DATA, ROWS)))
-
-    @property
     def shared(self) -> SharedStore:
         """The store. Only a world of several ranks has one, until the session ends."""
         assert self.store is not None
         return self.store
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether others take part in a step: other ranks, or replicas that come and go."""
-        return self.world_size > 1 or self.divides_anew
 
     @property
     def is_main(self) -> bool:
@@ -228,14 +139,6 @@ class World:
     def num_nodes(self) -> int:
         """The number of machines, if each has as many ranks as this one."""
         return self.world_size // self.local_world_size
-
-
-def _coordinates(rank: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Where a rank is along each dimension."""
-    below = math.prod(sizes.values())
-    for name, size in sizes.items():
-        below //= size
-        yield name, rank // below % size
 
 
 @dataclass(frozen=True)
@@ -255,34 +158,3 @@ class Share:
     position: int = 0
     indices: Sequence[object] = ()
     count: int = 0
-
-
-Place = dict[str, Any]
-"""Where a pass is, in plain values: the same on all ranks that have settled the same steps."""
-
-
-@runtime_checkable
-class ElasticOrder(Protocol):
-    """The order of a pass while ``world.divides_anew``.
-
-    Each step is divided by what ``world.data`` says when the loop asks for it. Batches that the
-    loop has consumed are settled by ``commit`` or ``take_back``.
-    """
-
-    def begin(self) -> None:
-        """Note the random numbers that the order is drawn from, before the first draw."""
-
-    def has_more(self) -> bool:
-        """Whether the order has another batch for the loop after the consumed ones."""
-
-    def commit(self) -> None:
-        """Count the batches consumed since the last settlement as used."""
-
-    def take_back(self) -> None:
-        """Offer it again, and all that was drawn ahead."""
-
-    def place(self) -> Place:
-        """Where the pass is, as far as it is settled."""
-
-    def go_to(self, place: Place | None) -> None:
-        """Go to another rank's place, with its order; None: to the end."""

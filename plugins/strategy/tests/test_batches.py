@@ -18,6 +18,8 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.session import Session
 
+from torchbus_strategy.batches import collect
+
 Wrap = Callable[[DataLoader[Any]], Any]
 Pair = namedtuple("Pair", "x y")
 
@@ -218,3 +220,21 @@ def test_evaluation_is_not_kept(s: Session) -> None:
     with torch.no_grad():
         assert sum(len(x) for x in DataLoader(Numbers())) == 7
     assert s._context.batches.count == 0
+
+
+def test_tensors_in_the_attributes_of_other_objects_are_found() -> None:
+    one = torch.ones(1)
+
+    class Slot:
+        __slots__ = ("x",)
+
+        def __init__(self, x: list[torch.Tensor]) -> None:
+            self.x = x
+
+    class Batch:
+        def __init__(self) -> None:
+            self.x, self.rest = one, Slot([one])
+
+    found: list[torch.Tensor] = []
+    collect({"batch": Batch()}, found)
+    assert len(found) == 2

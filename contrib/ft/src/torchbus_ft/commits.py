@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Unsupported, hookimpl
-from torchbus.world import ElasticOrder
 
 from torchbus_ft.live import Live, Undo
 from torchbus_ft.meeting.averaging import average_held
 from torchbus_ft.meeting.local import Local
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
+from torchbus_strategy.elastic import ElasticOrder, elastic_order
 from torchbus_strategy.parameters import averaging
 
 UNUSED_OPTIONS = (
@@ -64,7 +64,7 @@ class Commits:
 
     @hookimpl(trylast=True)
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        order = iterator.elastic
+        order = elastic_order(iterator.order)
         if order is None:
             return
         if self.local is not None and self._end_of_pass(order):

@@ -18,6 +18,7 @@ from torchbus.plugin import Context, RanksDiverged, hookimpl
 
 from torchbus_ft.passes import Passes
 from torchbus_strategy.backward import gradients
+from torchbus_strategy.collectives import in_parts
 
 
 class Undo:
@@ -119,7 +120,7 @@ class Live:
 
     def state(self) -> State:
         """All of it. Buffers are copied: the next forward changes them while they are sent."""
-        with self._session.in_parts():
+        with in_parts(self._session):
             found: State = self.pack(self._state())
             return found
 
@@ -141,7 +142,7 @@ class Live:
     def load(self, state: State) -> None:
         """Continue from another replica's state. Raises RanksDiverged if it does not fit."""
         self._compare(state["what"])
-        with self._session.in_parts():
+        with in_parts(self._session):
             self._load(self.unpack(state))
         self.on_load()
 

@@ -86,7 +86,7 @@ class Given:
             return
         if not any(getattr(one, "divides_states", False) for _, one in session.bus.plugins()):
             raise UsageError(NOT_INSTALLED)
-        if session.ranks_asked_for < 2:
+        if session.launcher.ranks_asked_for < 2:
             raise UsageError(ONE_RANK)
         algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm != "allreduce":

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl
-from torchbus.world import ElasticOrder, Place
 
 from torchbus_ft.replicas import Replicas
+from torchbus_strategy.elastic import ElasticOrder, Place, elastic_order
 
 State = dict[str, Any]
 
@@ -91,7 +91,7 @@ class Passes:
 
     @hookimpl(trylast=True)
     def loader_opened(self, iterator: LoaderIterator) -> None:
-        order = iterator.elastic
+        order = elastic_order(iterator.order)
         if order is None:
             return
         self._open = {n: self._open[n] for n, _, _ in self._in_progress()}

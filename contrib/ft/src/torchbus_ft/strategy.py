@@ -15,7 +15,7 @@ from torchbus_ft.meeting.local import ALGORITHMS, Local
 from torchbus_ft.options import Given
 from torchbus_ft.passes import Passes, Resumed
 from torchbus_ft.replicas import Replicas
-from torchbus_strategy import opening
+from torchbus_strategy import groups, opening
 from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.parameters import averaging
 from torchbus_strategy.parameters import trained as strategy_trained
@@ -96,7 +96,7 @@ class FT(Strategy):
         self._resolved = self._given.resolved()
         self._given.check(session)
         session.start_ranks(self.form, alone=True)
-        session.arrange_ranks(dp=session.world_size)
+        groups.arrange_ranks(session, dp=session.world_size)
         session.change_world(divides_anew=True)
         return session.world
 

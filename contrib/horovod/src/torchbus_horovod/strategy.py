@@ -172,7 +172,7 @@ class Horovod(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        if session.has_many_ranks():
+        if session.launcher.has_many_ranks():
             require_horovod()
             if os.environ.get("HOROVOD_ELASTIC") == "1":
                 raise Unsupported(ELASTIC)

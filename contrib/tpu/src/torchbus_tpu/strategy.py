@@ -68,7 +68,7 @@ class TPU(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        if not session.has_many_ranks():
+        if not session.launcher.has_many_ranks():
             return super().launch(session)
         if find_spec("torch_tpu") is None:
             raise UsageError(MISSING)
@@ -105,7 +105,7 @@ def _ranks(session: Context) -> int | None:
     """How many ranks this host will have; None: one for each TPU."""
     if session.options["devices"] == "auto":
         return None
-    return session.ranks_asked_for // int(session.options["num_nodes"])
+    return session.launcher.ranks_asked_for // int(session.options["num_nodes"])
 
 
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any, TypeVar, overload
 
 import pluggy
-import torch
 
 from torchbus.bus import filters
 from torchbus.errors import UsageError
@@ -113,41 +112,11 @@ class Plugin:
     declares_events: ModuleType | type | None = None
     """A module or class of functions marked ``hookspec``: events that this plugin adds."""
 
-    divides_data: bool = False
-    """For strategies: each rank trains on its own share of the data."""
-
-    divides_states: bool = False
-    """For strategies: inside of ``session.in_parts()``, ``state_dict()`` returns this rank's parts
-    as DTensors. The hooks of ``state_dict()`` read ``session.gathers_states``.
-    """
-
-    gradients_in_parts: bool = False
-    """For strategies: a rank has the gradients of only some parameters; those of others are None
-    there.
-    """
-
-    gradients_elsewhere: bool = False
-    """For strategies: the engine keeps gradients, and none are in ``parameter.grad``."""
-
-    steps_in: torch.dtype = torch.float64
-    """For strategies: the engine's steps are no more exact than in this dtype."""
-
-    unfreezes: bool = True
-    """For strategies: parameters that are frozen at the first forward may be unfrozen later."""
-
-    takes_bytes: bool = True
-    """For strategies: a frozen weight may be bytes, of which only its layer knows the meaning."""
-
-    divides_own_batch: bool = False
-    """For samplers: the script's own batch is the global one, of which each rank takes
-    its share.
-    """
-
     dry_run: bool = False
     """The session only tries the script: other plugins leave nothing on disks and servers."""
 
     hears_trials: bool = True
-    """Whether it gets events of a trial (``session.trial()``), which must leave no effect.
+    """Whether it gets events of a trial (that of learning rates), which must leave no effect.
 
     False for plugins that count, record or show the course of the training. Others may have
     ``state_dict`` and ``load_state_dict``: their state is restored at the end.

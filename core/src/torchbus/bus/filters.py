@@ -22,10 +22,6 @@ class Filter(NamedTuple):
     once: bool = False
     main_only: bool = False
 
-    def hears(self, count: int) -> bool:
-        """Whether the listener gets the ``count``-th firing of the event."""
-        return count == self.every if self.once else count % self.every == 0
-
 
 EVERYTHING = Filter()
 
@@ -60,7 +56,9 @@ class Filtered:
 
         def call(*arguments: object) -> object:
             counts[name] += 1
-            if not given.hears(counts[name]) or (given.main_only and not is_main()):
+            late = counts[name] - given.every
+            is_due = late == 0 if given.once else late % given.every == 0
+            if not is_due or (given.main_only and not is_main()):
                 return None
             return function(*arguments)
 

@@ -20,13 +20,12 @@ FORMS = ("auto", "script", "fork", "spawn")
 
 def plain(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options with Python's numbers in the place of NumPy's."""
-    return {name: _plain(value) for name, value in given.items()}
 
+    def number(value: Any) -> Any:
+        is_other = isinstance(value, numbers.Real) and not isinstance(value, int | float)
+        return value.item() if is_other and hasattr(value, "item") else value
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, numbers.Real) and not isinstance(value, int | float):
-        return value.item() if hasattr(value, "item") else value
-    return value
+    return {name: number(value) for name, value in given.items()}
 
 
 def expect(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
@@ -141,10 +140,17 @@ class NeedsParentheses(type):
         """Python looks this method up, and never calls it."""
 
 
-def refuse_no_plugin(thing: object) -> None:
-    """Raise UsageError unless an object listens to events, or has an attribute of ``Plugin``."""
+def refuse_no_plugin(thing: object, role: str = "") -> None:
+    """Raise UsageError unless an object listens to events, or has an attribute of ``Plugin``.
+
+    ``role``: "strategy" or "logger", if it was given as one.
+    """
     if isinstance(thing, type) and _is_marked(thing):
         raise UsageError(f"plugin {thing.__name__} is a class: pass an object, {thing.__name__}()")
+    if role and not _is_marked(thing):
+        raise UsageError(
+            f"{role}={thing!r} is not a {role}: pass a name, or an object that listens to events"
+        )
     if isinstance(thing, (*FUNCTIONS, type)):
         name = getattr(thing, "__name__", repr(thing))
         raise UsageError(
@@ -152,8 +158,9 @@ def refuse_no_plugin(thing: object) -> None:
             " write `@session()` above a function"
         )
     if not _is_marked(thing):
+        shown = repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__
         raise UsageError(
-            f"session({_short(thing)}): a {type(thing).__name__} is not a plugin, since it"
+            f"session({shown}): a {type(thing).__name__} is not a plugin, since it"
             f" listens to no event: {_remedy(thing)}"
         )
 
@@ -202,7 +209,3 @@ def _remedy(thing: object) -> str:
     if isinstance(thing, list | tuple | set):
         return "pass plugins one by one"
     return "pass objects with methods marked `@hookimpl`, names of plugins, or options by keyword"
-
-
-def _short(thing: object) -> str:
-    return repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__

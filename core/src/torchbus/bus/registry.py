@@ -15,10 +15,8 @@ from weakref import WeakSet
 import pluggy
 
 from torchbus.bus import discovery
-from torchbus.bus.filters import EVERYTHING, Filtered
+from torchbus.bus.filters import EVERYTHING, Filtered, Function
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
-
-Function = Callable[..., Any]
 
 
 class Bus:
@@ -42,6 +40,7 @@ class Bus:
         self._held: dict[str, WeakSet[Listeners]] = {}
         self._before_mute: list[tuple[str, object]] = []
         self._silent: list[object] = []
+        self._awaited: list[tuple[str, Callable[[], object]]] = []
         self.on_change: list[Callable[[], object]] = [self._recompile]
         """Called when a plugin was registered or removed."""
 
@@ -51,8 +50,8 @@ class Bus:
         An attribute ``HOT`` names the hot ones.
         """
         there, new = self.events(), ModuleType("events")
-        declared = {name: getattr(specs, name) for name in dir(specs)}
-        declared = {name: spec for name, spec in declared.items() if is_event(spec)}
+        found = {name: getattr(specs, name) for name in dir(specs)}
+        declared = {name: one for name, one in found.items() if hasattr(one, "torchbus_spec")}
         vars(new).update({name: spec for name, spec in declared.items() if name not in there})
         if not declared or set(declared) - set(there):
             self._manager.add_hookspecs(new)
@@ -72,7 +71,10 @@ class Bus:
             )
         name = name or type(plugin).__name__
         try:
-            self._take(plugin, name)
+            self._refuse_conflict(plugin, name)
+            if (specs := getattr(plugin, "declares_events", None)) is not None:
+                self.add_events(specs)
+            self._manager.register(plugin, name)
         except TorchbusError:
             raise
         except pluggy.PluginValidationError as error:
@@ -87,22 +89,6 @@ class Bus:
             self._manager.register(self._filtered, "filters")
         self._report_of_change()
         return name
-
-    def _take(self, plugin: object, name: str) -> None:
-        """Raises what the plugin raises when its attributes are read."""
-        self._refuse_reserved_verb(plugin, name)
-        self._refuse_conflict(plugin, name)
-        if (specs := getattr(plugin, "declares_events", None)) is not None:
-            self.add_events(specs)
-        self._manager.register(plugin, name)
-
-    def _refuse_reserved_verb(self, plugin: object, name: str) -> None:
-        for verb in getattr(plugin, "verbs", ()):
-            if verb in self._reserved:
-                raise UsageError(
-                    f"plugin {name} brings s.{verb}, which the session has itself: give it another"
-                    " name"
-                )
 
     def start(self, plugin: object, session: object) -> None:
         """Send ``session_start`` to a plugin that comes late, and to no other.
@@ -199,6 +185,16 @@ class Bus:
             those.discard(held)
         held.now = ()
 
+    def once_listened(self, event: str, call: Callable[[], object]) -> None:
+        """Call as soon as some plugin listens to an event."""
+        self._awaited.append((event, call))
+        self._call_awaited()
+
+    def _call_awaited(self) -> None:
+        for one in [one for one in self._awaited if self.has_listeners(one[0])]:
+            self._awaited.remove(one)
+            one[1]()
+
     def _recompile(self) -> None:
         for event, those in self._held.items():
             functions = self._functions(event)
@@ -225,10 +221,15 @@ class Bus:
         return [caller.name for caller in self._manager.get_hookcallers(plugin) or []]
 
     def _report_of_change(self) -> None:
+        self._call_awaited()
         for report in tuple(self.on_change):
             report()
 
     def _refuse_conflict(self, plugin: object, name: str) -> None:
+        for verb in set(getattr(plugin, "verbs", ())).intersection(self._reserved):
+            raise UsageError(
+                f"plugin {name} brings s.{verb}, which the session has itself: give it another name"
+            )
         for other_name, other in self.plugins():
             for thing in set(getattr(plugin, "owns", ())) & set(getattr(other, "owns", ())):
                 raise PluginConflict(
@@ -294,11 +295,6 @@ class Bus:
             )
         name = f"{impl.plugin_name}.{impl.function.__name__}"
         impl.function = self._filtered.apply(impl.function, name, given)  # type: ignore[misc]
-
-
-def is_event(thing: object) -> bool:
-    """Whether it is marked ``hookspec``."""
-    return hasattr(thing, "torchbus_spec")
 
 
 def _naming(function: Callable[..., object], plugin: str, event: str) -> Callable[..., object]:

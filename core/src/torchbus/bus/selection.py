@@ -10,25 +10,9 @@ from typing import Any
 
 from torchbus.bus import discovery
 from torchbus.bus import options as torchbus_options
-from torchbus.bus.registry import Bus
 from torchbus.errors import PluginConflict, PluginError, UsageError
 
 Named = list[tuple[str, object]]
-
-
-def require_listener(bus: Bus, **given: object) -> None:
-    """Raise UsageError if a strategy or logger is an object that listens to no event."""
-    for name, value in given.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if (
-                not isinstance(one, str | bool | None)
-                and not bus.events_of(one)
-                and not hasattr(one, "companions")
-            ):
-                raise UsageError(
-                    f"{name}={one!r} is not a {name}: pass a name, or an object that listens to"
-                    " events"
-                )
 
 
 def bring_a_strategy(plugins: Iterable[object]) -> bool:
@@ -71,6 +55,7 @@ def resolve(
     if chosen is not None:
         wanted.options_of(chosen)
     elif strategy is not None:
+        torchbus_options.refuse_no_plugin(strategy, "strategy")
         named.append((type(strategy).__name__, strategy))
     loggers = logger if isinstance(logger, list | tuple) else [logger]
     loggers = ["local" if one is True else one for one in loggers if one not in (None, False)]
@@ -78,6 +63,7 @@ def resolve(
         if isinstance(one, str):
             wanted.options_of(discovery.find("logger", one))
         else:
+            torchbus_options.refuse_no_plugin(one, "logger")
             named.append((type(one).__name__, one))
     for name, value in options.items():
         wanted.options_of(_owner(name, chosen, tuple(core_options)))[name] = value

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Protocol
 
 from torchbus.bus import discovery
-from torchbus.bus import selection as arguments
-from torchbus.bus.options import refuse_verb
+from torchbus.bus.registry import Bus
 from torchbus.errors import (
     PluginConflict,
     PluginNotInstalled,
@@ -21,27 +20,18 @@ from torchbus.errors import (
     VerbUnavailable,
 )
 
-if TYPE_CHECKING:
-    from torchbus.bus.registry import Bus
-
-
-class Host(Protocol):
-    """The session that has the verbs. ``user``: the object on which the loop calls them."""
-
-    bus: Bus
-
-    @property
-    def user(self) -> object: ...
-    @property
-    def has_begun(self) -> bool: ...
-    def add_plugin(self, plugin: object, name: str | None = None) -> None: ...
-
 
 class Verbs:
-    """Finds the plugin behind a verb."""
+    """Finds the plugin behind a verb.
 
-    def __init__(self, session: Host) -> None:
-        self._session = session
+    ``user``: the object on which the loop calls verbs. ``activate``: registers the plugin of an
+    entry point for its first verb.
+    """
+
+    def __init__(
+        self, bus: Bus, user: object, activate: Callable[[str, EntryPoint], object]
+    ) -> None:
+        self._bus, self._user, self._activate = bus, user, activate
         self._cached: set[str] = set()
 
     def find(self, name: str) -> object:
@@ -55,22 +45,21 @@ class Verbs:
             return self._find(name)
         except VerbUnavailable:
             raise
-        except PluginNotInstalled as error:
-            raise VerbNotInstalled(*error.args) from None
-        except PluginConflict as error:
-            raise VerbContested(*error.args) from None
+        except (PluginNotInstalled, PluginConflict) as error:
+            is_missing = isinstance(error, PluginNotInstalled)
+            raise (VerbNotInstalled if is_missing else VerbContested)(*error.args) from None
         except TorchbusError as error:
             raise VerbUnavailable(*error.args) from error
 
     def names(self) -> set[str]:
         """Return the verbs of active and of installed plugins."""
-        active = (getattr(plugin, "verbs", ()) for _, plugin in self._session.bus.plugins())
+        active = (getattr(plugin, "verbs", ()) for _, plugin in self._bus.plugins())
         return {*discovery.installed("verb"), *(verb for verbs in active for verb in verbs)}
 
     def forget(self) -> None:
         """Forget all verbs that were looked up: plugins have changed, or the session has ended."""
         for name in self._cached:
-            vars(self._session.user).pop(name, None)
+            vars(self._user).pop(name, None)
         self._cached.clear()
 
     def _find(self, name: str) -> object:
@@ -96,18 +85,14 @@ class Verbs:
         """
         found = getattr(owner, name)
         if isinstance(found, MethodType):
-            vars(self._session.user)[name] = found
+            vars(self._user)[name] = found
             self._cached.add(name)
         return found
 
     def _owner(self, name: str) -> object:
         """Return the active plugin that has the verb, or None."""
         return next(
-            (
-                plugin
-                for _, plugin in self._session.bus.plugins()
-                if name in getattr(plugin, "verbs", ())
-            ),
+            (plugin for _, plugin in self._bus.plugins() if name in getattr(plugin, "verbs", ())),
             None,
         )
 
@@ -119,17 +104,6 @@ class Verbs:
             if type(error) is UsageError:
                 raise AttributeError(f"session has no {name!r}: {error}") from None
             raise
-
-    def _activate(self, verb: str, entry: EntryPoint) -> object:
-        """Add the plugin that brings a verb, in mid-session."""
-        refuse_outside(verb, self._session.has_begun)
-        refuse_verb(discovery.load(entry), verb)
-        active = [type(plugin) for _, plugin in self._session.bus.plugins()]
-        (name, plugin), *companions = arguments.with_companions(entry, active)
-        self._session.add_plugin(plugin, name)
-        for name, companion in companions:
-            self._session.add_plugin(companion, name)
-        return plugin
 
 
 def refuse_outside(verb: str, has_begun: bool) -> None:

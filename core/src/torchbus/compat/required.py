@@ -36,9 +36,12 @@ def private(holder: object, name: str, need: str) -> Any:
 def require(holder: object, name: str, need: str) -> None:
     """Raise UsageError unless an object, a module or a class has this attribute.
 
-    It is enough if a class annotates it, or if a method of the class sets or reads it.
+    It is enough if a class annotates it, also where other code has replaced the methods, or if a
+    method of the class sets or reads it.
     """
-    if not (hasattr(holder, name) or _is_annotated(holder, name) or _is_in_methods(holder, name)):
+    kinds = getattr(holder, "__mro__", ())
+    is_annotated = any(name in getattr(kind, "__annotations__", {}) for kind in kinds)
+    if not (hasattr(holder, name) or is_annotated or _is_in_methods(holder, name)):
         raise absent(holder, name, need)
 
 
@@ -49,13 +52,6 @@ def absent(holder: object, name: str, need: str) -> UsageError:
     return UsageError(
         f"torch {torch.__version__} has no {place}.{name}, which {need}: install torch {OLDEST} to"
         f" {NEWEST}, or a newer torchbus"
-    )
-
-
-def _is_annotated(holder: object, name: str) -> bool:
-    """Annotations exist even if other code has replaced the methods."""
-    return any(
-        name in getattr(kind, "__annotations__", {}) for kind in getattr(holder, "__mro__", ())
     )
 
 

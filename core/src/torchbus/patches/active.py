@@ -5,8 +5,9 @@ Only patches with a listener are installed. ``Seams.close`` restores torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
+from typing import Any
 
 from torchbus.bus.registry import Bus
 from torchbus.compat.torch_names import forget_replaced
@@ -33,6 +34,10 @@ ALL: tuple[Patch, ...] = (
     scheduler_steps,
     torch_save,
 )
+
+
+Replacement = tuple[object, str, Callable[[Any], object]]
+"""An owner, the name of its attribute, and what makes the new one from the original."""
 
 
 class Seams:
@@ -63,12 +68,11 @@ class Seams:
         self._remove(retired)
 
     @undisturbed()
-    def replace(
-        self, owner: object, name: str, make: Callable[[object], object], until: ExitStack
-    ) -> None:
-        """Set ``owner.name`` to ``make(original)``. ``until`` puts it back."""
-        place = f"{getattr(owner, '__name__', owner)}.{name}"
-        until.callback(self.note(place, replace(owner, name, make)))
+    def replace(self, wanted: Iterable[Replacement], until: ExitStack) -> None:
+        """Set each ``owner.name`` to ``make(original)``. ``until`` puts them back."""
+        for owner, name, make in wanted:
+            place = f"{getattr(owner, '__name__', owner)}.{name}"
+            until.callback(self.note(place, replace(owner, name, make)))
 
     def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
         """List something else that a plugin has replaced. Return the function that puts it back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchbus.tree import as_list
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
 
 
+@dataclass(slots=True, eq=False)
 class BackwardCall:
     """One call of ``backward``, as the loop made it.
 
@@ -27,35 +29,15 @@ class BackwardCall:
     out before the strategy.
     """
 
-    __slots__ = (
-        "count",
-        "create_graph",
-        "factor",
-        "grad_tensors",
-        "inputs",
-        "retain_graph",
-        "sync",
-        "tensors",
-        "weight",
-    )
-
-    def __init__(
-        self,
-        tensors: object,
-        grad_tensors: object,
-        retain_graph: bool | None,
-        create_graph: bool,
-        inputs: Any,
-    ) -> None:
-        self.tensors = tensors if isinstance(tensors, torch.Tensor) else as_list(tensors)
-        self.grad_tensors = grad_tensors
-        self.retain_graph = retain_graph
-        self.create_graph = create_graph
-        self.inputs = inputs
-        self.weight: float | None = None
-        self.count: Any = None
-        self.factor: float | torch.Tensor = 1.0
-        self.sync = True
+    tensors: Any
+    grad_tensors: Any
+    retain_graph: bool | None
+    create_graph: bool
+    inputs: Any
+    weight: float | None = None
+    count: Any = None
+    factor: float | torch.Tensor = 1.0
+    sync: bool = True
 
     @property
     def loss(self) -> torch.Tensor | None:

@@ -6,7 +6,8 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -16,9 +17,10 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
 from torchbus.patches.patching import EventEmitter, emits, subclasses
-from torchbus.world import ElasticOrder, Share
+from torchbus.world import Share
 
 
+@dataclass(eq=False)
 class Origin:
     """A pass that batches come from, and what is known about it.
 
@@ -30,39 +32,20 @@ class Origin:
     itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "ahead",
-        "alike",
-        "ended",
-        "evaluates",
-        "iterator",
-        "length",
-        "loader",
-        "name",
-        "ragged",
-        "reused",
-        "share",
-        "threaded",
-        "trains",
-        "used",
-    )
-
-    def __init__(self, name: str = "batches that the script makes") -> None:
-        self.name = name
-        self.loader: weakref.ref[DataLoader[object]] | None = None
-        self.iterator: weakref.ref[Counting] | None = None
-        self.length: int | None = None
-        self.share: Share | None = None
-        self.evaluates = ""
-        self.trains = torch.is_grad_enabled()
-        self.alike = self.ragged = self.used = self.ahead = self.threaded = self.reused = (
-            self.ended
-        ) = False
-
-    def itself(self) -> object:
-        """Return this pass. ``source`` returns what gives such batches in other passes too."""
-        return self
+    name: str = "batches that the script makes"
+    loader: weakref.ref[DataLoader[object]] | None = None
+    iterator: weakref.ref[LoaderIterator] | None = None
+    length: int | None = None
+    share: Share | None = None
+    evaluates: str = ""
+    trains: bool = field(default_factory=torch.is_grad_enabled)
+    alike: bool = False
+    ragged: bool = False
+    used: bool = False
+    ahead: bool = False
+    threaded: bool = False
+    reused: bool = False
+    ended: bool = False
 
     def source(self) -> object:
         """Return what gives such batches in another pass too: the loader, while it lives."""
@@ -75,40 +58,27 @@ class Origin:
         return self.ended or (self.iterator is not None and self.iterator() is None)
 
 
-class Counting(Protocol):
-    """The iterator of a pass. ``num_yielded``: so many batches came from it."""
-
-    origin: Origin
-    num_yielded: int
-
-    def find_last(self) -> None: ...
-
-
-def is_sequential(batches: object, count: int) -> bool:
-    """Whether torch's own classes cut a data set into batches in its order, at least ``count``."""
-    return (
-        type(batches) is BatchSampler
-        and type(batches.sampler) is SequentialSampler
-        and count <= len(batches)
-    )
-
-
-def batches_source(batches: BatchSampler, count: int) -> Iterator[list[int]]:
-    remaining = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
-    return iter(BatchSampler(remaining, batches.batch_size, batches.drop_last))
+def remaining_batches(batches: object, count: int) -> Iterator[list[int]] | None:
+    """Return the batches after ``count``, if torch's own classes cut a data set in its order."""
+    if type(batches) is not BatchSampler or type(batches.sampler) is not SequentialSampler:
+        return None
+    if count > len(batches):
+        return None
+    rows = range(len(batches.sampler))[count * batches.batch_size :]
+    return iter(BatchSampler(rows, batches.batch_size, batches.drop_last))
 
 
 class Pass:
-    """One pass over a loader, and the attributes to replace while its iterator is made."""
+    """One pass over a loader, and the attributes to replace while its iterator is made.
+
+    ``has_more``: whether the order has another batch for the loop, if its length changes between
+    two steps.
+    """
+
+    has_more: Callable[[], bool] | None = None
 
     def __init__(self, **replacements: object) -> None:
         self.replacements = replacements
-
-    @cached_property
-    def elastic(self) -> ElasticOrder | None:
-        """The order to draw from, if it is divided again between two steps."""
-        order = self.replacements.get("batch_sampler", self.replacements.get("sampler"))
-        return order if isinstance(order, ElasticOrder) else None
 
 
 @runtime_checkable
@@ -130,7 +100,8 @@ def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Itera
         loader.__dict__.update(mine)
 
 
-Make = Callable[[Callable[..., Iterator[object]]], Callable[..., Iterator[object]]]
+Iter = Callable[..., Iterator[object]]
+Make = Callable[[Iter], Iter]
 Kind = type[DataLoader[object]]
 
 
@@ -172,13 +143,6 @@ def replace_custom_iter(
     return undo.close
 
 
-class Stateful(Protocol):
-    """A loader with ``state_dict`` and ``load_state_dict``."""
-
-    def state_dict(self) -> dict[str, object]: ...
-    def load_state_dict(self, state: dict[str, object]) -> None: ...
-
-
 def recreate_iterator(loader: DataLoader[object]) -> None:
     """Let a StatefulDataLoader make its iterator again, from the same state.
 
@@ -186,12 +150,12 @@ def recreate_iterator(loader: DataLoader[object]) -> None:
     has not seen.
     """
     if loaders.has_early_iterator(loader):
-        stateful = cast(Stateful, loader)
+        stateful: Any = loader
         stateful.load_state_dict(stateful.state_dict())
 
 
 def _make_watched(emitter: EventEmitter, seen: SeenPasses) -> Make:
-    def make(original: Callable[..., Iterator[object]]) -> Callable[..., Iterator[object]]:
+    def make(original: Iter) -> Iter:
         def __iter__(self: DataLoader[object]) -> Iterator[object]:
             before = seen.passes
             iterator = original(self)
@@ -243,9 +207,6 @@ def _patch_later_ones(patch: Callable[[Kind], None]) -> Callable[[], None]:
     return undo
 
 
-Iter = Callable[..., Iterator[object]]
-
-
 class LoaderIterator:
     """What the loop iterates: torch's own iterator, which announces every batch.
 
@@ -275,8 +236,8 @@ class LoaderIterator:
         self._failed: Exception | None = None
         # torchdata's iterator may continue from a state
         self.num_yielded = loaders.yielded(inner)
-        self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
-        self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
+        name = f"the loader over {type(loader.dataset).__name__}"
+        self.origin = Origin(name, weakref.ref(loader), weakref.ref(self))
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -306,15 +267,11 @@ class LoaderIterator:
         they are, because workers and streams have state.
         """
         indices = loaders.sampler_iter(self._inner) if self._reads_by_index else None
+        fresh = indices is not None and not self.num_yielded
         if isinstance(indices, Skipping):
             indices.skip(count)
-        elif (
-            indices is not None
-            and not self.num_yielded
-            and is_sequential(loaders.index_sampler(self._inner), count)
-        ):
-            remaining = batches_source(loaders.index_sampler(self._inner), count)
-            loaders.read_from(self._inner, remaining)
+        elif fresh and (rest := remaining_batches(loaders.index_sampler(self._inner), count)):
+            loaders.read_from(self._inner, rest)
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)
@@ -348,13 +305,13 @@ class LoaderIterator:
         """Find ``origin.length``.
 
         If the loader has no length, read each batch before the one before it is handed over. An
-        order that is divided again is asked after each batch: its length changes.
+        order whose length changes is asked after each batch.
         """
-        order = self.elastic
-        if order is not None:
+        has_more = None if self.order is None else self.order.has_more
+        if has_more is not None:
             self._finds_last = True
             done = self.num_yielded
-            is_last = done and (self._is_full(done) or not order.has_more())
+            is_last = done and (self._is_full(done) or not has_more())
             self.origin.length = done if is_last else None
             return
         try:
@@ -363,11 +320,6 @@ class LoaderIterator:
             self._looks_ahead = True
             if self.num_yielded and not self._ahead:
                 self._look_ahead(self.num_yielded)
-
-    @property
-    def elastic(self) -> ElasticOrder | None:
-        """The order that this pass draws from, if it is divided again between two steps."""
-        return None if self.order is None else self.order.elastic
 
     def wraps(self, iterator: object) -> bool:
         """Whether it announces the batches of this iterator of torch."""
@@ -394,13 +346,9 @@ class LoaderIterator:
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
-        if self._looks_ahead:
-            return self._read_ahead()
-        return self._ahead.pop() if self._ahead else next(self._inner)
-
-    def _read_ahead(self) -> object:
         batch = self._ahead.pop() if self._ahead else next(self._inner)
-        self._look_ahead(self.num_yielded + 1)
+        if self._looks_ahead:
+            self._look_ahead(self.num_yielded + 1)
         return batch
 
     def _look_ahead(self, count: int) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
 from types import FrameType
-from typing import Any
 
 import torch
 from torch.nn import Module, Parameter
@@ -26,7 +24,7 @@ from torchbus.compat.torch_names import (
     detect_fake_mode,
     outside_transforms,
 )
-from torchbus.patches.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits, replace
 
 Called = Callable[[Module, tuple[object, ...]], None]
 
@@ -187,7 +185,6 @@ def train_mode(emitter: EventEmitter) -> Callable[[], None]:
 
 
 Around = Callable[..., object]
-BELOW = "torchbus_below"
 
 
 class Surround:
@@ -218,7 +215,7 @@ class Surround:
         owner = next(base for base in type(model).__mro__ if "forward" in vars(base))
         if owner not in self._classes:
             self._classes.add(owner)
-            self._stack.callback(self._replace_method(owner))
+            self._stack.callback(replace(owner, "forward", self._replacing))
 
     def __contains__(self, model: Module) -> bool:
         return id(model) in self._models
@@ -229,19 +226,14 @@ class Surround:
         self._models.clear()
         self._classes.clear()
 
-    def _replace_method(self, owner: Any) -> Callable[[], None]:
-        below = [vars(owner)["forward"]]
-        traced = self._traced
-
+    def _replacing(self, original: Callable[..., object]) -> Callable[..., object]:
         def forward(model: Module, *args: object, **kwargs: object) -> object:
-            if (not traced and torch.compiler.is_compiling()) or id(model) not in self._models:
-                return below[0](model, *args, **kwargs)
-            return self._around(model, functools.partial(below[0], model), args, kwargs)
+            is_left_alone = not self._traced and torch.compiler.is_compiling()
+            if is_left_alone or id(model) not in self._models:
+                return original(model, *args, **kwargs)
+            return self._around(model, functools.partial(original, model), args, kwargs)
 
-        ours = functools.update_wrapper(forward, below[0])
-        vars(ours)[BELOW] = below
-        owner.forward = ours
-        return lambda: _take_out(owner, ours)
+        return forward
 
     def _replace_local(self, model: Module) -> None:
         instance_forward = vars(model)["forward"]
@@ -257,22 +249,3 @@ class Surround:
 
         vars(model)["forward"] = forward
         self._stack.callback(undo)
-
-
-def _take_out(owner: Any, ours: Callable[..., object]) -> None:
-    """Remove this one from a stack of surrounds, which plugins may end in any order.
-
-    What surrounds the same class on top of it continues with what is below it.
-    """
-    on_top, below = None, vars(owner)["forward"]
-    while below is not ours and BELOW in vars(below):
-        on_top, below = below, vars(below)[BELOW][0]
-    if below is not ours:
-        warnings.warn(
-            "forward was replaced inside the session and not restored: torchbus does not change it",
-            stacklevel=2,
-        )
-    elif on_top is None:
-        owner.forward = vars(ours)[BELOW][0]
-    else:
-        vars(on_top)[BELOW][0] = vars(ours)[BELOW][0]

@@ -18,7 +18,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchbus.bus.registry import Listeners
 from torchbus.compat.python import current_frame
 from torchbus.objects import is_marked
 from torchbus.patches.patching import EventEmitter, emits
@@ -67,7 +66,8 @@ def _place(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> in
         return NAME
     declared = _declared(cls)
     if declared is None:
-        return next((index for index, value in enumerate(args) if _is_function(value)), None)
+        functions = (i for i, one in enumerate(args) if callable(one))
+        return next((i for i in functions if not isinstance(args[i], Module | type)), None)
     return declared if 0 <= declared < len(args) and callable(args[declared]) else None
 
 
@@ -87,10 +87,6 @@ def _declared(cls: Any) -> int | None:
         if one.name == NAME
     ]
     return places[0] if places else None
-
-
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, Module | type)
 
 
 @emits("Optimizer.add_param_group, __setstate__", "parameters_added")
@@ -131,7 +127,7 @@ STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step
 @emits("Optimizer.step", *STEP_EVENTS)
 def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
     """Every optimizer's step, through torch's own global hooks."""
-    hooks = StepHooks(*(emitter.listeners(event) for event in STEP_EVENTS))
+    hooks = StepHooks(emitter)
     undo = ExitStack()
     undo.callback(register_optimizer_step_pre_hook(hooks.before).remove)
     undo.callback(register_optimizer_step_post_hook(hooks.after).remove)
@@ -141,8 +137,8 @@ def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
 class StepHooks:
     """Torch calls these around every step, also around that of a parent class."""
 
-    def __init__(self, before: Listeners, ready: Listeners, after: Listeners) -> None:
-        self._before, self._ready, self._after = before, ready, after
+    def __init__(self, emitter: EventEmitter) -> None:
+        self._before, self._ready, self._after = map(emitter.listeners, STEP_EVENTS)
         self._running: dict[int, int] = {}
 
     def before(

@@ -16,8 +16,6 @@ from torchbus.compat.torch_names import real_clipping
 from torchbus.patches.patching import EventEmitter, emits
 from torchbus.tree import as_list
 
-Make = Callable[[Callable[..., Any]], Callable[..., object]]
-
 
 @emits(
     "clip_grad_norm_, clip_grad_value_",
@@ -32,22 +30,8 @@ def clipping(emitter: EventEmitter) -> Callable[[], None]:
     A wrapper keeps its function in a closure. If other code has put a function without such a
     closure in the wrapper's place, that function is replaced itself.
     """
-    stack = ExitStack()
-    for name, make in (
-        ("clip_grad_norm_", _by_norm(emitter)),
-        ("clip_grad_value_", _by_value(emitter)),
-    ):
-        cell = real_clipping(getattr(clip_grad, name))
-        if cell is None:
-            stack.callback(emitter.replace(clip_grad, name, make))
-        else:
-            stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
-            cell.cell_contents = make(cell.cell_contents)
-    return stack.close
 
-
-def _by_norm(emitter: EventEmitter) -> Make:
-    def make(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def by_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(original)
         def clip_grad_norm_(
             parameters: Tensor | Iterable[Tensor],
@@ -70,11 +54,7 @@ def _by_norm(emitter: EventEmitter) -> Make:
 
         return clip_grad_norm_
 
-    return make
-
-
-def _by_value(emitter: EventEmitter) -> Make:
-    def make(original: Callable[..., object]) -> Callable[..., object]:
+    def by_value(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
         def clip_grad_value_(
             parameters: Tensor | Iterable[Tensor],
@@ -88,7 +68,19 @@ def _by_value(emitter: EventEmitter) -> Make:
 
         return clip_grad_value_
 
-    return make
+    stack = ExitStack()
+    replacements: list[tuple[str, Callable[..., Any]]] = [
+        ("clip_grad_norm_", by_norm),
+        ("clip_grad_value_", by_value),
+    ]
+    for name, make in replacements:
+        cell = real_clipping(getattr(clip_grad, name))
+        if cell is None:
+            stack.callback(emitter.replace(clip_grad, name, make))
+        else:
+            stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
+            cell.cell_contents = make(cell.cell_contents)
+    return stack.close
 
 
 @emits("torch.save", "save_file")

@@ -8,15 +8,12 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-from torch.optim import Optimizer
-
 from torchbus.bus.registry import Bus, Listeners
-from torchbus.objects import mark_internal
 
 T = TypeVar("T")
 MISSING = object()
@@ -37,8 +34,10 @@ def replace(
     says so. There is no warning if ours ``becomes_inert`` and may stay below: torch.compile wraps
     every optimizer's step when it is first used.
     """
-    current = vars(owner).get(name, MISSING)
-    original = _inherited(owner, name) if current is MISSING else current
+    current = original = vars(owner).get(name, MISSING)
+    if current is MISSING:
+        find = inspect.getattr_static if isinstance(owner, type) else getattr
+        original = find(owner, name)
     ours = named(make(original), owner, name, original)
     if ours is original:
         return lambda: None
@@ -47,7 +46,8 @@ def replace(
     def undo() -> None:
         now = vars(owner).get(name)
         if now is ours:
-            _put_back(owner, name, ours)
+            before = vars(ours)[PUTS_BACK]
+            delattr(owner, name) if before is MISSING else setattr(owner, name, before)
             return
         left_below()
         if not _elapsed_out(ours, now) and not becomes_inert:
@@ -61,36 +61,18 @@ def replace(
     return undo
 
 
-def _inherited(owner: object, name: str) -> object:
-    return inspect.getattr_static(owner, name) if isinstance(owner, type) else getattr(owner, name)
-
-
-def _put_back(owner: object, name: str, ours: object) -> None:
-    original = vars(ours)[PUTS_BACK]
-    if original is MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, original)
-
-
 def _elapsed_out(ours: object, top: object) -> bool:
     """Let torchbus's replacement above this one restore this one's original.
 
-    Returns whether there is one.
+    Returns whether there is one. There is none if other code is on top.
     """
-    above = _replacement_above(ours, top)
-    if above is not None:
-        vars(above)[PUTS_BACK] = vars(ours)[PUTS_BACK]
-    return above is not None
-
-
-def _replacement_above(ours: object, top: object) -> object:
-    """Return the replacement of ours that would put this one back. None if other code is on top."""
     while top is not None and PUTS_BACK in getattr(top, "__dict__", {}):
-        if vars(top)[PUTS_BACK] is ours:
-            return top
-        top = vars(top)[PUTS_BACK]
-    return None
+        below = vars(top)[PUTS_BACK]
+        if below is ours:
+            vars(top)[PUTS_BACK] = vars(ours)[PUTS_BACK]
+            return True
+        top = below
+    return False
 
 
 def named(ours: Any, owner: object, name: str, original: Any) -> object:
@@ -222,24 +204,3 @@ def subclasses(cls: type[T]) -> list[type[T]]:
             yield from below(child)
 
     return list(dict.fromkeys(below(cls)))
-
-
-@contextmanager
-def making_internal() -> Iterator[None]:
-    """Meanwhile each optimizer that is made is marked before any event is sent for it.
-
-    For engines that make further optimizers.
-    """
-    with ExitStack() as undo:
-        for name in ("add_param_group", "__setstate__"):
-            undo.callback(replace(Optimizer, name, _marking))
-        yield
-
-
-def _marking(original: Callable[..., None]) -> Callable[..., None]:
-    def mark(optimizer: Optimizer, *args: object, **kwargs: object) -> None:
-        if not vars(optimizer).get("param_groups"):  # it is being made
-            mark_internal(optimizer)
-        original(optimizer, *args, **kwargs)
-
-    return mark

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchbus import objects
 from torchbus.compat import torch_names
-from torchbus.objects import is_marked
+from torchbus.objects import alive, is_marked
 from torchbus.patches.optimizers import Given
 from torchbus.patches.patching import EventEmitter, emits, subclasses
 
 NONE_GIVEN = Given(Optimizer, (), {})
 
 
+@dataclass(slots=True)
 class Answer:
     """A listener has dealt with a step. The loop gets ``result``."""
 
-    __slots__ = ("result",)
-
-    def __init__(self, result: object = None) -> None:
-        self.result = result
+    result: object = None
 
 
 STEP_EVENTS = ("step_called", "step_failed")
@@ -168,7 +166,7 @@ def _redirect(functions: dict[object, object]) -> None:
 
     That ``step`` keeps the function that it found in the class.
     """
-    for optimizer in objects.alive(Optimizer):
+    for optimizer in alive(Optimizer):
         for cell in torch_names.cells_of_local_step(optimizer):
             with suppress(TypeError):  # not hashable
                 if cell.cell_contents in functions:

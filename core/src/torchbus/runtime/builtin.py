@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from torchbus.bus.base import hookimpl
+from torchbus.runtime.explain import explain
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 def first(session: Context) -> list[object]:
     """Return the plugins that come before those of other packages."""
-    on_demand(session)
+    new = NewOptimizers(session)
+    session.bus.once_listened("optimizer_ready", lambda: session.bus.register(new))
     seed = session.options["seed"]
     return [Seeds(seed)] if isinstance(seed, int) else []
 
@@ -99,21 +101,8 @@ class ExplainFirstEpoch:
 
     def _print(self) -> None:
         if not self._printed and self._session.is_main:
-            print(self._session.user.explain())
+            print(explain(self._session))
         self._printed = True
-
-
-def on_demand(session: Context) -> None:
-    """Register ``NewOptimizers`` as soon as somebody listens to ``optimizer_ready``."""
-    bus, waits = session.bus, NewOptimizers(session)
-
-    def look() -> None:
-        if bus.has_listeners("optimizer_ready"):
-            bus.on_change.remove(look)
-            bus.register(waits)
-
-    bus.on_change.append(look)
-    look()
 
 
 class NewOptimizers:

@@ -4,69 +4,65 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
+from importlib.metadata import EntryPoint
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, cast
 
-from torchbus.bus import discovery, imports
+from torchbus.bus import discovery
 from torchbus.bus import selection as arguments
 from torchbus.bus.base import listener
 from torchbus.bus.filters import Filter
+from torchbus.bus.options import refuse_verb
 from torchbus.bus.registry import Bus
-from torchbus.bus.verbs import Verbs
+from torchbus.bus.verbs import Verbs, refuse_outside
 from torchbus.errors import UsageError
 from torchbus.objects import Adopted, names_of
 from torchbus.patches.active import Seams
 from torchbus.ranks import Collectives, Ranks
 from torchbus.redacting import Unredacted
 from torchbus.runtime import active
-from torchbus.runtime.services import BatchService, JobService, RandomService, make, make_launcher
+from torchbus.runtime.services import BatchService, JobService, Launcher, RandomService, make
 from torchbus.runtime.steps import Steps
 from torchbus.runtime.user_code import Mark, users_frame
 from torchbus.world import Share, World
 
-
-class User(Protocol):
-    """The object that the loop's author holds. It has the verbs of all plugins."""
-
-    def explain(self) -> str: ...
+Plugins = tuple[object, ...]
+Options = Mapping[str, Any]
 
 
 class Context(Ranks):
     """The parts of one session, and what its plugins may do with them.
 
     ``user``: the ``Session`` of the script. ``bus``: the registry of listeners. ``seams``: the
-    patches of torch. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks,
-    None if there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of
-    them feeds a backward. ``steps``: how many real ones the loop has made. ``random``: the streams
-    of random numbers. ``on_close``: undone at the end of the block, the last first. ``options``:
-    the words of the call. ``redactor``: takes secrets out of what is written down. ``has_begun``:
+    patches of torch. ``captures(thing)``: whether the session may act on a model, optimizer or
+    loader. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks, None if
+    there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of them feeds
+    a backward. ``steps``: how many real ones the loop has made. ``random``: the streams of random
+    numbers. ``on_close``: undone at the end of the block, the last first. ``options``: the words of
+    the call. ``redactor``: takes secrets out of what is written down. ``has_begun``:
     ``session_start`` was sent, and the session is not over. ``is_inside``: the loop runs.
     """
 
     def __init__(
-        self,
-        user: User,
-        bus: Bus,
-        plugins: tuple[object, ...],
-        core_options: Mapping[str, Any],
-        options: Mapping[str, object],
+        self, user: object, bus: Bus, plugins: Plugins, core_options: Options, options: Options
     ) -> None:
         """``core_options``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
-        self.options: Mapping[str, Any] = {**core_options, **options}
-        self.launcher = make_launcher(self)
+        self.options: Options = {**core_options, **options}
+        self.launcher: Launcher = make("launcher", self, Launcher)
         self.world = World(device=self.launcher.device)
         self.job: JobService | None = None
         self.bus = bus
         bus.is_main = lambda: self.world.is_main
-        self.verbs = Verbs(self)
+        self.verbs = Verbs(bus, user, self._activate)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, core_options["capture"])
+        self.captures = self.adopted.includes
         self.share = Share()
         self.steps = Steps(self.bus)
         self.on_close = ExitStack()
@@ -84,50 +80,34 @@ class Context(Ranks):
     @cached_property
     def batches(self) -> BatchService:
         """The batches that the loop takes, and which of them feed a backward."""
-        batches: BatchService = make("batches", self)
-        return batches
+        return cast(BatchService, make("batches", self))
 
     @cached_property
     def redactor(self) -> Any:
         """Takes secrets out of what is written down."""
-        is_there = "redactor" in discovery.installed("service")
-        return make("redactor", self) if is_there else Unredacted()
+        return make("redactor", self, lambda _: Unredacted())
 
     @cached_property
     def collectives(self) -> Collectives:
         """What the ranks compute together."""
-        collectives: Collectives = make("collectives", self)
-        return collectives
+        return cast(Collectives, make("collectives", self))
 
     @cached_property
     def random(self) -> RandomService:
         """The streams of random numbers: a common one, and one for this rank."""
-        random: RandomService = make("random", self)
-        return random
+        return cast(RandomService, make("random", self))
 
-    def _register(
-        self,
-        plugins: tuple[object, ...],
-        core_options: Mapping[str, Any],
-        options: Mapping[str, object],
-    ) -> None:
+    def _register(self, plugins: Plugins, core_options: Options, options: Options) -> None:
         """Register the plugins that the call gives and names."""
         strategy = core_options["strategy"]
         if strategy == "auto":
-            is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
+            is_needed = self.launcher.has_many_ranks() and not arguments.bring_a_strategy(plugins)
             strategy = arguments.default_strategy() if is_needed else None
         named = arguments.resolve(plugins, strategy, core_options, options)
         self.bus.on_change.append(self.verbs.forget)
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
-        arguments.require_listener(
-            self.bus, strategy=core_options["strategy"], logger=core_options["logger"]
-        )
-
-    def captures(self, thing: object) -> bool:
-        """Whether the session may act on this model, optimizer or loader."""
-        return self.adopted.includes(thing)
 
     def names_of(self, things: Iterable[object]) -> list[str]:
         """Return what ``s.name_of`` does, for many things with one search."""
@@ -145,7 +125,7 @@ class Context(Ranks):
         start. ``alone``: one rank gets a job and a store all the same, because it will connect to
         ranks of other sessions.
         """
-        if not (alone or self.has_many_ranks()):
+        if not (alone or self.launcher.has_many_ranks()):
             return self.world
         self.job = self.launcher.start(launch)
         self.job.evaluates = lambda: self.random.current == "evaluation"
@@ -155,15 +135,6 @@ class Context(Ranks):
     def change_world(self, **changes: Any) -> None:
         """For strategies: give this rank another device, or divide the data otherwise."""
         self.world = dataclasses.replace(self.world, **changes)
-
-    def arrange_ranks(self, **sizes: int) -> World:
-        """For strategies: let the ranks form a mesh, such as ``arrange_ranks(dp=2, tp=2)``.
-
-        Along the last dimension ranks are consecutive. The data is divided over the dimensions
-        whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
-        """
-        self.world = self.world.arranged(sizes)
-        return self.world
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
         """Register one more plugin. If the session has begun, start it at once."""
@@ -176,6 +147,16 @@ class Context(Ranks):
             self.bus.unregister(plugin)
             raise
 
+    def _activate(self, verb: str, entry: EntryPoint) -> object:
+        """Add the plugin that brings a verb, in mid-session."""
+        refuse_outside(verb, self.has_begun)
+        refuse_verb(discovery.load(entry), verb)
+        active = [type(plugin) for _, plugin in self.bus.plugins()]
+        named = arguments.with_companions(entry, active)
+        for name, plugin in named:
+            self.add_plugin(plugin, name)
+        return named[0][1]
+
     def add_listener(self, event: str, function: Callable[..., Any], given: Filter) -> None:
         """Register a function of the script. It comes after all plugins and earlier functions.
 
@@ -185,27 +166,6 @@ class Context(Ranks):
         before = f"s.on {event} "
         there = sum(name.startswith(before) for name, _ in self.bus.plugins())
         self.add_plugin(listener(event, function, given), f"{before}{there + 1}")
-
-    def follow_imports(self) -> None:
-        """Register the plugins of modules that the script imports inside the block."""
-        names = {entry.name for entry in discovery.every("companion")} - set(sys.modules)
-        calls = {name: partial(self._imported, name) for name in names}
-        self.on_close.callback(imports.follow(calls))
-
-    def _imported(self, module: str) -> None:
-        if active.running() is self:
-            known = [type(plugin) for _, plugin in self.bus.plugins()]
-            for name, plugin in arguments.companions_of(module, known):
-                self.add_plugin(plugin, name)
-
-    @property
-    def ranks_asked_for(self) -> int:
-        """How many ranks the call names or, with a strategy, a launcher's variables."""
-        return self.launcher.ranks_asked_for
-
-    def has_many_ranks(self) -> bool:
-        """Whether the call, or a launcher, asks for more than one rank."""
-        return self.launcher.has_many_ranks()
 
     @property
     def frame(self) -> FrameType | None:
@@ -217,51 +177,17 @@ class Context(Ranks):
         if self.job is not None:
             self.job.stop_for(error)
 
-    @contextmanager
-    def in_parts(self) -> Iterator[None]:
-        """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
-
-        This holds for a strategy that declares ``divides_states = True``: its hooks of
-        ``state_dict()`` read ``gathers_states``. With any other strategy, states are whole.
-        """
-        divides = any(getattr(one, "divides_states", False) for _, one in self.bus.plugins())
-        before, self.gathers_states = self.gathers_states, not divides
-        try:
-            yield
-        finally:
-            self.gathers_states = before
-
     @property
     def dry_run(self) -> bool:
         """Whether plugins write no checkpoint, and start no run of a tracker."""
         return any(getattr(one, "dry_run", False) for _, one in self.bus.plugins())
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Inside, Dry run: counters, logs and checkpoints ignore the block.
-
-        Plugins with ``hears_trials = False`` get no events. At the end the random numbers and the
-        states of all others are restored. Models and optimizers are the caller's.
-        """
-        plugins: list[Any] = [one for _, one in self.bus.plugins()]
-        hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
-        silent = [one for one in plugins if not getattr(one, "hears_trials", True)]
-        states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
-        drawn = self.random.state()
-        with self.bus.muted(silent):
-            try:
-                yield
-            finally:
-                for one, state in states:
-                    one.load_state_dict(state)
-                self.random.load(drawn)
 
     def replace(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
         """Replace ``owner.name`` by ``make(original)`` until the end of the block.
 
         ``explain()`` lists the replacement among the patches.
         """
-        self.seams.replace(owner, name, make, self.on_close)
+        self.seams.replace([(owner, name, make)], self.on_close)
 
     def end_discovery(self) -> None:
         """Remove the hook that looks for models: they are all known."""
@@ -296,7 +222,6 @@ class Context(Ranks):
             self.seams.refresh()
             self.bus.on_change.append(self.seams.refresh)
             stack.callback(self.bus.on_change.remove, self.seams.refresh)
-            self.follow_imports()
             self._undo = stack.pop_all()
             self.is_inside = True
 
@@ -361,7 +286,7 @@ def refuse_missing_ranks(session: Context, answer: World | None) -> None:
     The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy
     returned for ``launch``.
     """
-    asked = max(session.ranks_asked_for, 1 if answer is None else answer.world_size)
+    asked = max(session.launcher.ranks_asked_for, 1 if answer is None else answer.world_size)
     strategy = session.options["strategy"]
     if session.world_size > 1 or asked == 1:
         return

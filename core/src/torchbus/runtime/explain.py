@@ -85,8 +85,7 @@ def _ranks(session: Context) -> list[str]:
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
     sizes = " x ".join(f"{size} ({name})" for name, size in world.shape)
     mesh = f" as {sizes}" if len(world.shape) > 1 else ""
-    rule = session.job.launch_rule if session.job is not None else ""
-    chosen = f" ({rule})" if rule else ""
+    chosen = f" ({session.job.launch_rule})" if session.job and session.job.launch_rule else ""
     return [
         f"{world.world_size}{nodes}{mesh}, this is rank {world.rank} on {world.device};"
         f" {how}{chosen};"

@@ -73,21 +73,18 @@ def is_users_module(name: str) -> bool:
     )
 
 
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
+def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Warn as if the user's line had done it."""
-    warnings.warn(redacted(text), category, stacklevel=users_frame()[1] + 1)
+    category = type(text) if isinstance(text, Warning) else category
+    warnings.warn(redacted(str(text)), category, stacklevel=users_frame()[1] + 1)
 
 
-def deprecated(what: str, since: str, instead: str) -> None:
-    """Warn at the user's line that something is to go.
+def deprecated(what: str, since: str, instead: str) -> FutureWarning:
+    """Return a warning that something is to go: ``warn(deprecated(...))`` shows the user's line.
 
-    ``since``: the first version that warns, such as "0.2". ``instead``: what to write.
+    ``since``: the first version that warns, such as "0.2". ``instead``: what to write. For an
+    event: ``hookspec(warn_on_impl=deprecated(...))``.
     """
-    warn(str(deprecation_warning(what, since, instead)), FutureWarning)
-
-
-def deprecation_warning(what: str, since: str, instead: str) -> FutureWarning:
-    """Return that warning. For an event: ``hookspec(warn_on_impl=deprecation_warning(...))``."""
     major, minor = since.split(".")
     return FutureWarning(
         f"{what} is deprecated since torchbus {since}, and will be removed in"

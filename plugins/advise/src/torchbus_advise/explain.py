@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from torchbus import Session
 from torchbus.plugin import Context, TorchbusError, hookimpl
@@ -103,7 +103,7 @@ class Explainer:
     def before_backward(self) -> None:
         assert self._session is not None
         if self._session.is_main:
-            print(self._session.user.explain())
+            print(cast(Any, self._session.user).explain())
             names = [name for name, _ in self._session.bus.plugins()]
             print(parts(names, self._session.world_size))
         self.has_explained = True

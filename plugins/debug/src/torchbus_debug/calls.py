@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torchbus.plugin import Surround
-from torchbus.tree import collect
 
 from torchbus_strategy import random_streams
+from torchbus_strategy.batches import collect
 
 CALLS_AT_MOST = 64
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torchbus.patches.patching import making_internal
 from torchbus.plugin import UsageError, hookimpl
 
 from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.engine.shadow import groups_with, shadow_of, unhook
+from torchbus_strategy.internal import making_internal
 
 TOGETHER = (
     "strategy='{}' with {}: its step is not elementwise, and a rank has only a flat part of a"

@@ -82,7 +82,7 @@ class DeepSpeed(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        if session.has_many_ranks():
+        if session.launcher.has_many_ranks():
             package.load()  # ranks that are forked share the imports
             self.config.build()
         return super().launch(session)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from torchbus.world import SharedStore
+from torchbus_launch.store import SealedStore
 
 
 class Looking:
@@ -174,7 +174,7 @@ class BroadcastLog:
     ``lost``: whether the store has gone.
     """
 
-    def __init__(self, store: SharedStore, answer: Callable[[str], str] | None = None) -> None:
+    def __init__(self, store: SealedStore, answer: Callable[[str], str] | None = None) -> None:
         before = connected_to(store.port)
         self._store = store.connection(LONGEST_WAIT)
         self._sockets = connected_to(store.port) - before
@@ -196,7 +196,7 @@ class BroadcastLog:
             shut(self._sockets)
             self._thread.join(LEAVES_WITHIN_S)
 
-    def append(self, store: SharedStore, item: str) -> None:
+    def append(self, store: SealedStore, item: str) -> None:
         """Append an entry; entries that several ranks append appear once.
 
         ``store``: the caller's connection. Raises RuntimeError if the store has gone.

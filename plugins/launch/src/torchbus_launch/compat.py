@@ -22,13 +22,6 @@ frames_of_threads: Callable[[], dict[int, FrameType]] = sys._current_frames
 """The innermost of each thread. Without it: AttributeError when the ranks are launched."""
 
 
-def device_types(group: Any) -> list[str]:
-    """The kinds of devices whose tensors a group takes. Without ``_device_types``: AttributeError
-    when ranks exchange objects.
-    """
-    return [torch.device(kind).type for kind in group._device_types]
-
-
 def collectives_begun(group: Any) -> int:
     """RuntimeError if the backend doesn't count. Without ``_get_sequence_number_for_group``:
     AttributeError when a rank may hang.

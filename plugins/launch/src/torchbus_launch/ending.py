@@ -6,11 +6,11 @@ import json
 import time
 from typing import NamedTuple
 
-from torchbus.world import SharedStore, World
+from torchbus.world import World
 
 from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, LOOPS_ENDED, BroadcastLog
 from torchbus_launch.place import Place
-from torchbus_launch.store import StoreBarrier
+from torchbus_launch.store import SealedStore, StoreBarrier
 
 
 class Ended(NamedTuple):
@@ -56,7 +56,7 @@ class Ending:
     The number of a rank's requests does not depend on the number of ranks.
     """
 
-    def __init__(self, world: World, store: SharedStore, log: BroadcastLog) -> None:
+    def __init__(self, world: World, store: SealedStore, log: BroadcastLog) -> None:
         self._rank = world.rank
         self._store = store
         self._log = log

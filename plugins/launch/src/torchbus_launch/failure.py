@@ -7,10 +7,10 @@ import traceback
 from dataclasses import asdict, dataclass
 
 from torchbus.errors import PluginError, RankFailed, RanksDiverged
-from torchbus.world import SharedStore
 
 from torchbus_launch.broadcast_log import FAILED, BroadcastLog
 from torchbus_launch.saying import say
+from torchbus_launch.store import SealedStore
 from torchbus_redaction.redactor import redacted, redacted_traceback
 
 KEY = "failure"
@@ -57,14 +57,14 @@ def of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
 
 
-def publish(store: SharedStore, log: BroadcastLog, failure: Failure) -> Failure:
+def publish(store: SealedStore, log: BroadcastLog, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
     recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
     log.append(store, FAILED)  # the rank that recorded it may have died before it could announce it
     return recorded
 
 
-def read(store: SharedStore) -> Failure | None:
+def read(store: SealedStore) -> Failure | None:
     """Return the recorded failure, if any."""
     text = store.read(KEY)
     return None if text is None else parse(text)

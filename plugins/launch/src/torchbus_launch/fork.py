@@ -7,12 +7,11 @@ import math
 import os
 
 import torch
-from torchbus import objects
 from torchbus.errors import UsageError
-from torchbus.world import SharedStore, World
+from torchbus.world import World
 
 from torchbus_device import accelerators
-from torchbus_launch import compat
+from torchbus_launch import compat, garbage
 from torchbus_launch.children import Child, error_file, standard_input
 from torchbus_launch.choice import (
     count_devices_for_backward,
@@ -25,7 +24,7 @@ from torchbus_launch.job import Job
 from torchbus_launch.joining import find_nodes
 from torchbus_launch.relaunch import wait_until_joined
 from torchbus_launch.request import Request
-from torchbus_launch.store import StoreBarrier
+from torchbus_launch.store import SealedStore, StoreBarrier, shared_store
 from torchbus_launch.threads import has_backward_threads
 
 JOINS_WITHIN_S = 60.0
@@ -56,7 +55,7 @@ def start(request: Request) -> Job:
     parent_pid = os.getpid()
     # Collecting a process group of an earlier session joins its threads. Only the parent has them.
     gc.collect()
-    objects.freeze()
+    garbage.freeze()
     for local_rank in range(1, nodes.local_world_size):
         errors = error_file()
         pid = fork()
@@ -75,17 +74,17 @@ def start(request: Request) -> Job:
             store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
         )
     except BaseException:
-        objects.thaw()
+        garbage.thaw()
         raise
     return Job(world, request, children=children)
 
 
-def _join(world: World, request: Request, parent_pid: int, keep: SharedStore) -> Job:
-    StoreBarrier(world.shared, "joined", world.rank, world.world_size).say()
+def _join(world: World, request: Request, parent_pid: int, keep: SealedStore) -> Job:
+    StoreBarrier(shared_store(world), "joined", world.rank, world.world_size).say()
     return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=keep)
 
 
-def _become_a_rank(request: Request, store: SharedStore, error_fd: int) -> SharedStore:
+def _become_a_rank(request: Request, store: SealedStore, error_fd: int) -> SealedStore:
     """Release the parent's connections and threads, and connect to the store again."""
     # The child lacks the parent's OpenMP threads. Without this line, its first parallel region
     # would wait for them for ever.

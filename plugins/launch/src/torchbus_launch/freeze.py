@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from torchbus.errors import RankFailed
-from torchbus.world import SharedStore, World
+from torchbus.world import World
 
 from torchbus_launch import stall
 from torchbus_launch.broadcast_log import FairClock
@@ -16,6 +16,7 @@ from torchbus_launch.failure import Failure
 from torchbus_launch.request import Request
 from torchbus_launch.saying import say
 from torchbus_launch.stall import ENDED, STOPPED, Process, StallDetector
+from torchbus_launch.store import SealedStore
 
 FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0
 
@@ -26,7 +27,7 @@ class LocalProcesses:
     ``at_most``: how many ranks may be on this host, including this one.
     """
 
-    def __init__(self, store: SharedStore, rank: int, at_most: int) -> None:
+    def __init__(self, store: SealedStore, rank: int, at_most: int) -> None:
         self._store = store
         self._mine = stall.this()
         self._at_most = at_most if self._mine.host else 0
@@ -112,7 +113,7 @@ class Pulse:
 
     def __init__(
         self,
-        store: SharedStore,
+        store: SealedStore,
         rank: int,
         next_rank: int,
         received: Sequence[int],
@@ -181,7 +182,7 @@ class Freeze:
 
     def __init__(
         self,
-        store: SharedStore,
+        store: SealedStore,
         world: World,
         request: Request,
         waited: Callable[[], tuple[list[int], object]],

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from torchbus.errors import RanksDiverged
-from torchbus.world import SharedStore
 
 from torchbus_launch.broadcast_log import ASKED, ENDED, LOOPS_ENDED, REPORTED, BroadcastLog
 from torchbus_launch.place import BLIND, END, LOOKS, Place
 from torchbus_launch.saying import say
+from torchbus_launch.store import SealedStore
 from torchbus_redaction.redactor import Redactor, redacted_output
 
 ANSWERS_WITHIN_S = 2.0
@@ -31,7 +31,7 @@ class Questions:
 
     def __init__(
         self,
-        store: SharedStore,
+        store: SealedStore,
         log: BroadcastLog,
         rank: int,
         world_size: int,
@@ -207,7 +207,7 @@ class HangWatch:
 
     def __init__(
         self,
-        store: SharedStore,
+        store: SealedStore,
         log: BroadcastLog,
         rank: int,
         world_size: int,

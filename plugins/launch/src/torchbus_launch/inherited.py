@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torchbus import bootstrap
 from torchbus.bootstrap import States, generator_states
-from torchbus.bus import discovery, imports
+from torchbus.bus import discovery
 from torchbus.errors import RanksDiverged
 
 from torchbus_device.devices import DevicePlan
+from torchbus_launch import imports
 
 POOL = 624  # position of a Mersenne Twister after seeding, before the first draw
 AT_FIRST = (POOL, POOL - 1)  # NumPy starts one lower if the system seeded it

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from torchbus import objects
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.world import SharedStore, World
 
-from torchbus_launch import compat, failure, inherited, stall, store, worker
+from torchbus_launch import compat, failure, garbage, inherited, stall, store, worker
 from torchbus_launch.broadcast_log import NOTE, WHERE, BroadcastLog, FairClock, connected_to, shut
 from torchbus_launch.children import Child, end_children
 from torchbus_launch.ending import Ended, Ending
@@ -29,7 +28,7 @@ from torchbus_launch.lookout import HealthChecks, received, store_lost
 from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
 from torchbus_launch.saying import say
-from torchbus_launch.store import StoreBarrier
+from torchbus_launch.store import SealedStore, StoreBarrier, shared_store
 from torchbus_redaction.redactor import redacted_output
 
 ENDED, PASSED = "ended", "gone on"
@@ -61,20 +60,20 @@ class Job:
         self._children = children or []
         self._forked = forked
         self._keep = keep
-        self._pid, self._port = os.getpid(), world.shared.port
+        self._pid, self._port = os.getpid(), shared_store(world).port
         self._thread = threading.get_ident()  # the loop's, which need not be the main one
-        self._store = world.shared.within("job")
+        self._store = shared_store(world).within("job")
         self.evaluates: Callable[[], bool] = lambda: False
         self._watch_over(request, parent_pid)
         self.guard = self._make_guard()
         self.guard.start()
         inherited.guarded()
         if ends_with_block and not forked:
-            StoreBarrier(world.shared, "joined", world.rank, world.world_size).say()
+            StoreBarrier(shared_store(world), "joined", world.rank, world.world_size).say()
 
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
-        store = self.world.shared.connection(request.timeout).within("job")
+        store = shared_store(self.world).connection(request.timeout).within("job")
         self._log = BroadcastLog(self._store, self._answer if self.world.is_main else None)
         self._log.start()
         self._ending = Ending(self.world, self._store, self._log)
@@ -256,7 +255,7 @@ class Job:
             cause = str(found.as_error())  # Python shows it once this process ends
         end_children(self._children, error is None, cause)
         if self._children:
-            objects.thaw()
+            garbage.thaw()
         self.guard.stop_looking()  # at the store: it closes once all ranks have left
         self._log.stop()
         with contextlib.suppress(RuntimeError):
@@ -264,7 +263,7 @@ class Job:
         if error is not None:
             self._health_checks.let_first_end()
         self.guard.stop()
-        self.world.shared.close()  # rank 0's port with it
+        shared_store(self.world).close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
         # with their connections
         del self._store, self._log, self._ending, self._health_checks, self._freeze
@@ -319,7 +318,7 @@ class Job:
         """
         error = self._freeze.away(seconds)
         if error is not None and self.world.store is not None:
-            shut(connected_to(self.world.store.port))
+            shut(connected_to(self._port))
         return error
 
     def _idle_mark(self) -> str:
@@ -331,7 +330,9 @@ class Job:
         if self._looked > self._looked_before:
             self._looked_before = self._looked
             return LOOKS
-        return stall.mark(self.world.shared.port) if self.world.device.type == "cpu" else BLIND
+        return (
+            stall.mark(shared_store(self.world).port) if self.world.device.type == "cpu" else BLIND
+        )
 
     def _place(self) -> Place:
         place = find(self.world.rank, self.waiting, self.backwards, self._thread)
@@ -355,7 +356,7 @@ class FailureResolver:
     """Decides what a rank that ends with an error raises and prints."""
 
     def __init__(
-        self, world: World, store: SharedStore, guard: Guard, health_checks: HealthChecks
+        self, world: World, store: SealedStore, guard: Guard, health_checks: HealthChecks
     ) -> None:
         self._world = world
         self._store = store

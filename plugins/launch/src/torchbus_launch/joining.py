@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torchbus.errors import LaunchError, UsageError
-from torchbus.world import SharedStore, World
+from torchbus.world import World
 
 from torchbus_launch import inherited, listening, secret
 from torchbus_launch.job import Job
@@ -36,7 +36,7 @@ class Nodes:
     def first_rank(self) -> int:
         return self.node_rank * self.local_world_size
 
-    def open_store(self, request: Request) -> SharedStore:
+    def open_store(self, request: Request) -> SealedStore:
         """Serve the store on the first node; connect to it on the others.
 
         Local rank 0 of every node calls it.
@@ -64,7 +64,7 @@ class Nodes:
         return listening.reach(self.address, self.port, request.timeout, session)
 
     def world(
-        self, local_rank: int, request: Request, store: SharedStore, launched_by: str
+        self, local_rank: int, request: Request, store: SealedStore, launched_by: str
     ) -> World:
         """Return the world as local rank ``local_rank`` of this node sees it."""
         return World(
@@ -136,7 +136,7 @@ def _unreached(place: Place, error: Exception) -> LaunchError:
     )
 
 
-def _world(place: Place, device: torch.device, store: SharedStore) -> World:
+def _world(place: Place, device: torch.device, store: SealedStore) -> World:
     return World(
         place.rank,
         place.world_size,
@@ -150,13 +150,13 @@ def _world(place: Place, device: torch.device, store: SharedStore) -> World:
     )
 
 
-def _started_by_us(place: Place, request: Request) -> SharedStore:
+def _started_by_us(place: Place, request: Request) -> SealedStore:
     raw = dist.TCPStore(place.address, place.port, is_master=False, timeout=SERVED_WITHIN)
     raw.set_timeout(request.timeout)
     return SealedStore(raw, inherited.key())
 
 
-def _started_by_another(place: Place, request: Request) -> SharedStore:
+def _started_by_another(place: Place, request: Request) -> SealedStore:
     """Open the launcher's store: torchrun's agent serves it, otherwise rank 0 does.
 
     The agent's store outlives a session.

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torchbus.runtime import services
 
 from torchbus_device.devices import DevicePlan, plan_devices
 from torchbus_launch import inherited, places, relaunch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torchbus.runtime.context import Context
 
 
-class Launcher:
+class Launcher(services.Launcher):
     """Starts or joins the ranks of one session.
 
     Raises UsageError, before anything starts, for devices that this machine does not have.

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from torchbus.errors import RankFailed, RanksDiverged
-from torchbus.world import SharedStore
 
 from torchbus_launch import compat, failure
 from torchbus_launch.broadcast_log import ENDED, FAILED, LOOPS_ENDED, BroadcastLog
@@ -21,6 +20,7 @@ from torchbus_launch.freeze import Freeze
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import END, Place
 from torchbus_launch.saying import say
+from torchbus_launch.store import SealedStore
 
 LOOK = "Look at its output, and in `dmesg` for a process that the kernel has killed"
 FIRST_ENDS_WITHIN_S = 3.0
@@ -38,7 +38,7 @@ class HealthChecks:
 
     def __init__(
         self,
-        store: SharedStore,
+        store: SealedStore,
         log: BroadcastLog,
         rank: int,
         world_size: int,
@@ -94,7 +94,7 @@ class HealthChecks:
             return found.as_error()
         return self._ended_peer() or self._deadlock()
 
-    def publish(self, store: SharedStore, found: Failure) -> Failure:
+    def publish(self, store: SealedStore, found: Failure) -> Failure:
         """Record a failure over the caller's connection; return the one that came first."""
         return failure.publish(store, self._log, found)
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 from torchbus import bootstrap
 from torchbus.errors import LaunchError, UsageError
-from torchbus.world import SharedStore, World
+from torchbus.world import World
 
 from torchbus_device import accelerators
 from torchbus_launch import hydra, inherited, secret
@@ -26,7 +26,7 @@ from torchbus_launch.job import Job
 from torchbus_launch.joining import Nodes, find_nodes
 from torchbus_launch.places import Place
 from torchbus_launch.request import Request
-from torchbus_launch.store import StoreBarrier
+from torchbus_launch.store import SealedStore, StoreBarrier
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def refuse_start_at_a_prompt() -> None:
 
 
 def wait_until_joined(
-    store: SharedStore,
+    store: SealedStore,
     world: World,
     children: list[Child],
     within_s: float = math.inf,
@@ -149,7 +149,7 @@ def wait_until_joined(
         time.sleep(launch_store.pause_s(0.005, world.num_nodes))
 
 
-def _compare_keys(store: SharedStore, world: World, children: list[Child]) -> None:
+def _compare_keys(store: SealedStore, world: World, children: list[Child]) -> None:
     """Compare the keys of the processes that the user started, one on each node."""
     try:
         secret.compare(store, world.rank, range(0, world.world_size, world.local_world_size))
@@ -161,7 +161,7 @@ def _compare_keys(store: SharedStore, world: World, children: list[Child]) -> No
 def start_child(
     argv: list[str],
     nodes: Nodes,
-    store: SharedStore,
+    store: SealedStore,
     local_rank: int,
     request: Request,
     reported: bytes | None = None,
@@ -204,7 +204,7 @@ def _place(nodes: Nodes, local_rank: int, port: int) -> Place:
 
 
 def _environment(
-    place: Place, store: SharedStore, request: Request, runs_again: bool
+    place: Place, store: SealedStore, request: Request, runs_again: bool
 ) -> dict[str, str]:
     """Return this process's environment, with the variables for the rank's place and device."""
     given = asdict(place)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torchbus.world import DEFAULT_TIMEOUT
-
 from torchbus_device.devices import DevicePlan
 
 
@@ -24,7 +22,7 @@ class Request:
     launch: str = "auto"
     explicit_devices: bool = False
     print_all_ranks: bool = False
-    timeout: timedelta = DEFAULT_TIMEOUT
+    timeout: timedelta = timedelta(minutes=30)
     hang_timeout_s: float = 60.0
     freeze_timeout_s: float = 600.0
     launch_rule: str = ""

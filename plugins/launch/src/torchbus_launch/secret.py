@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchbus.errors import LaunchError, UsageError
-from torchbus.world import SharedStore
 
 from torchbus_launch import store as launch_store
 from torchbus_launch.store import SealedStore, StoreBarrier, tag
@@ -54,7 +53,7 @@ def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = o
     return tag(_of_the_user(environ), json.dumps([port, world_size, job]).encode())
 
 
-def compare(store: SharedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
+def compare(store: SealedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
     """Check that these ranks have rank 0's key; each of them calls it once. Rank 0 waits for all.
 
     Raises LaunchError on rank 0 and on each rank with a different key, which could not report to
@@ -124,7 +123,7 @@ def _shown(rank: int) -> str:
     return f"torchbus key/shown {rank}"
 
 
-def _take_seat(store: SharedStore, rank: int) -> None:
+def _take_seat(store: SealedStore, rank: int) -> None:
     mine = secrets.token_bytes(8)
     if store.compare_set(_seat(rank), "", mine) != mine:
         raise LaunchError(
@@ -145,7 +144,7 @@ def _seat(rank: int) -> str:
     return f"torchbus key/{rank}"
 
 
-def _has_signed(store: SharedStore, name: str) -> bool:
+def _has_signed(store: SealedStore, name: str) -> bool:
     store.wait(name)
     deadline = time.monotonic() + STRANGER_S
     while not (found := store.read(name) is not None) and time.monotonic() < deadline:

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torchbus.world import SharedStore
+from torchbus.world import World
 
 TAG_BYTES = 16
 LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
@@ -223,6 +223,11 @@ class SealedStore:
         return data if hmac.compare_digest(sealed[:TAG_BYTES], right) else None
 
 
+def shared_store(world: World) -> SealedStore:
+    """Return the store of a world of several ranks, with what launching them needs."""
+    return cast(SealedStore, world.shared)
+
+
 def tag(key: bytes, message: bytes) -> bytes:
     """Return the tag of a message, which only holders of the key can make."""
     return hmac.digest(key, message, "sha256")[:TAG_BYTES]
@@ -242,7 +247,7 @@ class StoreBarrier:
     rank calls ``say`` once.
     """
 
-    def __init__(self, store: SharedStore, word: str, rank: int, world_size: int) -> None:
+    def __init__(self, store: SealedStore, word: str, rank: int, world_size: int) -> None:
         self._store = store
         self._word = word
         self._rank = rank

@@ -8,9 +8,9 @@ import weakref
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, Share
-from torchbus.tree import collect
 
 from torchbus_log.metrics.totals import Metric, Total
+from torchbus_strategy.batches import collect
 
 
 class LoaderPass:

@@ -15,6 +15,7 @@ from torchbus_pipeline.meeting import CheckedBarrier, make_team
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.options import PipelineOptions, read_balance
 from torchbus_pipeline.states import End, WholeModules, WholeNorm, WholeOptimizers
+from torchbus_strategy import groups
 from torchbus_strategy.backward import loss_counts
 from torchbus_strategy.strategy import Strategy
 
@@ -76,12 +77,12 @@ class Pipeline(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        size = self.pipeline.ranks_of_pipeline(session.ranks_asked_for)
+        size = self.pipeline.ranks_of_pipeline(session.launcher.ranks_asked_for)
         world = session.start_ranks(self.form)
         size = self.pipeline.ranks_of_pipeline(world.world_size)
         parts = world.world_size // size
         self.divides_data = parts > 1
-        return session.arrange_ranks(dp=parts, pp=size)
+        return groups.arrange_ranks(session, dp=parts, pp=size)
 
     def start(self, session: Context) -> None:
         """Start to cut models into stages."""

@@ -30,13 +30,14 @@ from torchbus_rank0.seeing import Seeing
 from torchbus_rank0.whole_files import (
     Whole,
     absolute,
+    everywhere,
+    imported,
     is_private,
     is_special,
-    replace_everywhere,
-    replace_imported,
 )
 
 if TYPE_CHECKING:
+    from torchbus.patches.active import Replacement
     from torchbus.plugin import Context
 
 # Which argument is the path that changes. Of a move, also where it goes.
@@ -81,17 +82,19 @@ class SharedFiles:
     def session_start(self, session: Context) -> None:
         tempfile.gettempdir()  # its first call removes a file under a lock, so it comes first
         by_name: dict[object, Callable[[Any], object]] = {open: self._opens}
-        session.replace(builtins, "open", self._opens)
-        replace_everywhere(session, io, "open", self._opens)
-        session.replace(os, "open", self._opens_descriptor)
-        session.replace(os, "close", self._closes_descriptor)
-        session.replace(pathlib.Path, "touch", partial(self._changed, "touch", (0,)))
+        replacements: list[Replacement] = [
+            (builtins, "open", self._opens),
+            *everywhere(io, "open", self._opens),
+            (os, "open", self._opens_descriptor),
+            (os, "close", self._closes_descriptor),
+            (pathlib.Path, "touch", partial(self._changed, "touch", (0,))),
+        ]
         for module, functions in PATHS.items():
             for name, places in functions.items():
                 make = partial(self._changed, name, places)
                 by_name[getattr(module, name)] = make
-                replace_everywhere(session, module, name, make)
-        replace_imported(session, by_name)
+                replacements += everywhere(module, name, make)
+        session.seams.replace([*replacements, *imported(by_name)], session.on_close)
         follow_libraries(session, self)
         if not session.is_main:
             self._seeing = Seeing(session, self._changes, self._is_seen)

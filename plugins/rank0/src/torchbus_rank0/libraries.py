@@ -7,8 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchbus.bus import imports
+from torchbus.bus import discovery
+from torchbus.bus.selection import companions_of
+from torchbus.runtime import active
 
+from torchbus_launch import imports
 from torchbus_rank0.whole_files import absolute
 
 if TYPE_CHECKING:
@@ -56,10 +59,12 @@ def follow_libraries(session: Context, files: FileChanges) -> None:
 
 
 def _writers(session: Context, files: FileChanges, module: str, functions: dict[str, int]) -> None:
+    wanted = []
     for name, place in functions.items():
         owner, _, attribute = name.rpartition(".")
         found = getattr(sys.modules[module], owner) if owner else sys.modules[module]
-        session.replace(found, attribute, files.changing("save", place))
+        wanted.append((found, attribute, files.changing("save", place)))
+    session.seams.replace(wanted, session.on_close)
 
 
 def _safetensors(session: Context, files: FileChanges, module: str) -> None:
@@ -97,3 +102,17 @@ def _sqlite(session: Context, files: FileChanges) -> None:
 
     if not session.is_main:
         session.replace(sqlite3, "connect", connects)
+
+
+def follow_companions(session: Context) -> None:
+    """Register the plugins of modules that the script imports inside the block."""
+    names = {entry.name for entry in discovery.every("companion")} - set(sys.modules)
+    calls = {name: partial(_imported, session, name) for name in names}
+    session.on_close.callback(imports.follow(calls))
+
+
+def _imported(session: Context, module: str) -> None:
+    if session.is_inside and active.running() is session:
+        known = [type(plugin) for _, plugin in session.bus.plugins()]
+        for name, plugin in companions_of(module, known):
+            session.add_plugin(plugin, name)

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from torchbus.plugin import hookimpl
 
 from torchbus_rank0.files import SharedFiles
+from torchbus_rank0.libraries import follow_companions
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -79,7 +80,11 @@ class RankLines(io.TextIOBase):
 
 
 def always(session: Context) -> list[object]:
-    """Return what lets rank 0 print and write, for a session of several ranks."""
+    """Return what lets rank 0 print and write, for a session of several ranks.
+
+    In any session, plugins of libraries come along when the script imports these.
+    """
+    follow_companions(session)
     if session.world_size == 1:
         return []
     return [Rank0Prints(session), SharedFiles(session)]

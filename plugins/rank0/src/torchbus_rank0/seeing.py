@@ -17,7 +17,7 @@ from torchbus.plugin import Context
 
 from torchbus_rank0.before import Entry, small_content
 from torchbus_rank0.changes import Changes
-from torchbus_rank0.whole_files import absolute, replace_everywhere
+from torchbus_rank0.whole_files import absolute, everywhere
 
 CLOCKS_S = 2.0  # between the clocks of this process and of its disk
 
@@ -41,8 +41,8 @@ class Seeing:
             "listdir": self._lists,
             "scandir": self._scans,
         }
-        for name, make in made.items():
-            replace_everywhere(session, os, name, make)
+        both = [one for name, make in made.items() for one in everywhere(os, name, make)]
+        session.seams.replace(both, session.on_close)
 
     def read(self, file: Any, make: Callable[..., IO[Any]]) -> IO[Any]:
         """Open a file for reading."""

@@ -9,7 +9,7 @@ import stat
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import stat as status_of
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,30 @@ from torchbus.compat.python import PATHLIBS
 from torchbus.runtime.user_code import is_users_module
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context
+    from torchbus.patches.active import Replacement
 
 
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
 IMPORTING = ("bz2", "lzma")
 
 
-def replace_everywhere(
-    session: Context, owner: ModuleType, name: str, make: Callable[[Any], object]
-) -> None:
-    """Replace a function of ``os`` or ``io``, also for pathlib."""
-    session.replace(owner, name, make)
+def everywhere(
+    owner: ModuleType, name: str, make: Callable[[Any], object]
+) -> Iterator[Replacement]:
+    """Yield the replacements of a function of ``os`` or ``io``, also for pathlib."""
+    yield owner, name, make
     if PATHLIBS is not None and name in vars(PATHLIBS):
-        session.replace(PATHLIBS, name, make)
+        yield PATHLIBS, name, make
 
 
-def replace_imported(session: Context, made: Mapping[object, Callable[[Any], object]]) -> None:
-    """Replace functions that a module of the script has imported by name, as bz2 and lzma have."""
-    for name, module in list(sys.modules.items()):
+def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replacement]:
+    """Yield those of functions that a module of the script, bz2 or lzma has imported by name."""
+    # a list would allocate: the collector may run then, and another thread that imports
+    for name, module in sys.modules.copy().items():
         if name in IMPORTING or is_users_module(name):
-            for attribute, value in list(vars(module).items()):
+            for attribute, value in vars(module).copy().items():
                 if isinstance(value, FUNCTIONS) and value in made:
-                    session.replace(module, attribute, made[value])
+                    yield module, attribute, made[value]
 
 
 def absolute(path: Any) -> str:

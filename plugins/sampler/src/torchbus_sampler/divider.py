@@ -38,6 +38,7 @@ from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import drop_skipped, kind_of_order
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
 from torchbus_strategy import random_streams, script_generators
+from torchbus_strategy.elastic import elastic_order
 from torchbus_strategy.evaluating import DecidingModels
 from torchbus_strategy.script_generators import STRIDE
 
@@ -108,7 +109,12 @@ class Divider:
             replacements["in_order"] = True  # otherwise batches can't be identified
         if self._ledger is not None:
             self._ledger.begin(loader)
-        return Pass(**replacements) if replacements else None
+        if not replacements:
+            return None
+        order = Pass(**replacements)
+        if (again := elastic_order(order)) is not None:
+            order.has_more = again.has_more
+        return order
 
     def _say_idle(self, loader: DataLoader[object]) -> None:
         parts, size = self._session.world.data.parts, loader.batch_size

@@ -160,6 +160,27 @@ def check(session: Context, function: object, optimizer: object, loader: object)
         )
 
 
+@contextmanager
+def without_effect(session: Context) -> Iterator[None]:
+    """Inside, counters, logs and checkpoints ignore the block.
+
+    Plugins with ``hears_trials = False`` get no events. At the end the random numbers and the
+    states of all others are restored. Models and optimizers are the caller's.
+    """
+    plugins: list[Any] = [one for _, one in session.bus.plugins()]
+    hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
+    silent = [one for one in plugins if not getattr(one, "hears_trials", True)]
+    states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
+    drawn = session.random.state()
+    with session.bus.muted(silent):
+        try:
+            yield
+        finally:
+            for one, state in states:
+                one.load_state_dict(state)
+            session.random.load(drawn)
+
+
 def run(
     session: Context,
     function: Function,
@@ -168,7 +189,7 @@ def run(
     rates: tuple[float, float, int],
 ) -> LearningRates:
     """Return what ``s.find_lr`` returns. All ranks call it."""
-    with session.trial(), restored(loader):
+    with without_effect(session), restored(loader):
         trial = Trial(optimizer)
         session.bus.register(trial, "scale.trial")
         try:

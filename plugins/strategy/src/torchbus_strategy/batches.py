@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.patches.loaders import Counting
-from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, hookimpl
-from torchbus.tree import collect
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    LoaderIterator,
+    Origin,
+    Share,
+    UsageError,
+    hookimpl,
+)
 
 from torchbus_strategy.compat import use_count
 
 PLAIN = {Tensor}
+TENSORS_AT_MOST = 16
+
+
+def collect(value: object, found: list[Tensor], depth: int = 4) -> None:
+    """Append the tensors of a batch, of any shape, to ``found``, also those in attributes.
+
+    At most ``depth`` levels deep, and not many more than ``TENSORS_AT_MOST``.
+    """
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif depth and len(found) < TENSORS_AT_MOST and not isinstance(value, (str, bytes, int, float)):
+        for part in _parts(value):
+            collect(part, found, depth - 1)
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value[:TENSORS_AT_MOST]
+    attributes = getattr(value, "__dict__", None)
+    slots = getattr(type(value), "__slots__", ())
+    return [
+        *(attributes or {}).values(),
+        *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)],
+    ]
 
 
 class TrackedBatch:
@@ -106,6 +138,7 @@ def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
 
 
 def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
+    """Whether only batches of evaluation feed a backward. No rank has a share of them."""
     for one in in_use:
         if not one.origin.evaluates:
             return False
@@ -318,11 +351,6 @@ class Batches:
         self.current = ()
 
     @property
-    def only_evaluate(self) -> bool:
-        """Whether only batches of evaluation feed this backward. No rank has a share of them."""
-        return only_evaluate(self.current)
-
-    @property
     def count(self) -> int:
         """How many batches were taken."""
         return self._history.count
@@ -330,7 +358,9 @@ class Batches:
     # Events --------------------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
-    def batch_ready(self, loader: object, batch: object, order: object, iterator: Counting) -> None:
+    def batch_ready(
+        self, loader: object, batch: object, order: object, iterator: LoaderIterator
+    ) -> None:
         origin = iterator.origin
         if torch.is_grad_enabled() or (origin.trains and not origin.evaluates):
             self.record(TrackedBatch(origin, iterator.num_yielded, origin.share, batch))
@@ -429,7 +459,7 @@ class Batches:
         found += self._copies.among(
             [one for one in fresh if one.serial > self._looked],
             found,
-            Origin.itself if any_saved else Origin.source,
+            (lambda origin: origin) if any_saved else Origin.source,
         )
         self._looked = self.count
         if found and tuple(found) != self.current:

@@ -6,7 +6,8 @@ import ctypes
 import hmac
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,8 @@ from torchbus.plugin import RankFailed, UsageError
 from torchbus.runtime import active
 
 from torchbus_device import accelerators
-from torchbus_launch import compat
 from torchbus_launch.store import TAG_BYTES, tag
+from torchbus_strategy import compat
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -205,3 +206,18 @@ def _tensor(value: torch.Tensor | float) -> torch.Tensor:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else type(value).__name__
+
+
+@contextmanager
+def in_parts(session: Context) -> Iterator[None]:
+    """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
+
+    This holds for a strategy that declares ``divides_states = True``: its hooks of ``state_dict()``
+    read ``session.gathers_states``. With any other strategy, states are whole.
+    """
+    divides = any(getattr(one, "divides_states", False) for _, one in session.bus.plugins())
+    before, session.gathers_states = session.gathers_states, not divides
+    try:
+        yield
+    finally:
+        session.gathers_states = before

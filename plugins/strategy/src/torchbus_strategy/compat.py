@@ -92,6 +92,13 @@ def abort_all_groups() -> None:
     dist.distributed_c10d._abort_process_group()
 
 
+def device_types(group: Any) -> list[str]:
+    """The kinds of devices whose tensors a group takes. Without ``_device_types``: AttributeError
+    when ranks exchange objects.
+    """
+    return [torch.device(kind).type for kind in group._device_types]
+
+
 def engines_of_groups() -> list[Any]:
     """What runs the collectives of each group. Without ``_world``, ``_get_backend`` or
     ``_device_types``: AttributeError at the end of the session.

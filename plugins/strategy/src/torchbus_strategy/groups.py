@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,15 +16,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torchbus.plugin import Context, UsageError, World
+from torchbus.plugin import Context, DataPlace, UsageError, World
 
 from torchbus_launch.broadcast_log import shut, sockets_opened
 from torchbus_launch.listening import gloo_on_loopback
-from torchbus_launch.store import StoreBarrier
+from torchbus_launch.store import StoreBarrier, shared_store
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.compat import engines_of_groups, forget_meshes, keep
 from torchbus_strategy.connections import make_proven
 
+DATA = "dp"
+"""What names of dimensions begin with over which the data is divided."""
+ROWS = "rows"
+"""The dimension over which the rows of one batch are divided."""
 WORKER = "pt_gloo_runloop"
 """torch's name for the threads that run gloo's collectives; older releases give them none."""
 FUTEX = {"x86_64": "202", "aarch64": "98"}
@@ -113,13 +118,74 @@ class Rendezvous:
     def _wait_for_all(self) -> None:
         """Wait where the guard can interrupt. Torch makes groups in native code."""
         world = self._session.world
-        call = StoreBarrier(world.shared, "meeting", world.rank, world.world_size)
+        call = StoreBarrier(shared_store(world), "meeting", world.rank, world.world_size)
         call.say()
         self._job.wait_until(lambda _: call.is_complete(), math.inf)
 
     def _forget(self) -> None:
         """Release the group: a process that is forked later does not have its threads."""
         self._group = None
+
+
+def arrange_ranks(session: Context, **sizes: int) -> World:
+    """Let the ranks form a mesh, such as ``arrange_ranks(session, dp=2, tp=2)``.
+
+    Along the last dimension ranks are consecutive. The data is divided over the dimensions whose
+    names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
+    """
+    session.world = arranged(session.world, sizes)
+    return session.world
+
+
+def arranged(world: World, sizes: Mapping[str, int]) -> World:
+    """Return the same ranks as a mesh. Raises UsageError as ``arrange_ranks`` does."""
+    size = math.prod(sizes.values())
+    if size != world.world_size:
+        axes = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise UsageError(
+            f"a mesh of {axes} has {size} ranks, and there are {world.world_size}: change devices=,"
+            " or the options that give these sizes"
+        )
+    part = member = 0
+    for name, index in _coordinates(world.rank, sizes):
+        if name.startswith(DATA):
+            part = part * sizes[name] + index
+        else:
+            member = member * sizes[name] + index
+    parts = math.prod(size for name, size in sizes.items() if name.startswith(DATA))
+    place = DataPlace(part, parts)
+    shape = tuple(sizes.items())
+    return dataclasses.replace(world, shape=shape, data_place=place, member=member)
+
+
+def _coordinates(rank: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Where a rank is along each dimension."""
+    below = math.prod(sizes.values())
+    for name, size in sizes.items():
+        below //= size
+        yield name, rank // below % size
+
+
+def mesh_sizes(world: World) -> dict[str, int]:
+    """Return the sizes of the mesh's dimensions by name. Nothing is made or sent.
+
+    Raises UsageError if the ranks form no mesh.
+    """
+    if not world.shape and world.data_place is not None:
+        raise UsageError(
+            "world.mesh: the ranks form no mesh, because the strategy puts them into groups"
+            " that differ in size (ddp2 on nodes with different numbers of ranks)"
+        )
+    return dict(world.shape) or {DATA: world.world_size}
+
+
+def divides_samples(world: World) -> bool:
+    """Whether ranks compute with different samples: not within tensor parallel or a pipeline.
+
+    The ranks of ``dp`` do, although they get the same batches.
+    """
+    sizes = dict(world.shape) or {DATA: world.world_size}
+    return any(size > 1 for name, size in sizes.items() if name.startswith((DATA, ROWS)))
 
 
 def offer_mesh(session: Context) -> None:
@@ -129,7 +195,7 @@ def offer_mesh(session: Context) -> None:
 
 def _open(session: Context, world: World) -> DeviceMesh:
     """All ranks call it. Raises UsageError, on all of them, if they expect different meshes."""
-    sizes = world.mesh_sizes
+    sizes = mesh_sizes(world)
     reported = all_gather_object(sizes, world.world_size)
     if any(theirs != reported[0] for theirs in reported):
         rank = next(rank for rank, theirs in enumerate(reported) if theirs != reported[0])

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from types import FrameType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, TypeAlias
@@ -289,5 +290,9 @@ def _closed_over(function: FunctionType) -> Iterator[object]:
 def _module_of(one: object) -> str:
     """Return the module of the script's own code that defines a function, or an object's class."""
     definer = one if isinstance(one, FunctionType) else type(one)
-    name = str(getattr(definer, "__module__", ""))
-    return name if is_users_module(name) else ""
+    return _if_users(str(getattr(definer, "__module__", "")))
+
+
+@lru_cache(maxsize=1024)
+def _if_users(module: str) -> str:
+    return module if is_users_module(module) else ""

@@ -186,7 +186,7 @@ def whole_states(session: Context) -> Callable[..., None]:
     """A hook that gives ``model.state_dict()`` whole tensors, on all ranks. All of them call it.
 
     Each module gets it, because the script may call it on a part of the model. Inside of
-    ``session.in_parts()``, the parts stay as they are.
+    ``in_parts(session)``, the parts stay as they are.
     """
 
     def gather(module: Module, state: Entry, prefix: str, _: object) -> None:
@@ -276,7 +276,7 @@ def default_operator(operator: object) -> Iterator[None]:
 
 def refuse_older_torch(session: Context, strategy: str, needed: str) -> None:
     """Raise UsageError if several ranks are to divide tensors, and this torch does so inexactly."""
-    if torch.__version__ < needed and session.has_many_ranks():
+    if torch.__version__ < needed and session.launcher.has_many_ranks():
         raise UsageError(
             f"the engine of strategy={strategy!r} needs torch {needed} or later on several ranks,"
             f" and this is {torch.__version__}, which fails there or gives other numbers: upgrade"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.distributed import Store
 from torchbus.plugin import Context, Plugin, PluginError, World, hookimpl, warn
@@ -66,7 +67,30 @@ class Strategy(Plugin):
     """Whether ranks gather or send tensors of their devices, which gloo can do on the CPU only."""
 
     owns: tuple[str, ...] = ("strategy",)
-    divides_data = True
+    divides_data: bool = True
+    """Each rank trains on its own share of the data."""
+
+    divides_states: bool = False
+    """Inside of ``in_parts()``, ``state_dict()`` returns this rank's parts as DTensors.
+
+    The hooks of ``state_dict()`` read ``session.gathers_states``.
+    """
+
+    gradients_in_parts: bool = False
+    """A rank has the gradients of only some parameters; those of others are None there."""
+
+    gradients_elsewhere: bool = False
+    """The engine keeps gradients, and none are in ``parameter.grad``."""
+
+    steps_in: torch.dtype = torch.float64
+    """The engine's steps are no more exact than in this dtype."""
+
+    unfreezes: bool = True
+    """Parameters that are frozen at the first forward may be unfrozen later."""
+
+    takes_bytes: bool = True
+    """A frozen weight may be bytes, of which only its layer knows the meaning."""
+
     companions: tuple[str, ...] = ("sampler",)
 
     def __init__(

@@ -15,6 +15,7 @@ from torch.nn import Module
 from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
 
 from torchbus_strategy import compat, sharding
+from torchbus_strategy.groups import mesh_sizes
 from torchbus_tensor_parallel import dtensor
 from torchbus_tensor_parallel.checks import refuse_graphs
 from torchbus_tensor_parallel.dtensor import (
@@ -104,7 +105,7 @@ class TensorLayers(Plugin):
     def describe(self, thing: object) -> str | None:
         count = self._models.get(thing, 0) if isinstance(thing, Module) else 0
         return (
-            f"{count} layers divided over {self._session.world.mesh_sizes['tp']} ranks"
+            f"{count} layers divided over {mesh_sizes(self._session.world)['tp']} ranks"
             if count
             else None
         )

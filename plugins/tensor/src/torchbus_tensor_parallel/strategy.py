@@ -7,7 +7,7 @@ from typing import Literal
 
 from torchbus.plugin import Context, UsageError, World, expect, hookimpl
 
-from torchbus_strategy import options, sharding
+from torchbus_strategy import groups, options, sharding
 from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.checks import first_steps, replicas
 from torchbus_strategy.parameters import averaging
@@ -76,11 +76,11 @@ class TensorParallel(Strategy):
     def launch(self, session: Context) -> World:
         """Start the ranks, and give the ranks of a tensor group the same part of the data."""
         sharding.refuse_older_torch(session, "tp", EXACT_SINCE)
-        if session.ranks_asked_for > 1:
-            self._tensor_size(session.ranks_asked_for)
+        if session.launcher.ranks_asked_for > 1:
+            self._tensor_size(session.launcher.ranks_asked_for)
         world = session.start_ranks()
         size = self._tensor_size(world.world_size)
-        return session.arrange_ranks(dp=world.world_size // size, tp=size)
+        return groups.arrange_ranks(session, dp=world.world_size // size, tp=size)
 
     def start(self, session: Context) -> None:
         """Divide the models that optimizers hold, and begin to synchronise."""

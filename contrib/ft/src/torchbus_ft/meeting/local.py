@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torchbus.patches.patching import making_internal
 from torchbus.plugin import Context, Unsupported, hookimpl, mark_internal
 
 from torchbus_ft._compat import Averaging, WithQuorum
 from torchbus_ft.replicas import Replicas
+from torchbus_strategy.internal import making_internal
 
 ALGORITHMS = ("local_sgd", "diloco")
 SECOND = (

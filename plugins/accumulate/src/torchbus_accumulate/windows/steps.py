@@ -17,7 +17,7 @@ from torchbus_accumulate.place.loop import Place
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.toggle import parameters as parameters_of
 from torchbus_accumulate.windows.moved import Changes
-from torchbus_accumulate.windows.sums import WindowSum, check
+from torchbus_accumulate.windows.sums import WindowSum, check, has_others
 from torchbus_accumulate.windows.weights import Ending, Weights
 from torchbus_strategy.batches import TrackedBatch
 
@@ -137,7 +137,7 @@ class Steps:
         if not self._optimizers.checked:
             self._optimizers.refuse_foreign_scaler(optimizer)
         answer = skipped(closure)
-        check(one, self._optimizers.sums, self._session.world.is_shared)
+        check(one, self._optimizers.sums, has_others(self._session.world))
         self._refuse_second(one, optimizer)
         self._changes.before_commit(one, optimizer)
         self._weights.commit(one, optimizer)

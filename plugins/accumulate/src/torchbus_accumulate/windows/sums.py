@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Unsupported, UsageError
+from torchbus.plugin import BackwardCall, Unsupported, UsageError, World
 from torchbus.tree import as_list
 
 from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, UNCLEARED
@@ -26,6 +26,11 @@ def reached(call: BackwardCall, sums: Sequence[WindowSum]) -> list[WindowSum]:
     leaves = _leaves(as_list(call.tensors))
     found = [one for one in sums if not leaves.isdisjoint(map(id, one.parameters()))]
     return found or list(sums)
+
+
+def has_others(world: World) -> bool:
+    """Whether others take part in a step: other ranks, or replicas that come and go."""
+    return world.world_size > 1 or world.divides_anew
 
 
 def check(one: WindowSum, sums: Sequence[WindowSum], is_shared: bool) -> None:

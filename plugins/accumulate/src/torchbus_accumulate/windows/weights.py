@@ -13,7 +13,7 @@ from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.messages import CUT_OFF, UNLIKE
 from torchbus_accumulate.place.loop import expected_samples
 from torchbus_accumulate.place.position import Position
-from torchbus_accumulate.windows.sums import WindowSum, reached
+from torchbus_accumulate.windows.sums import WindowSum, has_others, reached
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.loss.weights import LossWeights
@@ -179,7 +179,7 @@ class Weights:
         )
         if not isinstance(found.weight, Tensor):
             self._compare(found.weight)
-        call.factor *= self.factor if self._session.world.is_shared else self.mass
+        call.factor *= self.factor if has_others(self._session.world) else self.mass
 
     def commit(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Commit the gradients of the last backward, instead of a step."""
@@ -208,7 +208,7 @@ class Weights:
         count.total = held[0].with_batch(self.whole) if held else self.whole
         count.counted |= any(one.counted for one in held)
         count.left, count.isolated = bool(held), not held
-        if count.counted and not self._session.world.is_shared:
+        if count.counted and not has_others(self._session.world):
             self._divide(call, count, bool(held))
 
     def _divide(self, call: BackwardCall, count: Count, adds: bool) -> None:

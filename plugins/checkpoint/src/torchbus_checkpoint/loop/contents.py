@@ -22,6 +22,7 @@ from torchbus_checkpoint._compat import parts_of, uncompiled
 from torchbus_checkpoint.loop import frames
 from torchbus_checkpoint.state.edits import hyperparameters
 from torchbus_checkpoint.state.plain import State
+from torchbus_strategy.collectives import in_parts
 
 Named = list[tuple[str, Any]]
 ShapeOf = Callable[[Tensor], torch.Size]
@@ -79,7 +80,7 @@ class Finder:
 
     def find(self) -> Contents:
         """Find all objects. Raises UsageError if two of them can't be distinguished."""
-        with self._session.in_parts():
+        with in_parts(self._session):
             return self._find()
 
     def _find(self) -> Contents:

@@ -12,11 +12,11 @@ from types import FrameType
 
 from torch import Tensor
 from torchbus.plugin import UsageError
-from torchbus.tree import collect
 
 from torchbus_checkpoint.loop import values
 from torchbus_checkpoint.loop.scopes import Scope, scopes
 from torchbus_checkpoint.state.plain import copied
+from torchbus_strategy.batches import collect
 
 Saved = dict[str, dict[str, object]]
 

@@ -19,6 +19,7 @@ from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.state import capture, comparison, completeness, restore, shapes, written
 from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
+from torchbus_strategy.collectives import in_parts
 
 
 class Snapshot:
@@ -74,7 +75,7 @@ class Snapshot:
     def _content(self, contents: Contents) -> Content:
         self._refuse_gradients_in_parts(contents)
         registered = capture.of_registered(self._registered)
-        with self._session.in_parts():
+        with in_parts(self._session):
             weights = capture.weights(contents)
             training = capture.training(contents, self._gradients_of, registered)
             completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
@@ -168,7 +169,7 @@ class Snapshot:
         """Restore everything except the position. ``local`` is this rank's state."""
         self._session.bus.hook.before_restore()
         contents = self._finder.find()
-        with self._session.in_parts():
+        with in_parts(self._session):
             saved = self._put_shared(found, contents)
         restore.put_registered(saved, self._registered)
         for name, plugin in self._stateful_plugins().items():
@@ -180,7 +181,7 @@ class Snapshot:
     def put_weights(self, found: Path) -> None:
         """Restore only the weights of the models."""
         contents = self._finder.find_at_end()
-        with self._session.in_parts():
+        with in_parts(self._session):
             saved, weights, read_parts = choice.loaded(found, contents)
             read_parts()
             with shapes.as_written(found, choice.TRAINING):

@@ -13,7 +13,7 @@ from torchbus_ddp.dp.exchange import MeanOverTeam
 from torchbus_ddp.dp.forward import DividedForward
 from torchbus_ddp.dp.team import Team, divide, everyone, of_node
 from torchbus_ddp.strategy import ByReducer
-from torchbus_strategy import options
+from torchbus_strategy import groups, options
 
 
 class DP(ByReducer):
@@ -82,7 +82,7 @@ class DP(ByReducer):
 
     def arrange(self, session: Context, world: World) -> World:
         """Every rank has all of the data."""
-        return session.arrange_ranks(dp=1, rows=world.world_size)
+        return groups.arrange_ranks(session, dp=1, rows=world.world_size)
 
     def make_team(self, session: Context) -> Team:
         """The ranks that compute a batch together. All ranks call it."""
@@ -136,7 +136,7 @@ class DDP2(DP):
         session.change_world(data_place=place, member=session.world.local_rank)
         size = len(nodes) // len(numbers)
         if nodes == [number for number in numbers for _ in range(size)]:
-            session.arrange_ranks(dp=len(numbers), rows=size)
+            groups.arrange_ranks(session, dp=len(numbers), rows=size)
         return of_node(session, nodes)
 
 

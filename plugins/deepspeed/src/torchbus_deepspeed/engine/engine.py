@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.patches.patching import making_internal
 from torchbus.plugin import Context
 
 from torchbus_deepspeed._compat import hooks, package, zero
@@ -22,6 +21,7 @@ from torchbus_deepspeed.engine.queue import Queue
 from torchbus_deepspeed.engine.shadow import Writes, copy_hyperparameters, shadow_of
 from torchbus_deepspeed.optimizers import Kernel
 from torchbus_launch.relaunch import environment_variables
+from torchbus_strategy.internal import making_internal
 
 
 @torch.no_grad()

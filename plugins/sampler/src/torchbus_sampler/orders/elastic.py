@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, Share, Unsupported
-from torchbus.world import Place
 
 from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import DividedOrder, share_out
 from torchbus_sampler.orders.shared import digest
 from torchbus_strategy import random_streams
+from torchbus_strategy.elastic import Place
 
 STREAM = (
     "a loader over {}, an IterableDataset: a stream can't be divided again when a replica comes or"
@@ -49,7 +49,7 @@ def without_samples(parts: int, batch_size: int | None) -> int:
 
 
 class ElasticIndices(DividedOrder):
-    """The order of a pass, and its own iterator. See ``ElasticOrder`` of the core.
+    """The order of a pass, and its own iterator. See ``ElasticOrder``.
 
     It counts in the user's own batches. ``_buffer`` are those that are drawn and not used, from
     number ``_used`` on.

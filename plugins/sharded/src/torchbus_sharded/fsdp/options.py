@@ -12,6 +12,7 @@ from torchbus.plugin import UsageError, World, expect
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
+from torchbus_strategy.groups import mesh_sizes
 
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 
@@ -90,7 +91,7 @@ class ShardingOptions:
 
     def check_mesh(self, world: World) -> None:
         """Raise UsageError if another strategy has made a different mesh."""
-        if self.sizes(world) != world.mesh_sizes:
+        if self.sizes(world) != mesh_sizes(world):
             raise UsageError(
                 "fsdp inside of replicas that come and go shards over all ranks of a replica: leave"
                 " hybrid= and tp= out"

@@ -20,7 +20,7 @@ from torchbus_sharded.fsdp.loss_counts import LossCounts
 from torchbus_sharded.fsdp.models import ShardedModels
 from torchbus_sharded.fsdp.options import ShardingOptions
 from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
-from torchbus_strategy import sharding
+from torchbus_strategy import groups, sharding
 from torchbus_strategy.strategy import Strategy
 
 EXACT_SINCE = "2.11"
@@ -97,10 +97,10 @@ class FSDP(Strategy):
     def launch(self, session: Context) -> World:
         """Start the ranks. With ``hybrid``, parameters are sharded over the ranks of a node."""
         sharding.refuse_older_torch(session, "fsdp", EXACT_SINCE)
-        if session.ranks_asked_for > 1:
-            self.sharding.check_ranks(session.ranks_asked_for)
+        if session.launcher.ranks_asked_for > 1:
+            self.sharding.check_ranks(session.launcher.ranks_asked_for)
         world = session.start_ranks(self.form)
-        return session.arrange_ranks(**self.sharding.sizes(world))
+        return groups.arrange_ranks(session, **self.sharding.sizes(world))
 
     def start_alone(self, session: Context) -> None:
         """Initialise models on the meta device."""

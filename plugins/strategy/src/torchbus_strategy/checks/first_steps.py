@@ -12,6 +12,7 @@ from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsu
 
 from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS
+from torchbus_strategy.groups import divides_samples
 from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.terms import Term
 from torchbus_strategy.user_code import warn_of_gradients
@@ -54,7 +55,7 @@ def refuse_renormalised(session: Context, models: Iterable[Module]) -> None:
     """Raise Unsupported for trained ones with ``max_norm``: ranks would have different weights
     without a message. Warn of those with ``scale_grad_by_freq``.
     """
-    for model in models if session.world.divides_samples else ():
+    for model in models if divides_samples(session.world) else ():
         for name, table in model.named_modules():
             if not isinstance(table, nn.Embedding | nn.EmbeddingBag):
                 continue

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchbus.plugin import Context, Share, UsageError
 
 from torchbus_strategy import compat
+from torchbus_strategy.batches import only_evaluate
 from torchbus_strategy.loss import messages
 from torchbus_strategy.loss.apart import are_apart
 from torchbus_strategy.loss.clamped import Clamps, unless_clamped
@@ -428,7 +429,7 @@ class LossWeights:
     ) -> Count:
         self._each.let_go()
         self._unit.reset()
-        if self._session.batches.only_evaluate:
+        if only_evaluate(self._session.batches.current):
             return Count(1.0)
         parts = self._session.world.data.parts
         self._shared, terms = self._sources.find(loss, self.mode != "samples", expected > 0.0)
@@ -496,7 +497,8 @@ class LossWeights:
         one element.
         """
         self._each.let_go()
-        parts = float(1 if self._session.batches.only_evaluate else self._session.world.data.parts)
+        current = self._session.batches.current
+        parts = 1.0 if only_evaluate(current) else float(self._session.world.data.parts)
         share, terms = self._sources.find(loss, False, False)
         terms = terms and terms._replace(
             weights=[parts if weight else 0.0 for weight in terms.weights]

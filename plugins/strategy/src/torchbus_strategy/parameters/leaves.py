@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchbus.plugin import BackwardCall, Context
 from torchbus.tree import as_list
 
-from torchbus_strategy.batches import TrackedBatch, is_plain
+from torchbus_strategy.batches import TrackedBatch, is_plain, only_evaluate
 from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.reading import is_sum, terms_of
 from torchbus_strategy.loss.terms import Term, same
@@ -82,7 +82,7 @@ class OtherLeaves:
         return bool(
             world.data.parts == world.world_size > 1
             and self._session.share.count
-            and not self._session.batches.only_evaluate
+            and not only_evaluate(self._session.batches.current)
         )
 
     def _of_batch(self) -> list[Tensor]:

@@ -10,7 +10,8 @@ from torch.optim import SGD, Adam, Optimizer
 from torchbus import session
 from torchbus.bus.base import hookimpl
 from torchbus.objects import mark_internal
-from torchbus.patches.patching import making_internal
+
+from torchbus_strategy.internal import making_internal
 
 
 class Events:

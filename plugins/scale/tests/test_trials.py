@@ -1,10 +1,12 @@
-"""``session.trial()``: a block of which nothing remains."""
+"""The block of a range test, of which nothing remains."""
 
 from __future__ import annotations
 
 import torch
 from torchbus import session
 from torchbus.bus.base import hookimpl
+
+from torchbus_scale.range_test import without_effect
 
 
 class Hears:
@@ -53,7 +55,7 @@ def test_watchers_hear_nothing_and_keep_their_place():
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         names = [name for name, _ in context.session.bus.plugins()]
         optimizer.step()
-        with context.session.trial():
+        with without_effect(context.session):
             optimizer.step()
             torch.rand(3)
             assert [name for name, _ in context.session.bus.plugins()] == names
@@ -70,7 +72,7 @@ def test_random_numbers_go_on_as_before():
         torch.manual_seed(5)
         expected = torch.rand(3)
         torch.manual_seed(5)
-        with context.session.trial():
+        with without_effect(context.session):
             torch.rand(7)
         assert torch.equal(torch.rand(3), expected)
 
@@ -79,7 +81,23 @@ def test_a_plugin_that_comes_meanwhile_stays():
     heard, context = [], Keeps()
     with session(context, Watches("b", heard)):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        with context.session.trial():
+        with without_effect(context.session):
             context.session.bus.register(Hears("new", heard))
         optimizer.step()
     assert heard == ["new", "b"]
+
+
+def test_counts_of_filters_are_left_alone():
+    class Every(Keeps):
+        @hookimpl(every=3)
+        def after_optimizer_step(self):
+            pass
+
+    every = Every()
+    with session(every):
+        counts = dict(every.session.bus.plugins())["filters"]
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        optimizer.step()
+        with without_effect(every.session):
+            optimizer.step()
+        assert list(counts.state_dict().values()) == [1]
