@@ -64,7 +64,7 @@ def losses() -> Tensor:
         (lambda: (P[0].exp() * losses()).sum(), [("mean", 4), ("mean", 2)]),
         (lambda: (losses() * losses()).sum(), [("nonlinear", None)]),
         (lambda: (W / losses()).sum(), [("nonlinear", None)]),
-        (lambda: (X[0, :2] * losses()).sum(), [("sum", None)]),
+        (lambda: (X[0, :2] * losses()).sum(), [("nonlinear", None)]),
         (lambda: (X.mean(1) * W.sum()).sum(), [("sum", None)]),
         # weight decay is alike on all ranks
         (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),
