@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import children_of
 from torchbus_strategy.loss.samples import (
     LINEAR,
     NONE,
@@ -282,6 +283,8 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
             return _stacked(places, rows, divisors, depth)
     if is_of_parameters(node):
         return []
+    if name == "DotBackward0" and len(given := list(filter(None, children_of(node)))) == 1:
+        return _dot(node, given[0], divisors)
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
     unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
@@ -402,6 +405,13 @@ def _sum(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term
     if found is None and not any(isinstance(number, Tensor) for number in divisors):
         found = _of_statistics(below(node), sizes)
     return [_summed(sizes, divisors, node)] if found is None else found
+
+
+def _dot(node: Node, child: Node, divisors: Divisors) -> list[Term]:
+    """A sum over products with given weights."""
+    sizes = next(tuple(one.shape) for one in compat.sides_of_dot(node) if one is not None)
+    found = _in_two_steps(child, sizes, divisors, node) or _of_statistics(child, sizes)
+    return found or _compared(node, sizes) or [_summed(sizes, divisors, node)]
 
 
 def _divided_inside(node: Node) -> Divisors:

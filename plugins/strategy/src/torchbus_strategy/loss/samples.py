@@ -439,7 +439,8 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         for old in found.dims
         if old < len(before)
         for dim in range(len(sizes))
-        if sizes[dim] > 1 and _overlap(before, old, sizes, dim)
+        if (sizes[dim] > 1 and _overlap(before, old, sizes, dim))
+        or (dim == old and tuple(before[: old + 1]) == tuple(sizes[: old + 1]))
     ]
     return found._replace(dims=tuple(dict.fromkeys(dims)))
 
@@ -471,14 +472,14 @@ def _is_matrix_of_a_layer(node: Any) -> bool:
 
 
 def _is_split_data(layer: Any, sizes: Sizes) -> bool:
-    """Whether data of these sizes, but for the last one, was joined for a layer: a view shows it."""
+    """Whether data of these sizes, but for the last one, was joined for a layer: a view shows it,
+    also one of some rows.
+    """
     joined = getattr(layer, DATA_OF.get(type(layer).__name__, ""), None)
     whole = None if joined is None else compat.viewed(joined)
-    return (
-        whole is not None
-        and whole.numel() == joined.numel()
-        and tuple(whole.shape[:-1]) == tuple(sizes[:-1])
-    )
+    if whole is None or whole.dim() != len(sizes):
+        return False
+    return tuple(whole.shape[1:-1]) == tuple(sizes[1:-1]) and sizes[0] <= whole.shape[0]
 
 
 def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
