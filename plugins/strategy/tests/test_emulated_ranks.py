@@ -73,8 +73,9 @@ LOSSES: dict[str, Loss] = {
     "sum in turn": lambda n, x, e, t, m, y, w: e.mean((1, 2)).sum(0),
     "sum over samples": lambda n, x, e, t, m, y, w: e.sum(0).mean(),
     "sum over all": lambda n, x, e, t, m, y, w: e.sum() / (len(x) * x.shape[1]),
-    "sum by dims, over a mask": lambda n, x, e, t, m, y, w: (e * m[..., None]).sum((0, 1, 2))
-    / m.sum(),
+    "sum by dims, over a mask": lambda n, x, e, t, m, y, w: (
+        (e * m[..., None]).sum((0, 1, 2)) / m.sum()
+    ),
     "sum of each sample": lambda n, x, e, t, m, y, w: e.sum((1, 2)).mean(),
     "mean by dims": lambda n, x, e, t, m, y, w: e.mean((0, 1, 2)),
     "mean in turn": lambda n, x, e, t, m, y, w: e.mean(0).mean(0).mean(0),
@@ -120,8 +121,10 @@ LOSSES: dict[str, Loss] = {
         e.mean() * (-n.table[0, 0]).exp() + n.table[0, 0] + e[m].mean() * n.table[0, 1].exp()
     ),
     "slices": lambda n, x, e, t, m, y, w: e[..., 1:].mean() + e[:, -1].sum(-1).mean(),
-    "attention": lambda n, x, e, t, m, y, w: (n(x) @ n(x).transpose(1, 2)).softmax(-1)[m].mean()
-    + (n(x) @ t.transpose(1, 2)).square().mean(),
+    "attention": lambda n, x, e, t, m, y, w: (
+        (n(x) @ n(x).transpose(1, 2)).softmax(-1)[m].mean()
+        + (n(x) @ t.transpose(1, 2)).square().mean()
+    ),
     "positions of each step": lambda n, x, e, t, m, y, w: (n(x)[:, :, None] - n(x)[:, None]).mean(),
     "a norm of each sample": lambda n, x, e, t, m, y, w: (n(x) - t).flatten(1).norm(dim=1).mean(),
     "forces": lambda n, x, e, t, m, y, w: of_forces(n, x, t),
@@ -162,13 +165,15 @@ def gradient(net: Net, loss: Tensor) -> Tensor:
 def together(loss: Loss, net: Net, shares: list[Batch]) -> Tensor:
     """The mean of the shares' gradients, weighed as ranks do it."""
     losses = [computed(loss, net, *share) for share in shares]
-    terms = [unique(terms_of(one, len(share[0]))) for one, share in zip(losses, shares)]
+    terms = [
+        unique(terms_of(one, len(share[0]))) for one, share in zip(losses, shares, strict=False)
+    ]
     if all(map(is_sum, terms)):
         return sum(gradient(net, one) for one in losses)  # type: ignore[return-value]
     counts = [[float(term.number) for term in each] for each in terms]  # type: ignore[arg-type]
     means = [sum(column) / len(shares) for column in zip(*counts, strict=True)]
-    for each, numbers in zip(terms, counts):
-        for term, number, mean in zip(each, numbers, means):
+    for each, numbers in zip(terms, counts, strict=False):
+        for term, number, mean in zip(each, numbers, means, strict=False):
             weigh(term, number / mean)
     return sum(gradient(net, one) for one in losses) / len(shares)
 
@@ -193,7 +198,10 @@ def test_shares_have_together_the_gradient_of_the_batch(
     batch = made(samples, *[known[one] for one in sizes])
     net = Net(batch[0].shape[-1], batch[1].shape[-1]).double()
     batch = tuple(one.double() if one.is_floating_point() else one for one in batch)
-    parts = [tuple(map(Tensor.clone, part)) for part in zip(*(b.tensor_split(ranks) for b in batch))]
+    parts = [
+        tuple(map(Tensor.clone, part))
+        for part in zip(*(b.tensor_split(ranks) for b in batch), strict=False)
+    ]
     for name in names:
         whole = gradient(net, computed(LOSSES[name], net, *batch))
         apart = (together(LOSSES[name], net, parts) - whole).abs().max()

@@ -120,8 +120,10 @@ def may_be_of_parameters(node: Any, depth: int = DEPTH, surely: bool = False) ->
     given = [getattr(node, side, None) for side in compat.FACTORS]
     if any(map(_is_many, given)):
         return False
-    if surely and None in children and (
-        name not in ("MulBackward0", "DivBackward0") or any(map(_has_dims, given))
+    if (
+        surely
+        and None in children
+        and (name not in ("MulBackward0", "DivBackward0") or any(map(_has_dims, given)))
     ):
         return False
     found = [child for child in children if child is not None]
@@ -432,7 +434,7 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     before = sizes_of(node)
     joined = _joined_before(node, sizes)
     if joined is not None:
-        return samples_in(joined[0], sizes, budget)
+        return samples_in(*joined, budget)
     found = _first(node, before, budget)
     dims = [
         dim
@@ -445,20 +447,22 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     return found._replace(dims=tuple(dict.fromkeys(dims)))
 
 
-def _joined_before(node: Any, sizes: Sizes) -> tuple[Any] | None:
+def _joined_before(node: Any, sizes: Sizes) -> tuple[Any, Sizes] | None:
     """The node before the view that has joined the dimensions which this one splits again, as a
-    linear layer does with all but the last: (None,) if that was data. None if there is no view.
+    linear layer does with all but the last, and what they were. The node is None for data. None if
+    there is no view.
     """
     for _ in range(JOINED_WITHIN):
         layer, node = node, node.next_functions[_place_of_data(node)][0]
         if node is None:
             same = _is_split_data(layer, sizes)
-            return (None,) if same else None
+            return (None, sizes) if same else None
         if type(node).__name__ not in (*VIEWS, *LAYERS) and not _is_matrix_of_a_layer(node):
             return None
         if type(node).__name__ in VIEWS:
-            same = len(sizes) > 2 and sizes_of(node)[:-1] == tuple(sizes[:-1])
-            return (node.next_functions[0][0],) if same else None
+            before = sizes_of(node)
+            same = len(sizes) > 2 and before[:-1] == tuple(sizes[:-1])
+            return (node.next_functions[0][0], before) if same else None
     return None
 
 
@@ -477,7 +481,7 @@ def _is_split_data(layer: Any, sizes: Sizes) -> bool:
     """
     joined = getattr(layer, DATA_OF.get(type(layer).__name__, ""), None)
     whole = None if joined is None else compat.viewed(joined)
-    if whole is None or whole.dim() != len(sizes):
+    if whole is None or whole.dim() != len(sizes) or len(sizes) < 3:
         return False
     return tuple(whole.shape[1:-1]) == tuple(sizes[1:-1]) and sizes[0] <= whole.shape[0]
 

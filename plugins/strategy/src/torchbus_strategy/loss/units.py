@@ -181,9 +181,7 @@ class CommonDivisor:
         """Whether the script takes its number from all ranks: it has changed on all of them."""
         return self.is_found and self._varies
 
-    def expect(
-        self, number: Number | None, samples: int, parts: int, own: bool = False
-    ) -> bool:
+    def expect(self, number: Number | None, samples: int, parts: int, own: bool = False) -> bool:
         """What ``judge`` would find, should all ranks divide by ``number``.
 
         On a GPU the host does not wait to know whether they do. A number that is on the GPU itself
