@@ -124,7 +124,8 @@ sizes: Get = attrgetter(SIZES)
 result: Get = attrgetter(RESULT)
 weight: Get = attrgetter("_saved_weight")
 total_weight: Get = attrgetter("_saved_total_weight")
-ignore_index: Get = attrgetter("_saved_ignore_index")
+IGNORED = "_saved_ignore_index"
+ignore_index: Get = attrgetter(IGNORED)
 pos_weight: Get = attrgetter("_saved_pos_weight")
 beta: Get = attrgetter("_saved_beta")
 delta: Get = attrgetter("_saved_delta")
@@ -152,7 +153,7 @@ CROSS_ENTROPY = (
     *TENSORS,
     "_saved_weight",
     "_saved_total_weight",
-    "_saved_ignore_index",
+    IGNORED,
 )
 SAVED_NEED = "shows what a loss is a mean of"
 

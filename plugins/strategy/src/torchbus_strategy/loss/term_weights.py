@@ -245,7 +245,7 @@ def _counts(found: WeightedTerms) -> list[Number]:
 
 
 def may_hide_none(term: Term) -> bool:
-    """Whether it is a sum over one, which may be a clamp's, of values that the graph has not kept."""
+    """Whether it is a sum over one, maybe a clamp's, of values that the graph has not kept."""
     return bool(_has_one(term.divisors) and math.prod(term.sizes)) and value_of(term) is None
 
 

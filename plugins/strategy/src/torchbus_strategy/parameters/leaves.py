@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchbus.plugin import BackwardCall, Context
 from torchbus.tree import as_list
 
+from torchbus_strategy import compat
 from torchbus_strategy.batches import TrackedBatch, is_plain
 from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.reading import is_sum, terms_of
@@ -191,9 +192,25 @@ def _is_mean(term: Term) -> bool:
 
 
 def _counts(term: Term, rows: int) -> bool:
-    """Whether it is a mean over this rank's samples."""
+    """Whether it is a mean over this rank's samples, and not over as many things that a mask, or
+    the targets, left by chance.
+    """
     number = term.number
-    return isinstance(number, float) and same(number, rows)
+    if term.divisors or not isinstance(number, float) or not same(number, rows):
+        return False
+    return not any(map(_leaves_some, nodes_below([term.node], NODES_AT_MOST)))
+
+
+def _leaves_some(node: Any) -> bool:
+    name = type(node).__name__
+    if name == "IndexBackward0":  # one of each sample, as in ``z[torch.arange(len(z)), y]``
+        first = next(one for one in compat.indices(node) if one is not None)
+        return not torch.equal(first, torch.arange(len(first), device=first.device))
+    ignored = getattr(node, compat.IGNORED, None)
+    if ignored is not None:
+        ignores = (compat.target(node) == compat.signed(ignored)).any()
+        return bool(ignores) or compat.weight(node) is not None
+    return name in ("IndexSelectBackward0", "MaskedSelectBackward0")
 
 
 def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
