@@ -255,7 +255,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     each = [samples_in(child, sizes, budget) for child in children]
     found = _joined(each)
     if found == NONE and not may_be_of_parameters(node):
-        sides = [getattr(node, side, None) for side in compat.FACTORS]
+        sides: list[Any] = [getattr(node, side, None) for side in compat.FACTORS]
         data = [one for one in sides if _is_many(one) and one.dim() == len(sizes)]
         return _in_memory(data[0]) if data else DATA
     return found._replace(related=found.related or _is_of_pairs(each, children, budget))

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torchbus.plugin import BackwardCall, Context
 from torchbus.tree import as_list
 
-from torchbus_strategy import compat
 from torchbus_strategy.batches import TrackedBatch, is_plain
 from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.reading import is_sum, terms_of
+from torchbus_strategy.loss.selections import leaves_some
 from torchbus_strategy.loss.terms import Term, same
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -198,19 +198,7 @@ def _counts(term: Term, rows: int) -> bool:
     number = term.number
     if term.divisors or not isinstance(number, float) or not same(number, rows):
         return False
-    return not any(map(_leaves_some, nodes_below([term.node], NODES_AT_MOST)))
-
-
-def _leaves_some(node: Any) -> bool:
-    name = type(node).__name__
-    if name == "IndexBackward0":  # one of each sample, as in ``z[torch.arange(len(z)), y]``
-        first = next(one for one in compat.indices(node) if one is not None)
-        return not torch.equal(first, torch.arange(len(first), device=first.device))
-    ignored = getattr(node, compat.IGNORED, None)
-    if ignored is not None:
-        ignores = (compat.target(node) == compat.signed(ignored)).any()
-        return bool(ignores) or compat.weight(node) is not None
-    return name in ("IndexSelectBackward0", "MaskedSelectBackward0")
+    return not leaves_some(term.node)
 
 
 def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
