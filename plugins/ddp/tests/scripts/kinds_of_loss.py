@@ -125,7 +125,7 @@ LOSSES = {
     "as many steps as ranks": lambda net, x, m: (
         (z := net(x[:, :RANKS]).square().mean(-1)).sum() / torch.ones_like(z).sum()
     ),
-    "tokens of as many steps": lambda net, x, m: F.cross_entropy(
+    "tokens of these steps": lambda net, x, m: F.cross_entropy(
         net(x).flatten(0, 1), torch.ones(4 * len(x), ROWS // RANKS).softmax(1)
     ),
     "time first": lambda net, x, m: net(x.transpose(0, 1)).transpose(0, 1).square().mean(),

@@ -105,7 +105,7 @@ def _source(
     if storages is None:
         return None
     read = [one for one in used if not storages.isdisjoint(one.storages())]
-    if _selects(term):  # it may have as many rows as another batch by chance
+    if _selects(term):  # only by chance its rows are as many as a batch has
         return read[0] if len({one.share for one in read}) == 1 else None
     length = rows_of(term)
     fits = [one for one in used if one.rows == length]

@@ -1,5 +1,5 @@
 """Whether a loss has left out some samples, or positions of them: what is left is not counted by
-samples, even where it is as many.
+samples, even where the numbers are equal.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ def _is_mean(term: Term) -> bool:
 
 
 def _counts(term: Term, rows: int) -> bool:
-    """Whether it is a mean over this rank's samples, and not over as many things that a mask, or
-    the targets, left by chance.
+    """Whether it is a mean over this rank's samples, and not over things, by chance of the same
+    number, that a mask or the targets left.
     """
     number = term.number
     if term.divisors or not isinstance(number, float) or not same(number, rows):
