@@ -54,7 +54,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch.autograd, "_profiler_enabled"
     yield torch.cuda.memory, "_record_memory_history _dump_snapshot"
     yield torch.ops, "_c10d_functional"
-    yield Tensor, "_use_count _version _indices _values _is_view _nnz _backward_hooks"
+    yield Tensor, "_use_count _base _version _indices _values _is_view _nnz _backward_hooks"
     yield Tensor, "_post_accumulate_grad_hooks"
     yield Module, "_modules _parameters _buffers _non_persistent_buffers_set _wrapped_call_impl"
     yield Module, "_compiled_call_impl _load_from_state_dict"

@@ -131,8 +131,8 @@ class ConstantDivisors:
         """Whether the loss is a sum divided by this count, as a number of the script's own.
 
         The count may also be the number of elements that were summed on this rank: it is, if the
-        script does not divide its own batch, if what was summed has that many rows, or if an earlier
-        loss was divided by its elements. Else the script is asked.
+        loop does not divide its batch, if what was summed has that many rows, or if one earlier
+        was divided by its elements. Else the script is asked.
         """
         numbers = [one for one in divisors if not isinstance(one, Tensor | Measured)]
         elements = [*accumulate(sizes, operator.mul)]
