@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, dataloader
 HOOKS = "forward_pre forward backward_pre backward state_dict_pre state_dict load_state_dict_pre"
 GLOBAL = "forward forward_pre backward module_registration parameter_registration"
 SAVED = (
-    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin mat2 ord"
+    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin mat1 mat2 ord"
     " other pos_weight reduction result self self_sym_sizes target tensor total_weight weight x1 x2"
 )
 OF_LAPACK = {"_saved_A", "_saved_L", "_saved_eigenvectors", "_saved_inverse"}
@@ -54,7 +54,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch.autograd, "_profiler_enabled"
     yield torch.cuda.memory, "_record_memory_history _dump_snapshot"
     yield torch.ops, "_c10d_functional"
-    yield Tensor, "_use_count _version _indices _values _is_view _nnz _backward_hooks"
+    yield Tensor, "_use_count _base _version _indices _values _is_view _nnz _backward_hooks"
     yield Tensor, "_post_accumulate_grad_hooks"
     yield Module, "_modules _parameters _buffers _non_persistent_buffers_set _wrapped_call_impl"
     yield Module, "_compiled_call_impl _load_from_state_dict"

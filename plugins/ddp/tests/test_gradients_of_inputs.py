@@ -47,6 +47,15 @@ def attacked(net, x, state, s):
     net(near.detach() + slope.sign()).square().mean().backward()
 
 
+def masked(net, x, state, s):
+    # as many positions as samples, by chance
+    x.requires_grad_()
+    squares = net(x).square()
+    some = torch.arange(squares.numel()).reshape(squares.shape) < len(x)
+    (slope,) = torch.autograd.grad(squares[some].mean(), x)
+    net((x + slope.sign()).detach()).square().mean().backward()
+
+
 def fast_weights(net, x, state, s):
     fast = net.weight.detach().clone().requires_grad_()
     (slope,) = torch.autograd.grad(nn.functional.linear(x, fast).square().mean(), fast)
@@ -80,6 +89,7 @@ print(json.dumps([apart, [str(one.message)[:60] for one in said]]))
         (["shared"], "which no optimizer holds"),
         (["shared", "adopts"], ""),
         (["attacked"], "torch.autograd.grad communicates nothing"),
+        (["masked"], "torch.autograd.grad communicates nothing"),
         (["fast_weights"], ""),
     ],
 )

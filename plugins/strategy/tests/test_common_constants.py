@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchbus_strategy.checks import constants, hyperparameters
 from torchbus_strategy.checks.constants import suspicious
@@ -22,6 +23,20 @@ def test_which_constants_are_read() -> None:
     loss.backward()
     assert constants.read(loss) == ((), ())
     assert constants.read(torch.ones(())) == ((), ())
+
+
+def test_weights_of_elements_are_read_where_each_has_that_of_its_label() -> None:
+    targets = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    logits = torch.zeros(2, 2, requires_grad=True)
+    of_elements = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+
+    def both(weights: Tensor) -> list[tuple[float, ...]]:
+        inside = F.binary_cross_entropy_with_logits(logits, targets, weights)
+        return [constants.read(loss)[1] for loss in (inside, (of_elements * weights).mean())]
+
+    assert both(torch.where(targets == 1, 0.75, 0.25)) == [(1.25,), (1.25,)]  # 0.75 + 2 * 0.25
+    assert both(torch.where(targets == 1, 0.5, 0.25)) == [(1.0,), (1.0,)]
+    assert both(torch.tensor([[0.75, 0.25], [0.5, 0.25]])) == [(), ()]  # each has another one
 
 
 def test_a_divisor_of_a_sum_is_told_from_other_factors() -> None:

@@ -13,9 +13,11 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.world import Share
 
+from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.reading import is_sum, terms_of
 from torchbus_strategy.loss.terms import ALL, COUNTED, NORM, SLOTS, WEIGHT, Count, Term
 from torchbus_strategy.loss.weights import LossWeights
+from torchbus_strategy.multi_loader import sources
 
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])
@@ -64,7 +66,7 @@ def losses() -> Tensor:
         (lambda: (P[0].exp() * losses()).sum(), [("mean", 4), ("mean", 2)]),
         (lambda: (losses() * losses()).sum(), [("nonlinear", None)]),
         (lambda: (W / losses()).sum(), [("nonlinear", None)]),
-        (lambda: (X[0, :2] * losses()).sum(), [("sum", None)]),
+        (lambda: (X[0, :2] * losses()).sum(), [("nonlinear", None)]),
         (lambda: (X.mean(1) * W.sum()).sum(), [("sum", None)]),
         # weight decay is alike on all ranks
         (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),
@@ -266,3 +268,13 @@ def test_terms_of_unlike_counts_are_said() -> None:
 
 def test_slots() -> None:
     assert len({WEIGHT, NORM, COUNTED, ALL}) == 4 < SLOTS
+
+
+def test_as_many_rows_as_another_batch_has_are_not_its_samples_if_a_mask_left_them() -> None:
+    few, many = torch.randn(4, 3), torch.randn(6, 3)
+    shares = (Share(0.8, count=8), Share(1.2, count=8))
+    origin: Any = None
+    used = [TrackedBatch(origin, 1, s, [x]) for x, s in zip((few, many), shares, strict=True)]
+    copied = torch.nn.Linear(3, 1)(many.clone()).square()
+    assert sources(terms_of(copied.mean()), used, 2) == [used[1]]
+    assert sources(terms_of(copied[torch.arange(6) < 4].mean()), used, 2) is None

@@ -49,7 +49,7 @@ class ModuleHook:
 
     def _run(self, module: Module, inputs: tuple[object, ...]) -> None:
         # a compilation that starts in another hook of this call takes it off too late
-        if self._handle is not None:
+        if self._handle is not None and not torch.jit.is_tracing():
             self._called(module, inputs)
 
     def _take_off(self) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 
 import torch
 from torch import nn
@@ -30,6 +31,20 @@ def first_call(batch_size):
     for x, y in batches(batch_size):
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
+def traced(batch_size):
+    """The model's first call is in torch.jit.trace, and the loop calls what that has made."""
+    model = make_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        call = torch.jit.trace(model, X[:2])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for x, y in batches(batch_size):
+        optimizer.zero_grad()
+        (call(x) - y).square().mean().backward()
         optimizer.step()
     return list(model.parameters())
 
@@ -74,7 +89,7 @@ def train(way, batch_size):
 
 
 found = {}
-for way in (first_call, ensemble, per_sample_gradients):
+for way in (first_call, traced, ensemble, per_sample_gradients):
     one = train(way, 6)
     with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
         two = train(way, 3)

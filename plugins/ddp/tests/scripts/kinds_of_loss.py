@@ -116,6 +116,18 @@ LOSSES = {
     "nothing": nothing,
     "nothing of zero": nothing_of_zero,
     "over all images": over_all_images,
+    "mean over samples first": lambda net, x, m: net(x).square().mean(0).sum(),
+    "sum over samples first": lambda net, x, m: net(x).square().sum(0).mean(),
+    "by dims": lambda net, x, m: net(x).square()[m].mean((0, 1)),
+    "of each step": lambda net, x, m: (
+        net(x).square().mean((0, 2)) * torch.linspace(1, 2, 4)
+    ).sum(),
+    "as many steps as ranks": lambda net, x, m: (
+        (z := net(x[:, :RANKS]).square().mean(-1)).sum() / torch.ones_like(z).sum()
+    ),
+    "tokens of these steps": lambda net, x, m: F.cross_entropy(
+        net(x).flatten(0, 1), torch.ones(4 * len(x), ROWS // RANKS).softmax(1)
+    ),
     "time first": lambda net, x, m: net(x.transpose(0, 1)).transpose(0, 1).square().mean(),
 }
 

@@ -37,6 +37,8 @@ is_view: Callable[[Tensor], bool] = Tensor._is_view
 """Without it: AttributeError when ddp is imported."""
 flattened: Callable[[list[Tensor]], Tensor] = _utils._flatten_dense_tensors
 unflattened: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _utils._unflatten_dense_tensors
+viewed: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+"""What a tensor is a view of. Without it: AttributeError at the first backward."""
 use_count: Callable[[Tensor], int] = private(
     Tensor, "_use_count", "finds the batch that a graph has saved"
 )
@@ -114,7 +116,7 @@ Get = Callable[[Node], Any]
 PREFIX = "_saved_"
 REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
 SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
-MAT2, X1, X2 = "_saved_mat2", "_saved_x1", "_saved_x2"
+MAT1, MAT2, X1, X2 = "_saved_mat1", "_saved_mat2", "_saved_x1", "_saved_x2"
 ORD = "_saved_ord"
 DIM, KEEPDIM, TENSOR = "_saved_dim", "_saved_keepdim", "_saved_tensor"
 NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
@@ -129,7 +131,8 @@ sizes: Get = attrgetter(SIZES)
 result: Get = attrgetter(RESULT)
 weight: Get = attrgetter("_saved_weight")
 total_weight: Get = attrgetter("_saved_total_weight")
-ignore_index: Get = attrgetter("_saved_ignore_index")
+IGNORED = "_saved_ignore_index"
+ignore_index: Get = attrgetter(IGNORED)
 pos_weight: Get = attrgetter("_saved_pos_weight")
 beta: Get = attrgetter("_saved_beta")
 delta: Get = attrgetter("_saved_delta")
@@ -157,7 +160,7 @@ CROSS_ENTROPY = (
     *TENSORS,
     "_saved_weight",
     "_saved_total_weight",
-    "_saved_ignore_index",
+    IGNORED,
 )
 SAVED_NEED = "shows what a loss is a mean of"
 
@@ -179,6 +182,14 @@ def number_in(tensor: Tensor) -> Any:
     except RuntimeError:
         with _disable_current_modes():
             return tensor.item()
+
+
+def is_python_number(saved: Tensor) -> bool:
+    """Whether a saved tensor of one element stands for a number that Python computed with. Such
+    ones give way to the dtype of others.
+    """
+    one = torch.ones((), dtype=torch.float16 if saved.is_floating_point() else torch.int8)
+    return torch.result_type(saved, one) == one.dtype
 
 
 def tensor_names(node: Node) -> list[str]:
@@ -228,6 +239,7 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "MulBackward0", 2 * x, FACTORS
     yield "DivBackward0", x / 2, FACTORS
     yield "MmBackward0", x.t() @ x, (SELF, MAT2)
+    yield "AddmmBackward0", torch.addmm(x, y.view(1, 2), x.t() @ y), (MAT1,)
     yield "BmmBackward0", torch.bmm(x.view(2, 1, 1), x.view(2, 1, 1)), (SELF, MAT2)
     yield "CdistBackward0", torch.cdist(x, x), (X1, X2)
     yield "DotBackward0", torch.dot(x[0], y[0]), (SELF, TENSOR)

@@ -15,6 +15,7 @@ from torchbus_strategy import compat
 from torchbus_strategy.batches import TrackedBatch, is_plain
 from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.reading import terms_of
+from torchbus_strategy.loss.selections import leaves_some
 from torchbus_strategy.loss.term_weights import of_batches, unique
 from torchbus_strategy.loss.terms import Term, WeightedTerms
 
@@ -93,7 +94,7 @@ def _by_elimination(
 ) -> None:
     """Give the one remaining batch to the one remaining term, if it has the same number of rows."""
     place, left = found.index(None), [one for one in used if one not in found]
-    if len(left) == 1 and left[0].rows == rows_of(terms[place]):
+    if len(left) == 1 and left[0].rows == rows_of(terms[place]) and not _selects(terms[place]):
         found[place] = left[0]
 
 
@@ -104,6 +105,8 @@ def _source(
     if storages is None:
         return None
     read = [one for one in used if not storages.isdisjoint(one.storages())]
+    if _selects(term):  # only by chance its rows are as many as a batch has
+        return read[0] if len({one.share for one in read}) == 1 else None
     length = rows_of(term)
     fits = [one for one in used if one.rows == length]
     if len({one.share for one in read or fits}) == 1:
@@ -116,6 +119,10 @@ def _source(
         return _together(both, parts)
     fits = [one for one in fits if one in both]
     return fits[0] if len({one.share for one in fits}) == 1 else None
+
+
+def _selects(term: Term) -> bool:
+    return leaves_some(term.reduced_by)
 
 
 def rows_of(term: Term) -> int:

@@ -44,6 +44,7 @@ WEIGHTED = {
     "BinaryCrossEntropyWithLogitsBackward0": compat.pos_weight,
 }
 """How to get the weights of classes."""
+OF_BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 SUMS = ("SumBackward0", "NansumBackward0")
 TIMES = ("MulBackward0", "DivBackward0", "NegBackward0")
 OF_A_SUM, OF_MEANS = " of a sum", " of means"
@@ -77,7 +78,7 @@ def _kind(node: Node) -> str:
     if name.startswith("Div") and _divides_a_sum(node):
         return name + OF_A_SUM
     sides = [getattr(node, side, None) for side in compat.FACTORS if name in TIMES]
-    is_vector = any(isinstance(side, Tensor) and side.dim() for side in sides)
+    is_vector = any(isinstance(side, Tensor) and side.dim() == 1 for side in sides)
     return name + OF_MEANS if is_vector else name
 
 
@@ -101,7 +102,24 @@ def _constants(node: Node) -> list[float]:
         weights = WEIGHTED[type(node).__name__](node)
         if weights is not None and weights.is_cpu and weights.numel() <= FACTORS_AT_MOST:
             numbers.append(_weighted_sum(weights.detach().flatten()))
-    return numbers
+    return numbers + _of_labels(node)
+
+
+def _of_labels(node: Node) -> list[float]:
+    """The weights of positives and of negatives, in one, where each element has its label's."""
+    name = type(node).__name__
+    child = node.next_functions[0][0] if name == "MulBackward0" else None
+    if name in OF_BINARY:
+        weights, targets = compat.weight(node), compat.target(node)
+    elif child is not None and type(child).__name__ in OF_BINARY:
+        weights, targets = compat.other(node), compat.target(child)
+    else:
+        return []
+    if weights is None or weights.shape != targets.shape or not weights.is_cpu:
+        return []
+    each = [weights[targets == label] for label in (1, 0)]
+    alike = all(len(one) and one.min() == one.max() for one in each)
+    return [_weighted_sum(torch.stack([one[0] for one in each]))] if alike else []
 
 
 def _factor(node: Node) -> list[float]:

@@ -9,19 +9,17 @@ from torch import Tensor
 
 from torchbus_strategy import compat
 from torchbus_strategy.graph import children_of, nodes_below
-from torchbus_strategy.loss.samples import may_be_of_parameters
+from torchbus_strategy.loss.samples import may_be_of_parameters, samples_in, sizes_of
 from torchbus_strategy.loss.terms import Term
 
 PICKS = (
-    "IndexBackward0",
-    "IndexSelectBackward0",
     "SelectBackward0",
     "SliceBackward0",
     "SplitBackward0",
     "SplitWithSizesBackward0",
     "UnbindBackward0",
 )
-"""What takes some samples out of a tensor."""
+"""What takes some rows, or columns, out of a tensor."""
 NODES_AT_MOST = 2_000
 
 
@@ -48,10 +46,21 @@ def _of_samples(node: Any) -> list[Any]:
     return [
         child
         for child in children_of(node)
-        if child is not None
-        and type(child).__name__ not in PICKS
-        and not may_be_of_parameters(child)
+        if child is not None and not _is_pick(child) and not may_be_of_parameters(child)
     ]
+
+
+def _is_pick(node: Any) -> bool:
+    """Whether it takes samples, and not time steps or columns of all of them. A mask may do that,
+    too, as ``z[labels == 1]`` does.
+    """
+    if type(node).__name__ not in PICKS:
+        return False
+    sizes = sizes_of(node, (0,))
+    if type(node).__name__ == "UnbindBackward0":
+        return compat.signed(compat.dim(node)) == 0
+    dims = samples_in(node.next_functions[0][0], sizes).dims
+    return compat.signed(compat.dim(node)) % len(sizes) in dims[:1]
 
 
 def _target(term: Term) -> int:

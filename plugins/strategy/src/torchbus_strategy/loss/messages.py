@@ -23,6 +23,12 @@ NEITHER = (
     " already, and the ranks' gradients are averaged. If one process would divide by that constant"
     " as well, say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
 )
+EITHER = (
+    "the loss is a sum divided by {:g}, which is the number of all ranks' samples, and also that of"
+    " the elements that were summed on this rank: it is taken for a constant of the script, and the"
+    " ranks' sums are added up. If the script has counted this rank's elements, divide by a tensor,"
+    " as mask.sum() is, or say s.backward_weight(count)"
+)
 TIMES_CONSTANT = (
     "a term of the loss is a sum divided by {0:g}, or multiplied by {3:g}, on every rank, which is"
     " neither the number of this rank's samples ({1}) nor of all ranks' ({2}): the ranks' sums are"

@@ -11,11 +11,14 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import children_of
 from torchbus_strategy.loss.samples import (
     LINEAR,
+    NONE,
     OF_ONE_NUMBER,
     ORDERING,
     REDUCING,
+    dims_of,
     is_of_parameters,
     may_be_of_parameters,
     reduces_a_parameter,
@@ -29,6 +32,7 @@ from torchbus_strategy.loss.terms import (
     UNKNOWN,
     Coefficient,
     Divisors,
+    Measured,
     Number,
     Term,
 )
@@ -224,6 +228,11 @@ SHAPES = (
 LINEAR_STEPS = (*ARITHMETIC, *SHAPES, "MulBackward0", "DivBackward0")
 READING_PRODUCTS = ("MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1")
 SUMS = ("SumBackward0", "NansumBackward0")
+OVER_DIMS = {
+    "MeanBackward1": "MeanBackward0",
+    "SumBackward1": "SumBackward0",
+    "NansumBackward1": "NansumBackward0",
+}
 WITH_COUNT = ("NllLossBackward0", "NllLoss2DBackward0")
 MEAN, SUM = 1, 2  # as torch numbers them
 READING_DEPTH = 64
@@ -250,6 +259,8 @@ def terms_of(loss: Tensor, rows: int = 0, looks: bool = True) -> list[Term]:
 
 def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     name = type(node).__name__
+    if name in OVER_DIMS and _leaves_one(node):
+        name = OVER_DIMS[name]
     if name in WITH_COUNT:
         return [_with_count(node, divisors)]
     if name == "MeanBackward0":
@@ -272,10 +283,19 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
             return _stacked(places, rows, divisors, depth)
     if is_of_parameters(node):
         return []
+    if name == "DotBackward0" and len(given := list(filter(None, children_of(node)))) == 1:
+        return _dot(node, given[0], divisors)
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
     unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
     return _compared(node) or [unknown]
+
+
+def _leaves_one(node: Node) -> bool:
+    """Whether what reduces some dimensions leaves one number: ``losses.sum(0)``."""
+    sizes = sizes_of(node)
+    over = dims_of(node, len(sizes))
+    return all(size == 1 for dim, size in enumerate(sizes) if dim not in over)
 
 
 def _is_squared_norm(node: Node) -> bool:
@@ -332,6 +352,9 @@ def relates_samples(term: Term) -> bool:
     node = term.node
     if node is None or term.place is not None or node.next_functions[0][0] is None:
         return False
+    while type(node).__name__ in READING_PRODUCTS:  # with the weight of a task
+        below_it = [child for child, _ in node.next_functions if child is not None]
+        node = next((one for one in below_it if not is_of_parameters(one)), below_it[0])
     is_of_means = bool(term.sizes) and term.sizes != sizes_of(node)
     return not is_of_means and samples_in(below(node), sizes_of(node)).related
 
@@ -369,7 +392,7 @@ def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> T
 def _mean(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(compat.sizes(node))
     length = [float(size) for size in sizes[:1] if size != 1]
-    found = _made_of(node, sizes, rows, (*divisors, *length), depth)
+    found = _made_of(node, sizes, rows, divisors, depth, length)
     if found is not None:
         return found
     return [Term("mean", _length(below(node), sizes, rows), sizes=sizes, over=divisors, node=node)]
@@ -384,6 +407,13 @@ def _sum(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term
     return [_summed(sizes, divisors, node)] if found is None else found
 
 
+def _dot(node: Node, child: Node, divisors: Divisors) -> list[Term]:
+    """A sum over products with given weights."""
+    sizes = next(tuple(one.shape) for one in compat.sides_of_dot(node) if one is not None)
+    found = _in_two_steps(child, sizes, divisors, node) or _of_statistics(child, sizes)
+    return found or _compared(node, sizes) or [_summed(sizes, divisors, node)]
+
+
 def _divided_inside(node: Node) -> Divisors:
     """The numbers by which each element of a sum is divided: ``(losses / mask.sum()).sum()``."""
     found: list[Number] = []
@@ -392,7 +422,7 @@ def _divided_inside(node: Node) -> Divisors:
         number = compat.other(node)
         if len(children) != 1 or number is None or number.dim() or number.is_complex():
             break
-        found.append(abs(compat.number_in(number)) if number.is_cpu else number.abs())
+        found.append(_divisor(number))
         node = children[0]
     return tuple(found)
 
@@ -404,18 +434,23 @@ def _of_statistics(child: Node, sizes: tuple[int, ...]) -> list[Term] | None:
 
 
 def _made_of(
-    node: Node, sizes: tuple[int, ...], rows: Counted, divisors: Divisors, depth: int
+    node: Node,
+    sizes: tuple[int, ...],
+    rows: Counted,
+    divisors: Divisors,
+    depth: int,
+    length: Sequence[float] = (),
 ) -> list[Term] | None:
-    """The terms that a mean or a sum adds up. None if it is a term itself."""
+    """The terms that a mean, of this ``length``, or a sum adds up. None if it is a term itself."""
     child = below(node)
     if depth and not sizes:
         return _terms(child, rows, divisors, depth - 1)
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
-        return _stacked(places, rows, divisors, depth)
+        return _stacked(places, rows, (*divisors, *length), depth)
     if depth and math.prod(sizes) == 1 and not samples_in(child, sizes).dims:
         return _terms(child, rows, divisors, depth - 1)
-    if reduces_a_parameter(child):
+    if reduces_a_parameter(child) or may_be_of_parameters(child, surely=True):
         return []
     return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
 
@@ -424,23 +459,26 @@ def _in_two_steps(
     child: Node, sizes: tuple[int, ...], divisors: Divisors, node: Node
 ) -> list[Term] | None:
     """The term, if its samples are reduced first, and then the numbers that are left of them."""
+    before, found = sizes, NONE
     for _ in range(READING_DEPTH):
+        if type(child).__name__ in ("MeanBackward1", "SumBackward1"):
+            before = tuple(compat.sizes(child))
+            found = samples_in(below(child), before)
+            if not found.related or found.dims:
+                break
+            child = below(child)
+            continue
         children = [one for one, _ in child.next_functions if one is not None]
         data = [one for one in children if not may_be_of_parameters(one)]
         divides = type(child).__name__ == "DivBackward0" and data[:1] != children[:1]
         if type(child).__name__ not in LINEAR_STEPS or len(data) != 1 or divides:
-            break
+            return None
         child = data[0]
-    if type(child).__name__ not in ("MeanBackward1", "SumBackward1"):
-        return None
-    before = tuple(compat.sizes(child))
-    found = samples_in(below(child), before)
-    if found.related or samples_in(child, sizes).dims or len(found.dims) != 1:
+    if found.related or not found.dims or samples_in(child, sizes_of(child)).dims:
         return None
     if type(child).__name__ == "SumBackward1":
         return [_summed(before, divisors, node)]
-    (dim,) = found.dims
-    return [Term("mean", float(before[dim]), sizes=before, over=divisors, node=node)]
+    return [Term("mean", float(before[found.dims[0]]), sizes=before, over=divisors, node=node)]
 
 
 def _compared(node: Node, sizes: Sequence[int] = ()) -> list[Term]:
@@ -522,15 +560,24 @@ def _reading_product(
     )
     if len(children) != 1 or number is None or (isinstance(number, Tensor) and number.numel() != 1):
         return [UNKNOWN]
-    if isinstance(number, Tensor) and number.is_cpu:
-        number = compat.number_in(number)
-    if isinstance(number, complex):
+    if isinstance(number, Tensor) and number.is_complex():
         return [UNKNOWN]
     if name.startswith("Div"):
-        return _terms(children[0], rows, (*divisors, abs(number)), depth - 1)
+        return _terms(children[0], rows, (*divisors, _divisor(number)), depth - 1)
+    if isinstance(number, Tensor) and number.is_cpu:
+        number = compat.number_in(number)
     if not isinstance(number, Tensor) and not number:
         return []  # `+ 0 * output.sum()` is there only to reach parameters
     return _terms(children[0], rows, (*divisors, _as_divisor(number)), depth - 1)
+
+
+def _divisor(given: Number) -> Number:
+    if not isinstance(given, Tensor):
+        return abs(given)
+    if not given.is_cpu:
+        return given.abs()
+    number: float = abs(compat.number_in(given))
+    return number if compat.is_python_number(given) else Measured(number)
 
 
 def _as_divisor(factor: Number) -> Number:

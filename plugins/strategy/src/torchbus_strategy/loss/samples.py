@@ -107,20 +107,31 @@ def is_of_parameters(node: Any, depth: int = DEPTH) -> bool:
     )
 
 
-def may_be_of_parameters(node: Any, depth: int = DEPTH) -> bool:
+def may_be_of_parameters(node: Any, depth: int = DEPTH, surely: bool = False) -> bool:
     """Whether it may be a function of parameters, as ``(w.T @ w - I).norm()`` is.
 
-    The graph does not show what was subtracted: it may be the batch.
+    The graph does not show what was subtracted: it may be the batch. ``surely``: it is not.
     """
     name, children = type(node).__name__, [child for child, _ in node.next_functions]
     if name == "AccumulateGrad":
-        return True
+        return not surely or isinstance(node.variable, nn.Parameter)
     if name not in (*OF_MANY, *REDUCED) or not depth or (name in OF_MATRICES and None in children):
         return False
-    if any(_is_many(getattr(node, side, None)) for side in compat.FACTORS):
+    given = [getattr(node, side, None) for side in compat.FACTORS]
+    if any(map(_is_many, given)):
+        return False
+    if (
+        surely
+        and None in children
+        and (name not in ("MulBackward0", "DivBackward0") or any(map(_has_dims, given)))
+    ):
         return False
     found = [child for child in children if child is not None]
-    return bool(found) and all(may_be_of_parameters(child, depth - 1) for child in found)
+    return bool(found) and all(may_be_of_parameters(child, depth - 1, surely) for child in found)
+
+
+def _has_dims(side: Any) -> bool:
+    return isinstance(side, torch.Tensor) and side.dim() > 0 and not side.requires_grad
 
 
 def _is_many(side: Any) -> bool:
@@ -161,10 +172,18 @@ ORDERING = (
     "SortBackward0",
     "TopkBackward0",
 )
+PICKING = (
+    "GatherBackward0",
+    "IndexSelectBackward0",
+    "SliceBackward0",
+    "SplitBackward0",
+    "SplitWithSizesBackward0",
+)
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 TIME_FIRST = ("CudnnRnnBackward0", "MiopenRnnBackward0", "MkldnnRnnLayerBackward0")
 LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
 """Which argument is the data."""
+DATA_OF = {"AddmmBackward0": compat.MAT1, "MmBackward0": compat.SELF}
 
 
 class Samples(NamedTuple):
@@ -204,10 +223,20 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
         return NONE if isinstance(node.variable, nn.Parameter) else DATA
     if name in TIME_FIRST:
         return Samples((1,))
+    if name == "EmbeddingBackward0":
+        return _in_memory(compat.indices(node))
     found = MADE_BY.get(name, _alike)(node, sizes, budget)
     if any(dim >= len(sizes) for dim in found.dims) and sizes:  # a broadcast, or an unknown node
         return found._replace(dims=tuple([dim for dim in found.dims if dim < len(sizes)]))
     return found
+
+
+def _in_memory(data: torch.Tensor) -> Samples:
+    """Samples were stacked to a batch, so they are what is furthest apart in memory, whatever was
+    transposed since then.
+    """
+    strides = data.stride()
+    return Samples((strides.index(max(strides)),)) if strides else NONE
 
 
 def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -226,7 +255,9 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     each = [samples_in(child, sizes, budget) for child in children]
     found = _joined(each)
     if found == NONE and not may_be_of_parameters(node):
-        return DATA
+        sides: list[Any] = [getattr(node, side, None) for side in compat.FACTORS]
+        data = [one for one in sides if _is_many(one) and one.dim() == len(sizes)]
+        return _in_memory(data[0]) if data else DATA
     return found._replace(related=found.related or _is_of_pairs(each, children, budget))
 
 
@@ -265,7 +296,7 @@ def sizes_of(node: Any, default: Sizes = ()) -> tuple[int, ...]:
     return tuple(default if values is None else values.shape)
 
 
-def _dims(node: Any, count: int) -> set[int]:
+def dims_of(node: Any, count: int) -> set[int]:
     """Return the dimensions over which a node goes: all if it names none."""
     given = getattr(node, compat.DIM, None)
     if given is None or given == ():
@@ -276,7 +307,7 @@ def _dims(node: Any, count: int) -> set[int]:
 
 def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     before = sizes_of(node)
-    found, over = _first(node, before, budget), _dims(node, len(before))
+    found, over = _first(node, before, budget), dims_of(node, len(before))
     keepdim = getattr(node, compat.KEEPDIM, False)
     left = _moved(
         found,
@@ -284,13 +315,15 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
             None if dim in over else dim if keepdim else dim - sum(one < dim for one in over)
         ),
     )
+    if found.dims and found.dims[0] in over and not found.related:
+        return Samples(related=True)  # what may be another dimension of them is none
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))
 
 
 def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     result = getattr(node, compat.RESULT, None)
     sizes = sizes_of(node, sizes if result is None else result.shape)
-    found, over = _first(node, sizes, budget), _dims(node, len(sizes))
+    found, over = _first(node, sizes, budget), dims_of(node, len(sizes))
     return found._replace(related=found.related or (bool(found.dims) and found.dims[0] in over))
 
 
@@ -374,9 +407,9 @@ def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """One number of a dimension was selected, or a dimension of size 1 was left out."""
     before = sizes_of(node)
     if type(node).__name__ == "SelectBackward0":
-        lost = _dims(node, len(before))
+        lost = dims_of(node, len(before))
     else:
-        over = _dims(node, len(before))
+        over = dims_of(node, len(before))
         lost = {dim for dim in over if before[dim] == 1}
     found = _first(node, before, budget)
     if found.dims and found.dims[0] in lost:  # one sample
@@ -401,31 +434,56 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     before = sizes_of(node)
     joined = _joined_before(node, sizes)
     if joined is not None:
-        return samples_in(joined, sizes, budget)
+        return samples_in(*joined, budget)
     found = _first(node, before, budget)
     dims = [
         dim
         for old in found.dims
         if old < len(before)
         for dim in range(len(sizes))
-        if sizes[dim] > 1 and _overlap(before, old, sizes, dim)
+        if (sizes[dim] > 1 and _overlap(before, old, sizes, dim))
+        or (dim == old and tuple(before[: old + 1]) == tuple(sizes[: old + 1]))
     ]
     return found._replace(dims=tuple(dict.fromkeys(dims)))
 
 
-def _joined_before(node: Any, sizes: Sizes) -> Any:
+def _joined_before(node: Any, sizes: Sizes) -> tuple[Any, Sizes] | None:
     """The node before the view that has joined the dimensions which this one splits again, as a
-    linear layer does with all but the last. None if there is none.
+    linear layer does with all but the last, and what they were. The node is None for data. None if
+    there is no view.
     """
     for _ in range(JOINED_WITHIN):
-        place = LAYERS.get(type(node).__name__, 0)
-        node = node.next_functions[place][0] if place < len(node.next_functions) else None
-        if node is None or type(node).__name__ not in (*VIEWS, *LAYERS):
+        layer, node = node, node.next_functions[_place_of_data(node)][0]
+        if node is None:
+            same = _is_split_data(layer, sizes)
+            return (None, sizes) if same else None
+        if type(node).__name__ not in (*VIEWS, *LAYERS) and not _is_matrix_of_a_layer(node):
             return None
         if type(node).__name__ in VIEWS:
-            same = len(sizes) > 2 and sizes_of(node)[:-1] == tuple(sizes[:-1])
-            return node.next_functions[0][0] if same else None
+            before = sizes_of(node)
+            same = len(sizes) > 2 and before[:-1] == tuple(sizes[:-1])
+            return (node.next_functions[0][0], before) if same else None
     return None
+
+
+def _place_of_data(node: Any) -> int:
+    return min(LAYERS.get(type(node).__name__, 0), len(node.next_functions) - 1)
+
+
+def _is_matrix_of_a_layer(node: Any) -> bool:
+    """Whether it is the product of a linear layer without a bias."""
+    return type(node).__name__ == "MmBackward0" and may_be_of_parameters(node.next_functions[1][0])
+
+
+def _is_split_data(layer: Any, sizes: Sizes) -> bool:
+    """Whether data of these sizes, but for the last one, was joined for a layer: a view shows it,
+    also one of some rows.
+    """
+    joined = getattr(layer, DATA_OF.get(type(layer).__name__, ""), None)
+    whole = None if joined is None else compat.viewed(joined)
+    if whole is None or whole.dim() != len(sizes) or len(sizes) < 3:
+        return False
+    return tuple(whole.shape[1:-1]) == tuple(sizes[1:-1]) and sizes[0] <= whole.shape[0]
 
 
 def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
@@ -460,6 +518,10 @@ def _indexed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     )
 
 
+def _picked(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    return _first(node, sizes_of(node, sizes), budget)
+
+
 def _selected(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     found = _first(node, sizes_of(node), budget)
     return found._replace(dims=DATA.dims if found.dims else found.dims)
@@ -483,6 +545,7 @@ MADE_BY: dict[str, Made] = {
     **dict.fromkeys(("SelectBackward0", "SqueezeBackward0", "SqueezeBackward1"), _removed),
     **dict.fromkeys(("TransposeBackward0", "TBackward0"), _swapped),
     **dict.fromkeys(("MmBackward0", "BmmBackward0"), _product),
+    **dict.fromkeys(PICKING, _picked),
     "CdistBackward0": _pairs,
     "DiagonalBackward0": _diagonal,
     "ExpandBackward0": _expanded,

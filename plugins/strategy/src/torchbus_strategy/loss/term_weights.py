@@ -20,7 +20,7 @@ from torchbus.plugin import Context, Share
 from torchbus_device import accelerators
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.reading import is_in_full, sums_samples
-from torchbus_strategy.loss.terms import Number, Term, WeightedTerms, same
+from torchbus_strategy.loss.terms import Divisors, Number, Term, WeightedTerms, same
 from torchbus_strategy.loss.values import value_of, weigh, weighed
 
 LOOKS = 10
@@ -244,9 +244,20 @@ def _counts(found: WeightedTerms) -> list[Number]:
     return [_unless_clamped(term, count) if weight else 0.0 for term, count, weight in both]
 
 
+def may_hide_none(term: Term) -> bool:
+    """Whether it is a sum over one, maybe a clamp's, of values that the graph has not kept."""
+    return bool(_has_one(term.divisors) and math.prod(term.sizes)) and value_of(term) is None
+
+
+def _has_one(divisors: Divisors) -> bool:
+    return any(not isinstance(number, Tensor) and number == 1.0 for number in divisors)
+
+
 def _unless_clamped(term: Term, count: Number) -> Number:
     """Return the count, or 0 if a clamp has made it 1: ``sum / mask.sum().clamp(min=1)``."""
-    if isinstance(count, Tensor) or not term.divisors or count != 1.0:
+    if term.divisors and not math.prod(term.sizes):
+        return 0.0
+    if isinstance(count, Tensor) or not _has_one(term.divisors):
         return count
     value = value_of(term)
     return count if value is None or value != 0 else 0.0

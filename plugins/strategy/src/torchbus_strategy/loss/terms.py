@@ -15,6 +15,10 @@ class Coefficient(float):
     """What a factor would be as a divisor. Below 1, it can't be a count."""
 
 
+class Measured(float):
+    """A divisor that was a tensor: counted in the batch, and no number of the script's own."""
+
+
 Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
 Divisors = tuple[Number, ...]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context
 
-from torchbus_strategy.loss.messages import MAY_BE_NONE, NEITHER, REPEATED
+from torchbus_strategy.loss.messages import EITHER, MAY_BE_NONE, NEITHER, REPEATED
 from torchbus_strategy.loss.terms import (
     ALL,
     ALL_SQUARED,
@@ -25,6 +25,7 @@ from torchbus_strategy.loss.terms import (
     WEIGHT,
     Count,
     Divisors,
+    Measured,
     Number,
     Scales,
     Term,
@@ -46,17 +47,23 @@ class ConstantDivisors:
         self._session = session
         self._of_all: set[float] = set()
         self._of_each: set[float] = set()
+        self._counts_elements = self._may_be_elements = False
         self._alike = self._rows = 0
         self._before = 0.0
 
     def state_dict(self) -> dict[str, object]:
-        return {"constants": sorted(self._of_all), "constants of each": sorted(self._of_each)}
+        return {
+            "constants": sorted(self._of_all),
+            "constants of each": sorted(self._of_each),
+            "counts elements": self._counts_elements,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._of_all, self._of_each = (
             set(state["constants"]),
             set(state.get("constants of each", ())),
         )
+        self._counts_elements = state.get("counts elements", False)
 
     def target(self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> float:
         """Return the mean weight that ranks must have.
@@ -101,6 +108,8 @@ class ConstantDivisors:
             for number in (divisor, *divisors)
             for count in counts
         )
+        if divisor in self._of_all and self._may_be_elements and not self._counts_elements:
+            return EITHER.format(divisor)
         if self._alike >= ALIKE_FOR:
             return ""
         stays = divisor == self._before and not known
@@ -119,24 +128,32 @@ class ConstantDivisors:
         )
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
-        """Whether the loss is a sum divided by this count.
+        """Whether the loss is a sum divided by this count, as a number of the script's own.
 
-        If the script does not divide its own batch, the count may also be the number of elements
-        that were summed on this rank.
+        The count may also be the number of elements that were summed on this rank: it is, if the
+        loop does not divide its batch, if what was summed has that many rows, or if one earlier
+        was divided by its elements. Else the script is asked.
         """
-        found = any(not isinstance(number, Tensor) and same(number, count) for number in divisors)
-        return found and (
-            self._is_whole
-            or isinstance(self._session.share.indices, range)
-            or count not in accumulate(sizes, operator.mul)
+        numbers = [one for one in divisors if not isinstance(one, Tensor | Measured)]
+        elements = [*accumulate(sizes, operator.mul)]
+        self._counts_elements |= any(
+            not same(one, count) and any(same(one, mine) for mine in elements[1:])
+            for one in numbers
         )
+        if not any(same(one, count) for one in numbers):
+            return False
+        self._may_be_elements = count in elements
+        if not self._is_whole and not isinstance(self._session.share.indices, range):
+            return not self._may_be_elements
+        return count not in elements[:1] and not (self._may_be_elements and self._counts_elements)
 
 
 class CommonDivisor:
     """Decides in each backward, the same on all ranks, from common values.
 
-    A number of samples does not count, though equal shares make it equal. Nor does a count of each
-    rank's own (of a mask) that is equal by chance: earlier ones differed.
+    A number of samples, or of elements of them, does not count, though equal shares make it equal.
+    Nor does a count of each rank's own (of a mask) that is equal by chance: earlier ones differed,
+    or it has been the same so far. ``own``: whether the number may be such a one.
 
     ``is_found``: there is one so far. ``has_counted_repeated``: in the last backward, ranks without
     samples repeated a batch, and the script has taken its number from all ranks.
@@ -164,7 +181,7 @@ class CommonDivisor:
         """Whether the script takes its number from all ranks: it has changed on all of them."""
         return self.is_found and self._varies
 
-    def expect(self, number: Number | None, samples: int, parts: int) -> bool:
+    def expect(self, number: Number | None, samples: int, parts: int, own: bool = False) -> bool:
         """What ``judge`` would find, should all ranks divide by ``number``.
 
         On a GPU the host does not wait to know whether they do. A number that is on the GPU itself
@@ -172,10 +189,12 @@ class CommonDivisor:
         """
         if number is None or isinstance(number, Tensor):
             return self.is_found
-        is_count = bool(samples) and same(float(number), samples / _sharers(samples, parts))
+        is_count = own or _is_rows(float(number), samples, parts)
         return self._always_alike and (self._is_no_count or not is_count)
 
-    def judge(self, alike: bool, number: Number | None, samples: int, parts: int) -> bool:
+    def judge(
+        self, alike: bool, number: Number | None, samples: int, parts: int, own: bool = False
+    ) -> bool:
         """Whether all ranks divide by one number that counts.
 
         ``alike``: all ranks divide by ``number`` now. ``samples``: those of all ranks, 0 if
@@ -189,13 +208,18 @@ class CommonDivisor:
         divisor = float(number)
         self._varies |= self._first is not None and not same(divisor, self._first)
         self._first = divisor if self._first is None else self._first
-        is_count = bool(samples) and same(divisor, samples / _sharers(samples, parts))
+        is_count = _is_rows(divisor, samples, parts) or (own and not self._varies)
         if some_repeat:
             found = self._always_alike and (self._is_no_count or not is_count)
             self.has_counted_repeated = found and self._varies
             return found
         self._is_no_count |= not is_count
         return self.is_found
+
+
+def _is_rows(number: float, samples: int, parts: int) -> bool:
+    """Whether it is the number of samples of a rank, if shares are equal."""
+    return bool(samples) and same(number, samples / _sharers(samples, parts))
 
 
 def _sharers(samples: int, parts: int) -> int:
@@ -257,6 +281,7 @@ class Unit:
             self._divisor,
             self._session.share.count,
             self._session.world.data.parts,
+            self._is_own,
         )
         odd = (
             self._constants.look(self._divisor, self._divisors, self._sizes)
@@ -310,13 +335,28 @@ class Unit:
             mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED]
         )
         alike = alike & self._common.expect(
-            self._divisor, self._session.share.count, self._session.world.data.parts
+            self._divisor,
+            self._session.share.count,
+            self._session.world.data.parts,
+            self._is_own,
         )
         alike = alike & ((mean[CLAMPED] == 0.0) | self._common.is_sure)
         target = torch.where(alike, self._target(not isinstance(self._divisor, Tensor)), 1.0)
         loss = mean[WEIGHT] if windows else torch.where(alike, mean[ALL], mean[WEIGHT])
         base = torch.where(alike, mean[ALL], mean[NORM])
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the divisor may have been counted in this rank's samples: it was a tensor, or is
+        the number of elements that were summed.
+        """
+        elements = [*accumulate(self._sizes, operator.mul)]
+        return any(
+            isinstance(one, Measured)
+            or (not isinstance(one, Tensor) and any(same(one, mine) for mine in elements))
+            for one in self._divisors
+        )
 
     def state_dict(self) -> dict[str, object]:
         found = {"unit": self.value, "agreed": self.agreed}

@@ -29,6 +29,7 @@ from torchbus_strategy.loss.repeated import RepeatedLosses
 from torchbus_strategy.loss.term_weights import (
     TERMS_AT_MOST,
     TermWeights,
+    may_hide_none,
     of_one_batch,
     of_sums,
     unique,
@@ -398,6 +399,8 @@ class LossWeights:
             if not self._sources.is_reported:
                 self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
             return count
+        if not terms.zipped and any(map(may_hide_none, terms.terms)):
+            self._say(messages.MAY_BE_NONE)
         if not self._said:
             self.note = messages.NOTES["terms" if weights else terms.note]
         return self._multiplied(count, terms, weights or terms.weights)

@@ -20,6 +20,7 @@ from torchbus.tree import as_list
 from torchbus_strategy.batches import TrackedBatch, is_plain, only_evaluate
 from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.reading import is_sum, terms_of
+from torchbus_strategy.loss.selections import leaves_some
 from torchbus_strategy.loss.terms import Term, same
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -191,9 +192,13 @@ def _is_mean(term: Term) -> bool:
 
 
 def _counts(term: Term, rows: int) -> bool:
-    """Whether it is a mean over this rank's samples."""
+    """Whether it is a mean over this rank's samples, and not over things, by chance of the same
+    number, that a mask or the targets left.
+    """
     number = term.number
-    return isinstance(number, float) and same(number, rows)
+    if term.divisors or not isinstance(number, float) or not same(number, rows):
+        return False
+    return not leaves_some(term.node)
 
 
 def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
