@@ -110,9 +110,13 @@ def test_printed_as_in_one_process(ranks: int, strategy: str, alone: dict[str, A
 
 @pytest.mark.slow
 def test_printed_of_two_pipelines() -> None:
-    script = SCRIPT.replace("Linear(3, 1)", "Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))")
+    script = SCRIPT.replace(
+        "Linear(3, 1)", "Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))"
+    )
     script = script.replace("scaler.scale(", "(").replace("kept, view]", "kept]")
-    two = script.replace("6 // RANKS", "3").replace('accelerator="cpu"', 'stages=2, accelerator="cpu"')
+    two = script.replace("6 // RANKS", "3").replace(
+        'accelerator="cpu"', 'stages=2, accelerator="cpu"'
+    )
     pipelines = fork_script(two.replace("RANKS", "4").replace("STRATEGY", "pipeline")).json()
     for name, rows in fork_script(script.replace("RANKS", "1")).json().items():
         for row, expected in zip(pipelines[name], rows, strict=True):
