@@ -42,8 +42,8 @@ AGAIN = (
 )
 TWICE = (
     "accumulate_grad_batches, and the loop accumulates as well: it calls step() of {} once for the"
-    " gradients of several batches. Leave one of the two out: accumulate_grad_batches, or the loop's"
-    " own windows (in Accelerate, gradient_accumulation_steps)"
+    " gradients of several batches. Leave one of the two out: accumulate_grad_batches, or the"
+    " loop's own windows (in Accelerate, gradient_accumulation_steps)"
 )
 MOVED = (
     "accumulate_grad_batches: the parameters of {} were changed between two backward() calls of one"
