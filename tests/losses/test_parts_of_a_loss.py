@@ -83,13 +83,13 @@ SCRIPT = """
         return [first * 0]
 
     STEPS = [plain, of_scaler, divided, scaled_and_divided, of_sum, of_dict, of_stack, in_a_helper, of_a_factor_of_its_own, kept, view]
-    with session(strategy="ddp" if RANKS > 1 else None, devices=RANKS, launch="fork" if RANKS > 1 else "auto", accelerator="cpu") as s:
+    with session(strategy="STRATEGY" if RANKS > 1 else None, devices=RANKS, launch="fork" if RANKS > 1 else "auto", accelerator="cpu") as s:
         print(json.dumps({step.__name__: printed(s, step) for step in STEPS}))
 """
 
 
-def printed(ranks: int) -> dict[str, Any]:
-    result = fork_script(SCRIPT.replace("RANKS", str(ranks)))
+def printed(ranks: int, strategy: str = "ddp") -> dict[str, Any]:
+    result = fork_script(SCRIPT.replace("RANKS", str(ranks)).replace("STRATEGY", strategy))
     assert result.ok(), result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -100,25 +100,44 @@ def alone() -> dict[str, Any]:
     return printed(1)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_printed_as_in_one_process(ranks: int, alone: dict[str, Any]) -> None:
-    found = printed(ranks)
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, "ddp"), (3, "ddp"), (2, "fsdp"), (3, "fsdp")])
+def test_printed_as_in_one_process(ranks: int, strategy: str, alone: dict[str, Any]) -> None:
+    found = printed(ranks, strategy)
     for name, rows in alone.items():
         for row, expected in zip(found[name], rows, strict=True):
             assert row == pytest.approx(expected, rel=1e-4, abs=1e-6), name
 
 
-def test_ranks_with_other_terms_keep_their_own() -> None:
+@pytest.mark.slow
+def test_printed_of_two_pipelines() -> None:
+    script = SCRIPT.replace(
+        "Linear(3, 1)", "Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))"
+    )
+    script = script.replace("scaler.scale(", "(").replace("kept, view]", "kept]")
+    two = script.replace("6 // RANKS", "3").replace(
+        'accelerator="cpu"', 'stages=2, accelerator="cpu"'
+    )
+    pipelines = fork_script(two.replace("RANKS", "4").replace("STRATEGY", "pipeline")).json()
+    for name, rows in fork_script(script.replace("RANKS", "1")).json().items():
+        for row, expected in zip(pipelines[name], rows, strict=True):
+            assert row == pytest.approx(expected, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_with_other_terms_keep_their_own(strategy: str) -> None:
     """Values are matched by their place in the graph, which must be the same on all ranks."""
-    result = fork_script("""
+    script = """
         import torch
         from torchbus import session
-        with session(devices=2, launch="fork") as s:
-            w = s.adopt(torch.nn.Parameter(torch.ones(1)))
-            optimizer = torch.optim.SGD([w], lr=0.0)
+        with session(strategy="STRATEGY", devices=2, launch="fork") as s:
+            net = s.adopt(torch.nn.Linear(1, 1, bias=False))
+            torch.nn.init.ones_(net.weight)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+            w = net(torch.ones(1, 1))
             a, b = (w * (s.rank + 1)).mean(), (w * 10).mean()
             total = a + b if s.rank == 0 else b * 2 + a
             total.backward()
             print(s.all_gather_object((a.item(), b.item(), total.item())))
-    """)
+    """
+    result = fork_script(script.replace("STRATEGY", strategy))
     assert result.ok() and result.stdout == "[(1.0, 10.0, 16.5), (2.0, 10.0, 16.5)]\n"

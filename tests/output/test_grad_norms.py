@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 from ranks import facts
 
+SLOW = pytest.mark.slow
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", "ddp_sharded", pytest.param("pipeline", marks=SLOW)]
+)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=SLOW)])
 def test_norms_of_one_process(ranks: int, strategy: str) -> None:
     found = facts(
-        """
+        f"""
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for (x,) in DataLoader(data, batch_size=2):
+        for (x,) in DataLoader(data, batch_size={2 * ranks if strategy == "pipeline" else 2}):
             net(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

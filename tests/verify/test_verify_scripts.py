@@ -199,3 +199,49 @@ def test_in_a_test_of_a_user(tmp_path):
     told = fork_script(source, cwd=tmp_path, timeout_s=200).ok().stdout
     assert told.startswith("the same numbers: 3 steps, 1 model, largest relative difference")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+ACCELERATE = """
+    from accelerate import Accelerator
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            loss = F.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        pairs = [accelerator.gather_for_metrics((model(x), y)) for x, y in loader]
+    accelerator.print(sum(len(y) for _, y in pairs), loss.item())
+"""
+FABRIC = """
+    from lightning.fabric import Fabric
+    fabric = Fabric(accelerator="cpu", devices=1)
+    model, optimizer = fabric.setup(model, optimizer)
+    loader = fabric.setup_dataloaders(loader)
+    for number, (x, y) in enumerate(loader):
+        with fabric.no_backward_sync(model, enabled=number % 2 == 0):
+            loss = F.cross_entropy(model(x), y)
+            fabric.backward(loss / 2)
+        if number % 2:
+            fabric.clip_gradients(model, optimizer, max_norm=0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    fabric.print(loss.item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("library", "loop"), [("accelerate", ACCELERATE), ("lightning", FABRIC)])
+def test_loops_of_other_libraries(tmp_path, strategy, library, loop):
+    pytest.importorskip(library)
+    name = script(tmp_path, dtype="float64")
+    source = (tmp_path / name).read_text().partition("for epoch")[0] + textwrap.dedent(loop)
+    (tmp_path / name).write_text(source)
+    verdict = verified("--strategy", strategy, name, cwd=tmp_path)
+    assert verdict["status"] == 0 and not verdict["causes"], verdict

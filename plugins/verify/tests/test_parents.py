@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .verified import LOOP, verified
+from torchbus_testing.forking import fork_script
+
+from .verified import COMMAND, LOOP, verified
 
 PATHS = """
 import os
@@ -30,3 +32,10 @@ def test_a_script_imports_from_its_parent_folder(tmp_path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "pkg/paths.py").write_text("OUT = '.'\n")
     assert verified(tmp_path / "trainer", SCRIPT)["status"] == 0
+
+
+def test_a_script_in_another_folder(tmp_path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "train.py").write_text(LOOP)
+    result = fork_script(COMMAND, "--steps", "3", "../train.py", cwd=tmp_path / "runs")
+    assert result.ok().stdout.startswith("the same numbers: 3 steps")

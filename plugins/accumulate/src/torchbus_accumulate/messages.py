@@ -40,6 +40,11 @@ AGAIN = (
     " batch would step as often, and a window steps once. Leave accumulate_grad_batches out, or"
     " accumulate in the loop under s.accumulating(...)"
 )
+TWICE = (
+    "accumulate_grad_batches, and the loop accumulates as well: it calls step() of {} once for the"
+    " gradients of several batches. Leave one of the two out: accumulate_grad_batches, or the"
+    " loop's own windows (in Accelerate, gradient_accumulation_steps)"
+)
 MOVED = (
     "accumulate_grad_batches: the parameters of {} were changed between two backward() calls of one"
     " batch, as SAM does. In the middle of a window they are moved by the gradient of one rank and"

@@ -25,6 +25,7 @@ from torchbus_strategy.backward.header import INPUT, PROGRESS, agrees, constants
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import Constants
 from torchbus_strategy.loss.gradients import isolated_gradients
+from torchbus_strategy.loss.held import kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count
 from torchbus_strategy.parameters import averaging
 
@@ -75,11 +76,14 @@ class PipelineBackward:
             trained = self._models.trained()
             with isolated_gradients(trained) if count.isolated else nullcontext():
                 error = self._run(call, engine, count, trained)
-                header = self._exchange_header(call, count, error)
+                parts = self._parts_of_loss(call, count)
+                header = self._exchange_header(call, count, error, parts)
                 if call.sync and self._parts > 1:
                     self._replicas.average(trained)
             scale = self._counts.scale_gradients(header, count, trained) if call.sync else 1.0
             self._give_loss(header, call, float(scale))
+            if parts:
+                header.give_parts(parts, float(scale))
             self._end(call)
         finally:
             self._job.go_on()
@@ -122,7 +126,11 @@ class PipelineBackward:
     # Exchange between ranks ----------------------------------------------------------------------
 
     def _exchange_header(
-        self, call: BackwardCall, count: Count, error: Exception | None
+        self,
+        call: BackwardCall,
+        count: Count,
+        error: Exception | None,
+        parts: list[Tensor],
     ) -> strategy_header.Header:
         """Compare the ranks' positions. Raises, on all ranks, the error of one of them."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
@@ -132,6 +140,8 @@ class PipelineBackward:
         loss = None if isinstance(call.loss, Later) else call.loss
         constants = self._constants.number(loss, share.weight, progress)
         slots = numbers(count, progress, share.position, float(error is not None), constants)
+        if parts and loss is not None:
+            strategy_header.add_parts(slots, kind_of(loss, parts), weigh_parts(parts, loss, count))
         header.begin(slots)
         reported = header.complete(_known(call) if error is None else None, place, [])
         dist.all_reduce(reported)
@@ -148,6 +158,12 @@ class PipelineBackward:
             self._constants.judge(int(sent[PROGRESS]))
         if self._parts == 1:
             first_steps.SameLoss("pipeline").look(mean, sent)
+
+    def _parts_of_loss(self, call: BackwardCall, count: Count) -> list[Tensor]:
+        """The loop's tensors on the way to the loss, which differ between pipelines."""
+        loss = _scalar(call)
+        averages = self._parts > 1 and call.sync and not isinstance(loss, Later)
+        return writable_parts(call, loss, count) if averages else []
 
     def _give_loss(self, header: strategy_header.Header, call: BackwardCall, scale: float) -> None:
         """Average the loss over pipelines. The ranks of one have the same."""

@@ -81,7 +81,6 @@ class ShardedOptimizer:
                 " or an algorithm that averages gradients, such as 'fp16'"
             )
         if session.world_size > 1:
-            # last of all: clipping must see every gradient
             session.bus.register(ShardedSteps(session), "sharded.steps")
 
     @hookimpl
@@ -102,6 +101,7 @@ class ShardedSteps:
         self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
         self._per_rank: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         self._hidden = HiddenParameters()
+        self._hiding: Hiding | None = None
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._complete: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         session.on_close.push(self._give_whole)
@@ -117,6 +117,9 @@ class ShardedSteps:
                 " use strategy='ddp'"
             )
         if optimizer not in self._owners:
+            if self._hiding is None:  # after all other listeners, which see every gradient
+                self._hiding = Hiding(self)
+                self._session.bus.register(self._hiding, "sharded.hiding")
             self._owners[optimizer] = Owners(self._session.world_size)
             stack = self._session.on_close
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
@@ -137,8 +140,7 @@ class ShardedSteps:
     def own_tensors(self, optimizer: Optimizer, tensors: list[Tensor]) -> None:
         self._per_rank.setdefault(optimizer, set()).update(map(id, tensors))
 
-    @hookimpl(trylast=True)
-    def gradients_ready(self, optimizer: Optimizer) -> None:
+    def hide(self, optimizer: Optimizer) -> None:
         """Leave only this rank's parameters in the groups for the step that follows."""
         if optimizer not in self._owners or self._hidden:
             return
@@ -223,6 +225,17 @@ class ShardedSteps:
             return None
         mine = sum(map(self._is_local, self._owners[thing].of))
         return f"this rank keeps the state of {mine} of {len(self._owners[thing].of)} tensors"
+
+
+class Hiding:
+    """Begins the part of a step that sees only this rank's parameters."""
+
+    def __init__(self, steps: ShardedSteps) -> None:
+        self._steps = steps
+
+    @hookimpl(trylast=True)
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        self._steps.hide(optimizer)
 
 
 def takes_more_than_a_closure(optimizer: Optimizer) -> bool:

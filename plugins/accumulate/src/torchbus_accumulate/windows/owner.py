@@ -108,6 +108,8 @@ class Windows:
         is_other_batch = self._place.counted is not before
         for one in sums:
             one.begin(is_other_batch)
+            if is_other_batch:
+                one.note_batches(call, sums)
         if batch is not None:
             self._weights.batch_samples = float((batch.share and batch.share.count) or batch.rows)
             first, last = self._position.index == 1, self._position.last

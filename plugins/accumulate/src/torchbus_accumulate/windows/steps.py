@@ -128,6 +128,7 @@ class Steps:
         if self._flushing:
             self._ending.finish(one, is_flush=True)
             return None
+        one.refuse_batches()
         if self._is_real(one, closure):
             one.skipped = False
             self._refuse_second(one, optimizer)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, Unsupported, UsageError, World
 from torchbus.tree import as_list
 
-from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, UNCLEARED
+from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, TWICE, UNCLEARED
 from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.held import HeldGradients
 from torchbus_strategy.graph import nodes_below
@@ -98,6 +98,16 @@ class WindowSum:
         """A loop that never calls ``zero_grad`` clears by hand, before the next batch."""
         self._held.would_be_cleared = is_other_batch and not self._zeroes
 
+    def note_batches(self, call: BackwardCall, sums: Sequence[WindowSum]) -> None:
+        """A backward of another batch begins. Without a step in between, the loop accumulates."""
+        if self._present.are_left and self in reached(call, sums):
+            self._present.of_batches |= any(bool(one.any()) for one in self.gradients())
+
+    def refuse_batches(self) -> None:
+        """At a step, raise Unsupported if its gradients are of several batches."""
+        if self._present.of_batches:
+            raise Unsupported(TWICE.format(_name(self)))
+
     def is_trained(self) -> bool:
         return any(parameter.requires_grad for parameter in self.parameters())
 
@@ -113,7 +123,7 @@ class WindowSum:
         what is committed, that is rescaled to ``total``.
         """
         present = self._present
-        present.is_new = True
+        present.is_new = present.are_left = True
         if present.are_over and (is_other_batch or not self.is_scaled):
             present.add_to(self.gradients())
         if self._state == ZEROED and self.calls:
@@ -297,16 +307,21 @@ class WindowSum:
 class PresentGradients:
     """The present gradients.
 
-    ``is_new``: of a backward after the last step. ``has_failed``: it raised.
+    ``is_new``: of a backward after the last step. ``has_failed``: it raised. ``are_left``: nor
+    has the loop cleared them since. ``of_batches``: they are those of several batches.
 
     ``are_over``: they belong to a window that is over, and are weighted by counts. If a backward
     then adds to them, they are mixed.
     """
 
-    __slots__ = ("_are_mixed", "_last", "are_over", "has_failed", "is_new")
+    __slots__ = (
+        *("_are_mixed", "_last", "are_left", "are_over", "has_failed", "is_new"),
+        "of_batches",
+    )
 
     def __init__(self) -> None:
         self.is_new = self.has_failed = self.are_over = self._are_mixed = False
+        self.are_left = self.of_batches = False
         self._last: weakref.ref[Tensor] | None = None  # one of those of the last real step
 
     def add_to(self, found: Sequence[Tensor]) -> None:
@@ -315,11 +330,11 @@ class PresentGradients:
 
     def clear(self) -> None:
         """The loop clears them."""
-        self.are_over = self._are_mixed = False
+        self.are_over = self._are_mixed = self.are_left = self.of_batches = False
 
     def commit(self) -> None:
         """Record that their step was skipped."""
-        self.is_new = self.has_failed = False
+        self.is_new = self.has_failed = self.are_left = self.of_batches = False
 
     def refuse_separate(self, counted: bool) -> None:
         """Raise Unsupported if a backward that counts has made some apart from the held ones."""
@@ -330,7 +345,7 @@ class PresentGradients:
         """Their step is real."""
         self.are_over = counted
         self._last = weakref.ref(found[0]) if found else None
-        self.is_new = self.has_failed = False
+        self.is_new = self.has_failed = self.are_left = self.of_batches = False
 
     def refuse_mixed(self) -> None:
         """Raise Unsupported if the loop has not cleared them after a window."""

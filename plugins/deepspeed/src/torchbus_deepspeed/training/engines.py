@@ -86,7 +86,7 @@ class Clipping:
 
 def _norm(tensors: list[Tensor], kind: float, device: torch.device) -> Tensor:
     if not tensors:
-        return torch.zeros((), device=device)
+        return torch.zeros((), dtype=torch.float32, device=device)
     norms = [torch.linalg.vector_norm(tensor, kind).to(device).float() for tensor in tensors]
     found: Tensor = torch.linalg.vector_norm(torch.stack(norms), kind)
     return found

@@ -17,13 +17,14 @@ from torchbus_sharded._compat.tensors import count_of_collectives
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.groups import guarded_groups
 from torchbus_strategy.loss import terms
+from torchbus_strategy.loss.held import MOST
 from torchbus_strategy.loss.term_weights import NUMBERS as TERM_NUMBERS
 
 REMEDY = (
     "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or"
     " use strategy='ddp'"
 )
-NUMBERS = max(7 + terms.SLOTS, TERM_NUMBERS)
+NUMBERS = max(9 + MOST + terms.SLOTS, TERM_NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 

@@ -22,7 +22,8 @@ from torchbus_strategy.checks import divergence
 from torchbus_strategy.checks.constants import MODULUS, Constants, equal_on_all_ranks
 from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.gradients import isolated_gradients
-from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.loss.held import MOST, kind_of, weigh_parts, writable_parts
+from torchbus_strategy.loss.terms import Count, Number, weighted
 
 if TYPE_CHECKING:
     from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
@@ -85,8 +86,9 @@ class ShardedBackward:
             means = loss.means(self._compare(not count.is_zero, loss.numbers, constants))
             if goes_beyond:
                 means = self._beyond(holders, means)
-            scale = self._counts.scale_gradients(call, count, means[1:], [*holders, *whole])
-        loss.put(means[0] * scale)
+            counts = means[1 : NUMBERS - PARTS]
+            scale = self._counts.scale_gradients(call, count, counts, [*holders, *whole])
+        loss.put(means, scale)
         copy_from_rank0(self._models)
         self._models.undivided.refuse_gradients()
         self._end()
@@ -216,11 +218,13 @@ def copy_from_rank0(models: Iterable[Module]) -> None:
             buffer.data.copy_(part.view_as(buffer))
 
 
-NUMBERS = 1 + terms.SLOTS
+PARTS = 2 + MOST
+NUMBERS = 1 + terms.SLOTS + PARTS
+"""The loss, its weights, and the parts of it that the loop holds, after a checksum of which."""
 
 
 class MeanLoss:
-    """Sums the ranks' losses and their weights.
+    """Sums the ranks' losses, their parts and their weights.
 
     On CPU, ``numbers`` are this rank's terms, which the ranks add in their exchange at the end of
     the backward. On a GPU the sums are computed while the engine runs, without waiting on the host.
@@ -231,14 +235,19 @@ class MeanLoss:
         self._world_size = session.world_size
         loss = call.loss
         self._loss = loss if _is_the_loops_local(call) else None
+        self._parts: list[Tensor] = []
+        self._kind = 0
         self._totals: Tensor | None = None
         self._work: dist.Work | None = None
         self.numbers = [0.0] * NUMBERS
         if loss is None or loss.dim():
             return
+        self._parts = parts = writable_parts(call, loss, count)
+        self._kind = kind = kind_of(loss, parts) % MODULUS
         reported = [
-            _weighted(loss.detach(), count.weight) if count.value is None else count.value,
+            weighted(loss.detach(), count.weight) if count.value is None else count.value,
             *count.to_metadata(),
+            *(kind, kind**2, *weigh_parts(parts, loss, count), *[0.0] * (MOST - len(parts))),
         ]
         if loss.device.type == "cpu":
             self.numbers = [float(number) for number in reported]
@@ -255,26 +264,25 @@ class MeanLoss:
             self._work = dist.all_reduce(self._totals, async_op=True)
 
     def means(self, reported: Sequence[float]) -> Sequence[float] | Tensor:
-        """Return the means over ranks of the loss and of its weight. ``reported`` are the sums."""
+        """Return the means over ranks of ``numbers``. ``reported`` are the sums."""
         if self._totals is None or self._work is None:
             return [total / self._world_size for total in reported]
         self._work.wait()
         return self._totals / self._world_size
 
-    def put(self, mean: Number) -> None:
-        """Write the mean into the tensor that the loop reads."""
-        if self._loss is None:
-            return
-        if isinstance(mean, Tensor):
-            self._loss.data.copy_(mean)
-        else:
-            self._loss.data.fill_(mean)
+    def put(self, means: Sequence[float] | Tensor, scale: Number) -> None:
+        """Write the means into the tensors that the loop reads; into parts, if all ranks have them.
 
-
-def _weighted(loss: Tensor, weight: Number) -> Number:
-    if isinstance(weight, Tensor):
-        return torch.where(weight == 0.0, 0.0, loss * weight)
-    return loss * weight if weight else 0.0
+        The host does not wait for a GPU.
+        """
+        mean = means[0] * scale
+        if self._loss is not None:
+            self._loss.data.copy_(mean) if isinstance(mean, Tensor) else self._loss.data.fill_(mean)
+        kind, squared, *others = means[NUMBERS - PARTS :]
+        differ = abs(kind - self._kind) + abs(squared - self._kind**2)
+        for part, mean in zip(self._parts, others, strict=False):
+            is_common = torch.as_tensor(differ < 0.25)
+            part.data.copy_(torch.where(is_common, mean * scale, part.data))
 
 
 def _is_the_loops_local(call: BackwardCall) -> bool:

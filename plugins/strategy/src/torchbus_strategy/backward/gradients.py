@@ -23,7 +23,7 @@ from torchbus_strategy.checks.divergence import Facts, HeaderCheck, refuse_unlik
 from torchbus_strategy.checks.first_steps import look_at_first
 from torchbus_strategy.compat import is_view
 from torchbus_strategy.loss.gradients import add_again, stash_gradients
-from torchbus_strategy.loss.held import has_parts, kind_of, parts_of, unscaled
+from torchbus_strategy.loss.held import kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import Local, average
@@ -180,9 +180,9 @@ class GradientSync:
         if self._division.has_parts and not self._job.backwards:
             self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
         slots = self._slots(loss, count, reduction.buffers.shapes)
-        parts = self._parts(call, loss, count)
+        parts = writable_parts(call, loss, count) if self._options.sync_loss else []
         if parts and loss is not None:
-            header.add_parts(slots, loss, kind_of(loss, parts), parts)
+            header.add_parts(slots, kind_of(loss, parts), weigh_parts(parts, loss, count))
         roots, error = self._roots(reduction, call, engine, count)
         try:
             reduction.backward(engine, roots, slots, loss, self._local, error)
@@ -193,18 +193,6 @@ class GradientSync:
         finally:
             error = None  # its traceback leads here
         self._finish(reduction, call, count, loss, parts)
-
-    def _parts(self, call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
-        """Return the loop's tensors between the terms and the loss that can be written to.
-
-        If terms have separate weights, only those that equal the loss up to a factor.
-        """
-        if loss is None or call.retain_graph or not self._options.sync_loss:
-            return []
-        if count.value is None and not has_parts(loss):
-            return []
-        parts = parts_of(loss) if count.value is None else [unscaled(loss)]
-        return [part for part in parts if part is not loss and not is_view(part)]
 
     def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
         """Return this rank's metadata for the others."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchbus_device import accelerators
 from torchbus_strategy.checks.constants import MODULUS, equal_on_all_ranks
 from torchbus_strategy.loss import terms
-from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.loss.terms import Count, Number, weighted
 
 PARTS = 4  # numbers that the loss is made of
 NUM_BASIC = 14 + PARTS
@@ -70,28 +70,11 @@ def numbers(
     return [*reported, *count.to_metadata()]
 
 
-def add_parts(slots: Slots, loss: Tensor, kind: int, parts: Sequence[Tensor]) -> None:
+def add_parts(slots: Slots, kind: int, parts: Sequence[Number]) -> None:
     """Add the numbers that the loss is made of. ``kind``: which ones these are in its graph."""
     slots[KIND], slots[KIND_SQUARED] = float(kind % MODULUS), float((kind % MODULUS) ** 2)
-    weight, value = slots[WEIGHT], slots[LOSS]
     for slot, part in enumerate(parts, FIRST_PART):
-        reported = part.detach()
-        counted = (
-            _weighted(reported, weight)
-            if value is None
-            else _share(reported, loss.detach()) * value
-        )
-        slots[slot] = counted.item() if isinstance(counted, Tensor) and counted.is_cpu else counted
-
-
-def _share(part: Tensor, loss: Tensor) -> Tensor:
-    return torch.where(loss == 0.0, 0.0, part / loss)
-
-
-def _weighted(loss: Number, weight: Number | None) -> Number:
-    if isinstance(weight, Tensor):
-        return torch.where(weight == 0.0, 0.0, loss * weight)
-    return loss * weight if weight else 0.0
+        slots[slot] = part.item() if isinstance(part, Tensor) and part.is_cpu else part
 
 
 class Header:
@@ -127,7 +110,7 @@ class Header:
         if loss is not None:
             slots[RAW_LOSS] = value = loss.item()
             if slots[LOSS] is None:
-                slots[LOSS] = _weighted(value, slots[WEIGHT])
+                slots[LOSS] = weighted(value, slots[WEIGHT])
         slots[LOSS] = slots[LOSS] or 0.0
         slots[SAMPLE] = sample.item()
         self._array[:SLOTS] = array(self._code, cast("list[float]", slots))
@@ -199,7 +182,7 @@ class DeviceHeader(Header):
         if loss is not None:
             self.sent[RAW_LOSS] = loss.detach()
             if self.slots[LOSS] is None:
-                self.sent[LOSS] = _weighted(loss.detach(), self.slots[WEIGHT])
+                self.sent[LOSS] = weighted(loss.detach(), self.slots[WEIGHT])
         return self.sent
 
     def complete(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from zlib import crc32
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torchbus.compat import python
-from torchbus.plugin import users_frame
+from torchbus.plugin import BackwardCall, users_frame
 
+from torchbus_strategy.compat import is_view
 from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
+from torchbus_strategy.loss.terms import Count, Number, weighted
 
 Edge = tuple[Node, int]
 MOST = 4
@@ -22,6 +25,26 @@ CASTS = ("ToCopyBackward0", "CloneBackward0")
 LINEAR = {*ARITHMETIC, *READING_PRODUCTS, *CASTS}
 FACTORS = {*READING_PRODUCTS, *CASTS, "NegBackward0"}
 OVER_ALL = {*SUMS, "MeanBackward0"}
+
+
+def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
+    """Return the loop's tensors between the terms and the loss that can be written to.
+
+    If terms have separate weights, only those that equal the loss up to a factor.
+    """
+    if loss is None or call.retain_graph or (count.value is None and not has_parts(loss)):
+        return []
+    parts = parts_of(loss) if count.value is None else [unscaled(loss)]
+    return [part for part in parts if part is not loss and not is_view(part)]
+
+
+def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Number]:
+    """Return what this rank adds to the mean of each part over ranks."""
+    value, found = count.value, [part.detach() for part in parts]
+    if value is None:
+        return [weighted(part, count.weight) for part in found]
+    whole = loss.detach()
+    return [torch.where(whole == 0.0, 0.0, part / whole) * value for part in found]
 
 
 def parts_of(loss: Tensor) -> list[Tensor]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torchbus.plugin import UsageError
@@ -69,6 +70,13 @@ NORMALISED, STANDARDISED = Term("normalised"), Term("standardised")
 def same(a: float, b: float) -> bool:
     """Whether two counts are equal. They may have been exchanged in float32."""
     return math.isclose(a, b, rel_tol=1e-6)
+
+
+def weighted(loss: Number, weight: Number | None) -> Number:
+    """A loss times its rank's weight: zero without samples, whatever the loss is."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0.0, 0.0, loss * weight)
+    return loss * weight if weight else 0.0
 
 
 class WeightedTerms(NamedTuple):

@@ -124,8 +124,10 @@ def _relative(request: Request, mirror: Mirror) -> list[str]:
     """Return the script's path in the mirror."""
     first, *remaining = request.argv
     path = os.path.realpath(os.path.join(mirror.original, first))
-    if request.by_module or not mirror.is_original(path):
+    if request.by_module:
         return [first, *remaining]
+    if not mirror.is_original(path):
+        return [path, *remaining]
     place = os.path.relpath(path, mirror.original)
     mirror.make_real(str(mirror.place / place))  # Python imports from where the script really is
     sys.path.append(str(mirror.original.parent))  # what it adds by its own path leads elsewhere
