@@ -12,7 +12,10 @@ from torchbus_testing.scripts import Result
 
 COMMAND = """
 import sys
+import torch
 from torchbus_cli.main import main
+torch.get_num_threads()
+torch.set_num_threads(8)  # a pool that each trial, a fork, has to replace
 sys.exit(main(["advise", *sys.argv[1:]]))
 """
 LOOP = """

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import torch
 from torchbus import Session
 from torchbus.plugin import TorchbusError
 
@@ -163,6 +164,9 @@ def work(request: Request, outcome: Path, output: Path) -> NoReturn:
     with output.open("wb", buffering=0) as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
+    # A fork loses torch's pool of threads. The first thread that asks for it makes another, and a
+    # second that asks meanwhile aborts the process: a build for CUDA starts eight in a backward.
+    torch.set_num_threads(torch.get_num_threads())
     try:
         child_run(request).write(outcome)
     finally:
