@@ -18,7 +18,7 @@ from torchbus.plugin import Context, LaunchError
 
 from torchbus_launch.broadcast_log import shut, sockets_opened
 from torchbus_launch.listening import gloo_on_loopback
-from torchbus_launch.store import StoreBarrier
+from torchbus_launch.store import StoreBarrier, shared_store
 
 ATTEMPTS_S = (2.0, 8.0, 30.0, 60.0)
 """What each attempt may take. An idle machine needs milliseconds."""
@@ -71,12 +71,13 @@ def _all_proven(
 ) -> bool:
     """Return whether every rank has received what only the others can send; all ranks agree."""
     assert session.job is not None
-    barrier = StoreBarrier(session.world.shared, f"proven {word}", session.rank, session.world_size)
+    store = shared_store(session.world)
+    barrier = StoreBarrier(store, f"proven {word}", session.rank, session.world_size)
     unproven = f"unproven {word}"
     if group is not None and _receives_proofs(session, group, word, within_s):
         barrier.say()
     else:
-        session.world.shared.set(unproven, "")
+        store.set(unproven, "")
     session.job.wait_until(lambda store: barrier.is_complete() or store.check([unproven]), math.inf)
     return barrier.is_complete()
 
@@ -85,7 +86,7 @@ def _receives_proofs(
     session: Context, group: dist.ProcessGroup, word: str, within_s: float
 ) -> bool:
     def proof(sender: int, receiver: int) -> list[int]:
-        return [*session.world.shared.secret(f"{word}: {sender} to {receiver}")]
+        return [*shared_store(session.world).secret(f"{word}: {sender} to {receiver}")]
 
     rank, ranks = session.rank, range(session.world_size)
     sent = torch.tensor([proof(rank, other) for other in ranks], dtype=torch.uint8)
