@@ -132,7 +132,7 @@ def fork_script(
 ) -> Result:
     """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process.
 
-    ``preloaded``: modules that it imports once, in a server of their own. Raises TimeoutError after
+    ``preloaded``: modules that it imports once, in a separate server. Raises TimeoutError after
     ``timeout_s`` seconds.
     """
     return _running(preloaded).run(source, *args, cwd=cwd, timeout_s=timeout_s)

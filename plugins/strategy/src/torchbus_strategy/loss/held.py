@@ -28,7 +28,7 @@ OVER_ALL = {*SUMS, "MeanBackward0"}
 
 
 def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
-    """Return the loop's tensors between the terms and the loss that can be written to.
+    """Return the loop's tensors of one element between terms and loss that can be written to.
 
     If terms have separate weights, only those that equal the loss up to a factor.
     """
@@ -39,7 +39,7 @@ def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> lis
 
 
 def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Number]:
-    """Return what this rank adds to the mean of each part over ranks."""
+    """Return what this rank adds to the mean of each part over ranks: tensors of one element."""
     value, found = count.value, [part.detach() for part in parts]
     if value is None:
         return [weighted(part, count.weight) for part in found]
@@ -73,7 +73,10 @@ def unscaled(loss: Tensor) -> Tensor:
 
 
 def kind_of(loss: Tensor, parts: list[Tensor]) -> int:
-    """Return a checksum of where the parts are in the graph: ranks may have different ones."""
+    """Return a checksum of where the parts, of any shape, are in the graph of the loss.
+
+    Ranks may have different ones.
+    """
     if not parts:
         return 0
     edges = _edges(loss, LINEAR)
