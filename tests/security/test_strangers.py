@@ -195,7 +195,9 @@ with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
 """)
     assert result.status == 1 and "started" not in result.stdout
     assert ": another program connects to gloo's ports in the place" in result.stderr
-    assert "at each of 11 attempts. End it, or name in GLOO_SOCKET_IFNAME a network" in result.stderr
+    assert (
+        "at each of 11 attempts. End it, or name in GLOO_SOCKET_IFNAME a network" in result.stderr
+    )
 
 
 SPAWNED = (

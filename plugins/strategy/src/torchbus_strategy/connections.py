@@ -21,7 +21,9 @@ from torchbus_launch.listening import gloo_on_loopback
 from torchbus_launch.store import StoreBarrier, shared_store
 
 ATTEMPTS_S = (2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0, 30.0, 60.0)
-"""What each attempt may take. An idle machine needs milliseconds. A stranger that never pauses hits some."""
+"""What each attempt may take: milliseconds, unless a stranger is connected. If one never pauses, it
+hits a quarter of them.
+"""
 
 
 def make_proven(
