@@ -42,11 +42,12 @@ ONE_OF_EACH_KIND = [
     "sam",
     "evaluates_in_between",
 ]
+TWICE = "the loop accumulates as well"
 WINDOWS = {
     "never_zero": UNCLEARED,
     "zero_every_second": UNCLEARED,
-    "own_accumulation": UNCLEARED,
-    "uneven_optimizers": UNCLEARED,
+    "own_accumulation": TWICE,
+    "uneven_optimizers": TWICE,
     "no_sync_dropped": BETWEEN,
     "skip_step_zero_first": BETWEEN,
     "backward_fails": FAILED,
@@ -141,9 +142,8 @@ def test_what_windows_can_t_weigh_is_refused() -> None:
 @pytest.mark.timeout(300)
 def test_windows_of_samples_that_count_alike_may_be_left_uncleared() -> None:
     """Two tokens in each sample are not weighted otherwise than samples."""
-    loops = ["never_zero", "own_accumulation"]
-    results = found(accumulate=3, loops=loops, losses=["all_tokens"])
-    assert [apart[0] < 1e-12 for apart in results.values()] == [True, True], results
+    results = found(accumulate=3, loops=["never_zero"], losses=["all_tokens"])
+    assert [apart[0] < 1e-12 for apart in results.values()] == [True], results
 
 
 @pytest.mark.timeout(300)

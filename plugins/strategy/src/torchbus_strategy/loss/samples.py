@@ -472,7 +472,10 @@ def _place_of_data(node: Any) -> int:
 
 def _is_matrix_of_a_layer(node: Any) -> bool:
     """Whether it is the product of a linear layer without a bias."""
-    return type(node).__name__ == "MmBackward0" and may_be_of_parameters(node.next_functions[1][0])
+    if type(node).__name__ != "MmBackward0":
+        return False
+    weight = node.next_functions[1][0]  # None if it is frozen
+    return weight is not None and may_be_of_parameters(weight)
 
 
 def _is_split_data(layer: Any, sizes: Sizes) -> bool:
