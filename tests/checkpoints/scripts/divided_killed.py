@@ -6,11 +6,11 @@ import sys
 from divided_checkpoints_head import train
 from torchbus import session
 
-from torchbus_checkpoint.disk import folder, parts
+from torchbus_checkpoint.disk import folder, tensors
 
 WHERE = sys.argv[1]
 if WHERE == "among the parts":
-    place, name, whom, which = parts.Files, "create_stream", 1, 2
+    place, name, whom, which = tensors, "write", 1, 3  # two files in each
 else:
     place, name, whom, which = folder, "seal", 0, 2
 original, calls = getattr(place, name), itertools.count(1)
@@ -19,7 +19,7 @@ original, calls = getattr(place, name), itertools.count(1)
 def die(*args):
     if s.rank == whom and next(calls) == which:
         if WHERE == "among the parts":
-            os.close(os.open(args[1], os.O_CREAT))  # half a file
+            args[1].write(b"half a file")
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*args)
 
