@@ -6,10 +6,12 @@ import pytest
 from ranks import facts
 
 SLOW = pytest.mark.slow
+OTHERS = ("pipeline", "deepspeed", "deepspeed_stage_2")
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ddp", "fsdp", "ddp_sharded", pytest.param("pipeline", marks=SLOW)]
+    "strategy",
+    ["ddp", "fsdp", "ddp_sharded", *(pytest.param(one, marks=SLOW) for one in OTHERS)],
 )
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=SLOW)])
 def test_norms_of_one_process(ranks: int, strategy: str) -> None:
@@ -51,4 +53,5 @@ def test_norms_of_one_process(ranks: int, strategy: str) -> None:
     )
     assert len(found["right"]) == len(found["logged"]) == 3
     for right, logged in zip(found["right"], found["logged"], strict=True):
-        assert logged == pytest.approx(right, rel=1e-9)
+        # DeepSpeed reduces in float32
+        assert logged == pytest.approx(right, rel=1e-5 if "deepspeed" in strategy else 1e-9)
