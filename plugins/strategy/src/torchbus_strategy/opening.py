@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 # imported any later, its functions' defaults would reference the process group forever
 import torch.distributed.nn
-from torchbus.plugin import Context, UsageError, expect
+from torchbus.plugin import Context, PluginError, UsageError, expect
 
 from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank
@@ -129,7 +129,7 @@ def open_group(session: Context, backend: str) -> None:
 
     def make(attempt: int) -> dist.ProcessGroup:
         store = session.world.shared.of_groups(f"torchbus {attempt}")
-        with _excepthook_restored():
+        with _excepthook_restored(), _errors_of_torch():
             session.bus.hook.init_process_group(
                 session=session, backend=backend, store=store, timeout=session.timeout
             )
@@ -139,6 +139,17 @@ def open_group(session: Context, backend: str) -> None:
     make_proven(session, backend, "torchbus", make)
     session.job.on_release(_abort_nccl)
     session.on_close.callback(close_groups)
+
+
+@contextlib.contextmanager
+def _errors_of_torch() -> Iterator[None]:
+    """Raise what torch has raised, not that the plugin which asked it has failed."""
+    try:
+        yield
+    except PluginError as error:
+        if isinstance(error.__cause__, RuntimeError):
+            raise error.__cause__ from None
+        raise
 
 
 @contextlib.contextmanager
