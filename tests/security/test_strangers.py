@@ -181,27 +181,6 @@ def test_a_stranger_that_connects_before_a_rank(any_python: str, folder: Path) -
     assert noisy.ok().stdout == quiet.stdout
 
 
-def test_a_stranger_that_closes_its_connection() -> None:
-    """gloo raises on the rank to which it was connected; the other one has a connection."""
-    result = fork_script("""
-import torch.distributed as dist
-from torchbus import hookimpl, session
-class Closes:
-    asked = 0
-    @hookimpl(tryfirst=True)
-    def init_process_group(self, session, backend, store, timeout):
-        self.asked += 1
-        if session.rank == 0 and self.asked == 1:
-            dist.init_process_group(backend, store=store, rank=0, world_size=2, timeout=timeout)
-            dist.destroy_process_group()
-            raise RuntimeError("Connection closed by peer")
-closes = Closes()
-with session(closes, strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
-    print("started after", closes.asked)
-""")
-    assert result.ok().stdout == "started after 2\n"
-
-
 def test_a_group_that_can_not_be_made() -> None:
     result = fork_script("""
 from torchbus import hookimpl, session

@@ -15,11 +15,14 @@ from socket import create_connection
 
 PORTS, PIDS, END = sys.argv[1], sys.argv[2], os.path.join(sys.argv[3], "end")
 BEGIN = b"\0" + struct.pack("<I", 0x3C85F7CE)  # of torch's store
-SENT = [
+AS_A_RANK = [
     struct.pack("<q", 1),  # as gloo's second rank, and as its first
     struct.pack("<q", 0),
-    b"",
     bytes(4096),
+]
+"""Its connections stay open: where one of these closes at once, the job ends with gloo's error."""
+SENT = [
+    b"",
     b"\xff" * 4096,
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     BEGIN + b"\x01" + struct.pack("<Q", 50) + b"half of a name",
@@ -31,7 +34,7 @@ TOO_LARGE = [
 ]
 """torch's store writes a stack to stderr for each of these: a few thousand would only fill it."""
 TOO_LARGE_AT_MOST = 100
-HELD_AT_MOST = 100
+HELD_AT_MOST = 800
 
 
 def numbers(file):
@@ -45,12 +48,13 @@ def attack(port, held):
     global too_large
     entered = 0
     too_large += len(TOO_LARGE)
-    for sent in SENT + (TOO_LARGE if too_large <= TOO_LARGE_AT_MOST else []):
+    as_a_rank = AS_A_RANK if len(held) < HELD_AT_MOST else []
+    for sent in as_a_rank + SENT + (TOO_LARGE if too_large <= TOO_LARGE_AT_MOST else []):
         with suppress(OSError):
             connection = create_connection(("127.0.0.1", port), timeout=0.5)
             entered += 1
             connection.sendall(sent)
-            if len(held) < HELD_AT_MOST:
+            if sent in as_a_rank or len(held) < HELD_AT_MOST // 2:
                 held.append(connection)
             else:
                 connection.close()

@@ -7,7 +7,6 @@ small: any program that reaches its port while a group is made can take a rank's
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -21,8 +20,8 @@ from torchbus_launch.listening import gloo_on_loopback
 from torchbus_launch.store import StoreBarrier, shared_store
 
 ATTEMPTS_S = (2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0, 30.0, 60.0)
-"""What each attempt may take: milliseconds, unless a stranger is connected. If one never pauses, it
-hits a quarter of them.
+"""What each proof may take: milliseconds, unless a stranger is connected. If one never pauses, it
+hits a quarter of the attempts.
 """
 
 
@@ -37,22 +36,18 @@ def make_proven(
     """
     assert session.job is not None
     for attempt, within_s in enumerate(ATTEMPTS_S):
-        before, deadline = sockets_opened(), time.monotonic() + within_s
-        group = None
+        before = sockets_opened()
         try:
             with gloo_on_loopback(session.world.one_host):
                 group = make(attempt)
         except (RuntimeError, ValueError, dist.DistError) as error:
-            if backend != "gloo" or attempt + 1 == len(ATTEMPTS_S) or time.monotonic() > deadline:
-                raise _failed(session, backend, error) from error
+            raise _failed(session, backend, error) from error
         mine = sockets_opened() - before
         if backend != "gloo" or _all_proven(session, group, f"{word} {attempt}", within_s):
-            assert group is not None
             session.job.on_release(partial(shut, mine))
             return group
         shut(mine)  # ends what waits for the stranger
-        if group is not None:
-            dist.destroy_process_group(group)
+        dist.destroy_process_group(group)
     raise LaunchError(
         f"rank {session.rank}: another program connects to gloo's ports in the place of a rank, at"
         f" each of {len(ATTEMPTS_S)} attempts. End it, or name in GLOO_SOCKET_IFNAME a network that"
@@ -68,15 +63,13 @@ def _failed(session: Context, backend: str, error: Exception) -> LaunchError:
     )
 
 
-def _all_proven(
-    session: Context, group: dist.ProcessGroup | None, word: str, within_s: float
-) -> bool:
+def _all_proven(session: Context, group: dist.ProcessGroup, word: str, within_s: float) -> bool:
     """Return whether every rank has received what only the others can send; all ranks agree."""
     assert session.job is not None
     store = shared_store(session.world)
     barrier = StoreBarrier(store, f"proven {word}", session.rank, session.world_size)
     unproven = f"unproven {word}"
-    if group is not None and _receives_proofs(session, group, word, within_s):
+    if _receives_proofs(session, group, word, within_s):
         barrier.say()
     else:
         store.set(unproven, "")
