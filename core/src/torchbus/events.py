@@ -133,8 +133,8 @@ def init_process_group(
 ) -> bool | None:
     """Make torch's default process group (Lightning's ``init_ddp_connection``).
 
-    The strategy sends it once per session. Return True if you have made the group. Otherwise the
-    strategy answers itself: ``torch.distributed.init_process_group`` makes it.
+    The strategy sends it once per session, and again if a stranger is connected to the group.
+    Return True if you have made it; otherwise ``torch.distributed.init_process_group`` does.
     """
 
 

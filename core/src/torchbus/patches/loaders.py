@@ -270,8 +270,8 @@ class LoaderIterator:
         fresh = indices is not None and not self.num_yielded
         if isinstance(indices, Skipping):
             indices.skip(count)
-        elif fresh and (rest := remaining_batches(loaders.index_sampler(self._inner), count)):
-            loaders.read_from(self._inner, rest)
+        elif fresh and (left := remaining_batches(loaders.index_sampler(self._inner), count)):
+            loaders.read_from(self._inner, left)
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)

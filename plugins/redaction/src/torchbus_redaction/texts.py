@@ -61,7 +61,7 @@ LINE = re.compile(
     r"[ \t]{0,80}=[ \t]{0,80})(?P<value>[^\s=\"'\[({#][^=\n\"']*)$",
     re.MULTILINE,
 )
-TWO_WORDS = re.compile(
+NAME_AND_VALUE = re.compile(
     rf"(?P<before>^[ \t]{{0,40}}(?:(?:setenv|set[ \t]-g?x)[ \t]{{1,20}})?"
     rf"(?P<name>{WORD})[ \t]{{1,80}})(?P<value>\S+)(?=[ \t]*$)",
     re.MULTILINE,
@@ -127,7 +127,7 @@ def without_assigned(text: str) -> str:
         text = layout.sub(_laid_out, text)
     if OF_KUBERNETES.search(text):
         text = DATA.sub(_of_kubernetes, text)
-    text = SAID.sub(_said, TWO_WORDS.sub(_said, LINE.sub(_line, text)))
+    text = SAID.sub(_said, NAME_AND_VALUE.sub(_said, LINE.sub(_line, text)))
     text = YAML_LIST.sub(_listed, YAML_BLOCK.sub(_block, text)) if ":" in text else text
     return _without_plain(text)
 

@@ -7,7 +7,8 @@ small: any program that reaches its port while a group is made can take a rank's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
@@ -25,6 +26,18 @@ hits a quarter of the attempts.
 """
 
 
+@contextmanager
+def sockets_of_groups(session: Context) -> Iterator[set[int]]:
+    """Make process groups inside. Afterwards the set has the descriptors of their sockets.
+
+    Ranks of one host connect by its loopback address.
+    """
+    before, sockets = sockets_opened(), set[int]()
+    with gloo_on_loopback(session.world.one_host):
+        yield sockets
+    sockets |= sockets_opened() - before
+
+
 def make_proven(
     session: Context, backend: str, word: str, make: Callable[[int], dist.ProcessGroup]
 ) -> dist.ProcessGroup:
@@ -36,17 +49,15 @@ def make_proven(
     """
     assert session.job is not None
     for attempt, within_s in enumerate(ATTEMPTS_S):
-        before = sockets_opened()
         try:
-            with gloo_on_loopback(session.world.one_host):
+            with sockets_of_groups(session) as sockets:
                 group = make(attempt)
         except (RuntimeError, ValueError, dist.DistError) as error:
             raise _failed(session, backend, error) from error
-        mine = sockets_opened() - before
         if backend != "gloo" or _all_proven(session, group, f"{word} {attempt}", within_s):
-            session.job.on_release(partial(shut, mine))
+            session.job.on_release(partial(shut, sockets))
             return group
-        shut(mine)  # ends what waits for the stranger
+        shut(sockets)  # ends what waits for the stranger
         dist.destroy_process_group(group)
     raise LaunchError(
         f"rank {session.rank}: another program connects to gloo's ports in the place of a rank, at"
@@ -73,7 +84,7 @@ def _all_proven(session: Context, group: dist.ProcessGroup, word: str, within_s:
         barrier.say()
     else:
         store.set(unproven, "")
-    session.job.wait_until(lambda store: barrier.is_complete() or store.check([unproven]), math.inf)
+    session.job.wait_until(lambda _: barrier.is_complete() or store.check([unproven]), math.inf)
     return barrier.is_complete()
 
 

@@ -18,12 +18,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torchbus.plugin import Context, DataPlace, UsageError, World
 
-from torchbus_launch.broadcast_log import shut, sockets_opened
-from torchbus_launch.listening import gloo_on_loopback
+from torchbus_launch.broadcast_log import shut
 from torchbus_launch.store import StoreBarrier, shared_store
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.compat import engines_of_groups, forget_meshes, keep
-from torchbus_strategy.connections import make_proven
+from torchbus_strategy.connections import make_proven, sockets_of_groups
 
 DATA = "dp"
 """What names of dimensions begin with over which the data is divided."""
@@ -79,14 +78,12 @@ def _is_in_a_collective(thread: Path) -> bool:
 def guarded_groups(session: Context) -> Iterator[None]:
     """Make process groups inside: a rank that fails closes its connections, and no other one waits.
 
-    All ranks call it. Ranks of one host connect by its loopback address.
+    All ranks call it.
     """
-    before = sockets_opened()
-    with gloo_on_loopback(session.world.one_host):
+    with sockets_of_groups(session) as sockets:
         yield
-    mine = sockets_opened() - before
     assert session.job is not None
-    session.job.on_release(lambda: shut(mine))
+    session.job.on_release(partial(shut, sockets))
 
 
 class Rendezvous:

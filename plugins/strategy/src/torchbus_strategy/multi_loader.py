@@ -15,9 +15,9 @@ from torchbus_strategy import compat
 from torchbus_strategy.batches import TrackedBatch, is_plain
 from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.reading import terms_of
-from torchbus_strategy.loss.selections import leaves_some
 from torchbus_strategy.loss.term_weights import of_batches, unique
 from torchbus_strategy.loss.terms import Term, WeightedTerms
+from torchbus_strategy.loss.walks import leaves_some
 
 NODES_AT_MOST = 20_000
 

@@ -6,14 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 # imported any later, its functions' defaults would reference the process group forever
 import torch.distributed.nn
-from torchbus.plugin import Context, PluginError, UsageError, expect
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank
@@ -129,27 +128,23 @@ def open_group(session: Context, backend: str) -> None:
 
     def make(attempt: int) -> dist.ProcessGroup:
         store = session.world.shared.of_groups(f"torchbus {attempt}")
-        with _excepthook_restored(), _errors_of_torch():
-            session.bus.hook.init_process_group(
+        with _excepthook_restored():
+            if not session.bus.hook.init_process_group(
                 session=session, backend=backend, store=store, timeout=session.timeout
-            )
+            ):
+                dist.init_process_group(
+                    backend,
+                    timeout=session.timeout,
+                    store=store,
+                    rank=session.rank,
+                    world_size=session.world_size,
+                )
         assert dist.group.WORLD is not None
         return dist.group.WORLD
 
     make_proven(session, backend, "torchbus", make)
     session.job.on_release(_abort_nccl)
     session.on_close.callback(close_groups)
-
-
-@contextlib.contextmanager
-def _errors_of_torch() -> Iterator[None]:
-    """Raise what torch has raised, not that the plugin which asked it has failed."""
-    try:
-        yield
-    except PluginError as error:
-        if isinstance(error.__cause__, RuntimeError):
-            raise error.__cause__ from None
-        raise
 
 
 @contextlib.contextmanager
@@ -160,14 +155,6 @@ def _excepthook_restored() -> Iterator[None]:
         yield
     finally:
         sys.excepthook = hook
-
-
-def make_group(session: Context, backend: str, store: dist.Store, timeout: timedelta) -> bool:
-    """Make the group as torch does; what strategies answer to ``init_process_group``."""
-    dist.init_process_group(
-        backend, store=store, rank=session.rank, world_size=session.world_size, timeout=timeout
-    )
-    return True
 
 
 def _abort_nccl() -> None:

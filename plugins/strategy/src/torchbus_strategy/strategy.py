@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
 from torchbus.plugin import Context, Plugin, PluginError, World, hookimpl, warn
 
 from torchbus_strategy.backward.gradients import GradientSync
 from torchbus_strategy.backward.reduction import AllAfterBackward, Reductions
 from torchbus_strategy.checks.first_steps import TriedAverage
 from torchbus_strategy.checks.replicas import watch_replicas
-from torchbus_strategy.opening import check_backend, join_ranks, make_group, refuse_gloo
+from torchbus_strategy.opening import check_backend, join_ranks, refuse_gloo
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.sync_buffers import How
 from torchbus_strategy.parameters.trained import Trained
@@ -159,12 +157,6 @@ class Strategy(Plugin):
     @hookimpl
     def launch(self, session: Context) -> World:
         return session.start_ranks(self.form)
-
-    @hookimpl(trylast=True)
-    def init_process_group(
-        self, session: Context, backend: str, store: Store, timeout: timedelta
-    ) -> bool:
-        return make_group(session, backend, store, timeout)
 
     @hookimpl
     def session_start(self, session: Context) -> None:

@@ -73,7 +73,7 @@ def _refuse_slow(data: bytes) -> None:
             memo[len(memo) if argument is None else argument] = stack[-1]
             continue
         large += isinstance(argument, int) and argument.bit_length() > 64
-        found = memo[argument] if "GET" in code.name else 1 + sum(_taken(code, stack))  # type: ignore[index]
+        found = memo[argument] if "GET" in code.name else 1 + sum(_popped(code, stack))  # type: ignore[index]
         if (found or 0) > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
             raise ValueError("it holds more than the file has room for")
         made = code.stack_after
@@ -82,16 +82,16 @@ def _refuse_slow(data: bytes) -> None:
         raise ValueError(f"{max(memo)} objects in {len(data)} bytes")
 
 
-def _taken(code: pickletools.OpcodeInfo, stack: list[int | None]) -> list[int]:
-    """Take from the stack what an instruction takes."""
+def _popped(code: pickletools.OpcodeInfo, stack: list[int | None]) -> list[int]:
+    """Pop from the stack what an instruction uses."""
     before = code.stack_before
     start = len(stack) - len(before)
     if pickletools.markobject in before:
         mark = len(stack) - 1 - stack[::-1].index(None)
         start = mark - before.index(pickletools.markobject)
-    taken = stack[start:]
+    popped = stack[start:]
     del stack[start:]
-    return [one for one in taken if one is not None]
+    return [one for one in popped if one is not None]
 
 
 def _refuse_blown_up(value: object, num_bytes: int) -> None:

@@ -5,9 +5,6 @@ They name it in their ``companions``.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from torch.distributed import Store
 from torchbus.plugin import Context, hookimpl
 
 from torchbus_strategy import opening
@@ -18,12 +15,6 @@ class ProcessGroup:
 
     The strategy's attribute ``backend``, if it has one, says which backend.
     """
-
-    @hookimpl(trylast=True)
-    def init_process_group(
-        self, session: Context, backend: str, store: Store, timeout: timedelta
-    ) -> bool:
-        return opening.make_group(session, backend, store, timeout)
 
     @hookimpl(tryfirst=True)
     def session_start(self, session: Context) -> None:

@@ -153,7 +153,7 @@ class CommonDivisor:
 
     A number of samples, or of elements of them, does not count, though equal shares make it equal.
     Nor does a count of each rank's own (of a mask) that is equal by chance: earlier ones differed,
-    or it has been the same so far. ``own``: whether the number may be such a one.
+    or it has been the same so far. ``local``: whether the number may be such a one.
 
     ``is_found``: there is one so far. ``has_counted_repeated``: in the last backward, ranks without
     samples repeated a batch, and the script has taken its number from all ranks.
@@ -181,7 +181,7 @@ class CommonDivisor:
         """Whether the script takes its number from all ranks: it has changed on all of them."""
         return self.is_found and self._varies
 
-    def expect(self, number: Number | None, samples: int, parts: int, own: bool = False) -> bool:
+    def expect(self, number: Number | None, samples: int, parts: int, local: bool = False) -> bool:
         """What ``judge`` would find, should all ranks divide by ``number``.
 
         On a GPU the host does not wait to know whether they do. A number that is on the GPU itself
@@ -189,11 +189,11 @@ class CommonDivisor:
         """
         if number is None or isinstance(number, Tensor):
             return self.is_found
-        is_count = own or _is_rows(float(number), samples, parts)
+        is_count = local or _is_rows(float(number), samples, parts)
         return self._always_alike and (self._is_no_count or not is_count)
 
     def judge(
-        self, alike: bool, number: Number | None, samples: int, parts: int, own: bool = False
+        self, alike: bool, number: Number | None, samples: int, parts: int, local: bool = False
     ) -> bool:
         """Whether all ranks divide by one number that counts.
 
@@ -208,7 +208,7 @@ class CommonDivisor:
         divisor = float(number)
         self._varies |= self._first is not None and not same(divisor, self._first)
         self._first = divisor if self._first is None else self._first
-        is_count = _is_rows(divisor, samples, parts) or (own and not self._varies)
+        is_count = _is_rows(divisor, samples, parts) or (local and not self._varies)
         if some_repeat:
             found = self._always_alike and (self._is_no_count or not is_count)
             self.has_counted_repeated = found and self._varies
@@ -281,7 +281,7 @@ class Unit:
             self._divisor,
             self._session.share.count,
             self._session.world.data.parts,
-            self._is_own,
+            self._is_local,
         )
         odd = (
             self._constants.look(self._divisor, self._divisors, self._sizes)
@@ -338,7 +338,7 @@ class Unit:
             self._divisor,
             self._session.share.count,
             self._session.world.data.parts,
-            self._is_own,
+            self._is_local,
         )
         alike = alike & ((mean[CLAMPED] == 0.0) | self._common.is_sure)
         target = torch.where(alike, self._target(not isinstance(self._divisor, Tensor)), 1.0)
@@ -347,7 +347,7 @@ class Unit:
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
 
     @property
-    def _is_own(self) -> bool:
+    def _is_local(self) -> bool:
         """Whether the divisor may have been counted in this rank's samples: it was a tensor, or is
         the number of elements that were summed.
         """

@@ -16,7 +16,6 @@ from torchbus_strategy.batches import only_evaluate
 from torchbus_strategy.loss import messages
 from torchbus_strategy.loss.apart import are_apart
 from torchbus_strategy.loss.clamped import Clamps, unless_clamped
-from torchbus_strategy.loss.decomposed import decomposes_samples
 from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
 from torchbus_strategy.loss.reading import (
     is_elsewhere,
@@ -49,6 +48,7 @@ from torchbus_strategy.loss.terms import (
     spread,
 )
 from torchbus_strategy.loss.units import SPREAD, ConstantDivisors, Unit
+from torchbus_strategy.loss.walks import decomposes_samples
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
 

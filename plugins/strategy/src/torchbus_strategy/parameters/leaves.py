@@ -20,8 +20,8 @@ from torchbus.tree import as_list
 from torchbus_strategy.batches import TrackedBatch, is_plain, only_evaluate
 from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.reading import is_sum, terms_of
-from torchbus_strategy.loss.selections import leaves_some
 from torchbus_strategy.loss.terms import Term, same
+from torchbus_strategy.loss.walks import leaves_some
 from torchbus_strategy.user_code import warn_of_gradients
 
 NODES_AT_MOST = 20_000

@@ -115,8 +115,7 @@ def _run(preloaded: tuple[str, ...], limit_s: float, request: Request) -> tuple[
     """Run the script; False with its result if it was killed for being late."""
     try:
         script = Path(process.__file__)
-        words = request.written()
-        return fork_script(script, words, timeout_s=limit_s, preloaded=preloaded), True
+        return fork_script(script, request.written(), timeout_s=limit_s, preloaded=preloaded), True
     except TimeoutError as late:
         return Result(1, "", str(late), limit_s, []), False
 
