@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -40,22 +37,13 @@ def train(backend: str | None, small: bool, sim: bool) -> None:
 
 
 def start(size: int, backend: str) -> None:
-    """The ranks as processes, told of each other as by a launcher with one rank on each host."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    given |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "KIT_BACKEND": backend}
-    command = [sys.executable, __file__, *sys.argv[1:]]
-    ranks = [
-        subprocess.Popen(
-            command, env=os.environ | given | {"RANK": str(rank), "GROUP_RANK": str(rank)}
-        )
-        for rank in range(size)
-    ]
-    deadline = time.monotonic() + 150
-    for rank in ranks:
-        rank.wait(max(1.0, deadline - time.monotonic()))
+    """The ranks as processes, each on a host of its own."""
+    from torchbus_testing.separate_hosts import run_on_separate_hosts
+
+    os.environ["KIT_BACKEND"] = backend
+    for rank in run_on_separate_hosts([__file__, *sys.argv[1:]], size, 150):
+        print(rank.ok().stdout, end="")
+    del os.environ["KIT_BACKEND"]
 
 
 def main() -> None:
@@ -66,10 +54,7 @@ def main() -> None:
     start(1, "")
     count = torch.accelerator.device_count()
     if count > 1 and not given.sim:
-        many = f"import runpy, sys; sys.argv = {[str(__file__), *sys.argv[1:]]}"
-        print(
-            f"{count} devices of {device().type}: run benchmarks/ddp_step.py by torchrun", many[:0]
-        )
+        print(f"{count} devices of {device().type}: run benchmarks/ddp_step.py by torchrun")
 
 
 if __name__ == "__main__":

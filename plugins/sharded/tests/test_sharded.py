@@ -9,6 +9,7 @@ import pytest
 
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result
+from torchbus_testing.separate_hosts import run_on_separate_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -195,3 +196,8 @@ def test_a_parameter_that_is_replaced_after_dividing_is_refused():
     body = "from torch.nn.utils import prune; m = Mlp(); x = torch.ones(2, 6); "
     body += "o = torch.optim.SGD(m.parameters(), 0.1); m(x); prune.random_unstructured(m[0], 'weight', 0.5); m(x)"
     assert "0.weight_orig of Mlp was made after strategy='fsdp' had divided" in fails(body).stderr
+
+
+def test_a_session_waits_for_no_parts_of_an_earlier_one():
+    ranks = run_on_separate_hosts([str(SCRIPTS / "sessions_in_turn.py")], 2)
+    assert [rank.ok().stdout for rank in ranks] == ["1\n1\n1\n", ""]

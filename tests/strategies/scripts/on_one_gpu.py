@@ -28,11 +28,16 @@ def train(device):
             nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-    return torch.cat([value.reshape(-1).cpu() for value in model.state_dict().values()])
+    parameters = model.state_dict().values()
+    whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in parameters]
+    return torch.cat([value.reshape(-1).cpu() for value in whole])
 
 
 with session(
-    strategy=sys.argv[1], backend="gloo", devices=1, accelerator="gpu", **json.loads(sys.argv[2])
+    strategy=sys.argv[1],
+    devices=1,
+    accelerator="gpu",
+    **{"backend": "gloo"} | json.loads(sys.argv[2]),
 ) as s:
     assert s.world_size == 2
     print(s.device, file=sys.stderr)

@@ -379,14 +379,14 @@ class FailureResolver:
         with contextlib.suppress(RuntimeError):
             self._health_checks.found = first = self._first_failure(error, mine)
             self._guard.release()
-            if first.summary == LOST:
-                # print now: a launcher that sees a killed rank ends all ranks
+            is_lost = first.summary == LOST
+            if is_lost:  # every rank prints it: a launcher that sees a killed rank ends all ranks
                 say(f"torchbus: {first.as_error()}")
             if first.diverged and failure.is_consequence(error) and not signal_seen:
                 # this rank's own guard may have found it, and a peer reacted to it first
                 return first.as_error()
             is_ours = first.rank == self._world.rank or first.summary == mine.summary
-            if self._world.is_main and not is_ours:
+            if self._world.is_main and not (is_ours or is_lost):
                 failure.show(first)
             if is_ours or signal_seen:
                 return _signalled(signal_seen, error)

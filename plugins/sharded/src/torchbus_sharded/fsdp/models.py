@@ -290,9 +290,15 @@ def _form(optimizer: Optimizer) -> Form:
 
 
 def _values(optimizer: Optimizer) -> tuple[str, ...]:
-    """Return a checksum of each parameter, rounded to be independent of the order of sums."""
+    """Return a checksum of each parameter, rounded to be independent of the order of sums.
+
+    Parts of an earlier session's parameters have none: a sum over ranks would wait for a rank that
+    has released them.
+    """
     return tuple(
-        "" if one.is_meta else f"{float(one.detach().double().sum()):.9e}"
+        ""
+        if one.is_meta or isinstance(one, DTensor)
+        else f"{float(one.detach().double().sum()):.9e}"
         for one in _parameters(optimizer)
     )
 
