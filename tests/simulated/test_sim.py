@@ -179,3 +179,17 @@ def test_what_is_refused_before_anything_starts() -> None:
         line.startswith(words) for line, words in zip(lines, REFUSED.splitlines(), strict=True)
     ] == [True] * len(lines), lines
     assert 'the first line that uses it is line 40: x = torch.ones(3).to("sim")' in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("way", "found"),
+    [
+        ("stops", "rank 0 has waited 4 s (timeout_s) in a collective on its device: rank 1 is"),
+        ("breaks", "rank 1 ended its loop after 1 backward calls, while rank 0 waits in a"),
+    ],
+)
+def test_a_rank_that_waits_for_its_device_waits_for_the_rank_that_has_begun_less(
+    way: str, found: str
+) -> None:
+    result = fork_script(SCRIPTS / "sim_hang.py", way, timeout_s=380)
+    assert result.ok(1) and f"RanksDiverged: {found}" in result.stderr

@@ -23,10 +23,13 @@ frames_of_threads: Callable[[], dict[int, FrameType]] = sys._current_frames
 
 
 def collectives_begun(group: Any) -> int:
-    """RuntimeError if the backend doesn't count. Without ``_get_sequence_number_for_group``:
+    """Those of all backends of the group. RuntimeError if one doesn't count.
+
+    Without ``_device_types``, ``_get_backend`` or ``_get_sequence_number_for_group``:
     AttributeError when a rank may hang.
     """
-    return int(group._get_sequence_number_for_group())
+    backends = {id(one): one for one in map(group._get_backend, group._device_types)}
+    return sum(int(one._get_sequence_number_for_group()) for one in backends.values())
 
 
 def begun() -> int | None:

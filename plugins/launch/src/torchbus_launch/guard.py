@@ -23,6 +23,7 @@ LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
 INSIST_AFTER_S = 2.0  # of the time until it is killed
+RELEASE_WITHIN_S = 3.0
 LOCAL_AFTER_S = 3.0  # by then, a loop that caught its own error has left or has resumed
 HANDLED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 INTERRUPT = signal.SIGURG  # scripts do not handle it, and processes without a handler ignore it
@@ -94,7 +95,19 @@ class Guard:
         self._releases.append(release)
 
     def release(self) -> None:
-        """End all collectives of this rank, and thereby those of peers that wait on it."""
+        """End all collectives of this rank, and thereby those of peers that wait on it.
+
+        NCCL's abort may itself wait for a kernel that does not end.
+        """
+        ending = threading.Thread(target=self._release, name="torchbus-release", daemon=True)
+        try:
+            ending.start()
+        except RuntimeError:  # the interpreter ends
+            self._release()
+        else:
+            ending.join(RELEASE_WITHIN_S)
+
+    def _release(self) -> None:
         while self._releases:
             with contextlib.suppress(Exception):
                 self._releases.pop()()

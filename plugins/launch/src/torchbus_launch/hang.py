@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from torchbus.errors import RanksDiverged
 
 from torchbus_launch.broadcast_log import ASKED, ENDED, LOOPS_ENDED, REPORTED, BroadcastLog
-from torchbus_launch.place import BLIND, END, LOOKS, Place
+from torchbus_launch.place import BLIND, DEVICE, END, LOOKS, Place
 from torchbus_launch.saying import say
 from torchbus_launch.store import SealedStore
 from torchbus_redaction.redactor import Redactor, redacted_output
@@ -73,7 +73,9 @@ class Questions:
         ours = self._place()
         self._store.set(f"asked from/{number}", json.dumps(_call(ours)))
         self._log.append(self._store, f"{ASKED}{number}")
-        return self._all_places(number) if self.all_answer else [ours, *self._other_places(number)]
+        return _on_devices(
+            self._all_places(number) if self.all_answer else [ours, *self._other_places(number)]
+        )
 
     def _all_places(self, number: int) -> list[Place]:
         keys = [f"where/{number}/{rank}" for rank in range(self._world_size)]
@@ -117,7 +119,19 @@ def _written(place: Place) -> str:
 
 
 def _call(place: Place) -> list[object]:
-    return [place.waits_in, place.line, place.backwards]
+    return [place.waits_in, place.line, place.backwards, place.begun]
+
+
+def _on_devices(places: list[Place]) -> list[Place]:
+    """Return the places, of which those on devices wait only for ranks that have begun less."""
+    begun = [place.begun for place in places if place.begun is not None]
+    most = max(begun) if begun and min(begun) < max(begun) else None
+    return [
+        place
+        if place.waits_in != DEVICE or place.begun == most is not None
+        else replace(place, waits_in="")
+        for place in places
+    ]
 
 
 RANK_CODE = (
@@ -240,7 +254,8 @@ class HangWatch:
         0.0 if it is in none.
         """
         place = self._place()
-        now = (place.waits_in, place.line) if place.waits_in else None
+        line = place.line if place.waits_in != DEVICE else f"{place.backwards} {place.begun}"
+        now = (place.waits_in, line) if place.waits_in else None
         if now != self._waits:
             self._waits, self._since_s, self._tried_s, self._has_reported = (
                 now,
@@ -264,7 +279,7 @@ class HangWatch:
         places = self._questions.ask()
         if places is None:
             return None
-        if due:
+        if due and any(place.waits_in for place in places):
             self._has_reported = True
             self._report(places, waited_s)
         return (self._missing(places) if overdue else None) or self._deadlock(places)
@@ -333,7 +348,7 @@ class HangWatch:
     def _missing(self, places: list[Place]) -> RanksDiverged | None:
         """Return an error that names the ranks that have not come, if there are any."""
         missing = [place for place in places if not place.waits_in]
-        if not missing:
+        if not missing or any(place.rank == self._rank for place in missing):
             return None
         listed = "; ".join(place.describe() for place in missing)
         return RanksDiverged(

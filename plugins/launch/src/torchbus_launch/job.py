@@ -25,7 +25,7 @@ from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
 from torchbus_launch.guard import Guard, Leave
 from torchbus_launch.lookout import HealthChecks, received, store_lost
-from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
+from torchbus_launch.place import BLIND, DEVICE, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
 from torchbus_launch.saying import say
 from torchbus_launch.store import SealedStore, StoreBarrier, shared_store
@@ -335,9 +335,16 @@ class Job:
         )
 
     def _place(self) -> Place:
-        place = find(self.world.rank, self.waiting, self.backwards, self._thread)
+        place, begun = (
+            find(self.world.rank, self.waiting, self.backwards, self._thread),
+            compat.begun(),
+        )
+        may_wait = begun and self.world.device.type != "cpu"
         return dataclasses.replace(
-            place, note=place.note or ("in evaluation" if self.evaluates() else "")
+            place,
+            waits_in=place.waits_in or (DEVICE if may_wait else ""),
+            begun=begun,
+            note=place.note or ("in evaluation" if self.evaluates() else ""),
         )
 
 

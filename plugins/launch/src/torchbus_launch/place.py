@@ -16,6 +16,8 @@ from torchbus_launch.compat import OPERATORS
 from torchbus_launch.stall import is_stopped
 
 END = "the end of the session"
+DEVICE = "a collective on its device"
+"""Where a rank with an accelerator may wait, whose calls begin collectives and return."""
 LOOKS, BLIND = "looks at the store", "of an accelerator"
 """Marks of rest of a rank whose innermost call says nothing."""
 SESSION = ("torchbus.session", "torchbus.ranks")  # modules that define the session's methods
@@ -32,6 +34,7 @@ class Place:
     ``note``: what else is known.
     ``call``: the innermost call, and its line.
     ``idle_mark``: a mark that stays the same while the rank can't continue; "" if it may.
+    ``begun``: how many collectives of the main process group it has begun; None if unknown.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class Place:
     note: str = ""
     idle_mark: str = ""
     call: str = ""
+    begun: int | None = None
 
     def describe(self) -> str:
         what = (
