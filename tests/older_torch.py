@@ -11,7 +11,6 @@ from collections.abc import Generator
 
 import pytest
 import torch
-
 from torchbus.compat.required import NEWEST
 
 TOO_OLD = re.compile(r"(?:needs|install) torch [\d.]+ or later")
