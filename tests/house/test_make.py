@@ -133,3 +133,12 @@ def test_make_gpu_describes_a_package_as_pip_does(
     installed = distribution(described.metadata["Name"])
     assert described.version == installed.version
     assert torchbus_entries(described) == torchbus_entries(installed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_jobs_of_nccl_end_well_over_gloo() -> None:
+    command = [sys.executable, ROOT / "benchmarks/gpu/nccl.py", "--gloo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=390)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("left: 0") == 9
