@@ -117,7 +117,7 @@ def test_what_no_graph_tells_is_said() -> None:
     )
     for said in [result[2] for result in results.values()]:
         assert any(
-            text.startswith("two loaders gave one step batches whose shares differ in weight")
+            text.startswith("one step used batches of two loaders, whose shares have different")
             for text in said
         )
 

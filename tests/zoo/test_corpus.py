@@ -188,5 +188,5 @@ def test_a_loss_between_batches_of_zipped_loaders_whose_shares_differ_is_told() 
     )
     assert (
         result.ok()
-        and "two loaders gave one step batches whose shares differ in weight" in result.stderr
+        and "one step used batches of two loaders, whose shares have different" in result.stderr
     )

@@ -199,7 +199,7 @@ def test_batches_that_are_given_again_and_saved_by_no_graph_are_refused(
     s._context.batches.follow("accumulation windows")
     weight = nn.Parameter(torch.ones(1))
     steps = 0
-    with pytest.raises(UsageError, match="which of them feeds it is unknown"):
+    with pytest.raises(UsageError, match="which of them feeds it: the loop"):
         for x in wrap(DataLoader(Numbers())):
             (weight + x).sum().backward()
             steps += 1

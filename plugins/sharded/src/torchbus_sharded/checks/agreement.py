@@ -188,8 +188,8 @@ class Agreement:
         reported = self.gather_objects(what)
         if len(set(reported)) == 1:
             raise RanksDiverged(
-                f"on the way to {what} the ranks called different parts of models, or different"
-                f" things that all ranks must call. {REMEDY}"
+                f"before {what}, the ranks called different modules, or different functions that"
+                f" all ranks must call. {REMEDY}"
             )
         places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(reported))
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")
