@@ -114,7 +114,9 @@ def test_other_steps_than_the_loops_are_refused(made):
 
 def test_a_class_that_only_has_the_name_is_tried_on_small_tensors(made):
     namesake = type("AdamW", (torch.optim.SGD,), {})
-    with pytest.raises(UsageError, match=r"whose step differs from that of the loop's AdamW: leave"):
+    with pytest.raises(
+        UsageError, match=r"whose step differs from that of the loop's AdamW: leave"
+    ):
         chosen("AdamW", loops(namesake), offload=True)
 
 

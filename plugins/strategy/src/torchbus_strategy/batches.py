@@ -317,7 +317,7 @@ class Copies:
 
 
 class Batches:
-    """The batches that were taken and that live.
+    """Tracks batches, and finds the one that feeds a backward.
 
     Plugins that need them call ``follow()``. Then, from before each backward on, ``current`` holds
     the batches that feed it, and ``session.share`` is theirs. A loop without loaders has none.

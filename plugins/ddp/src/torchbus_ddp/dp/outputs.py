@@ -150,8 +150,8 @@ class Layout:
             f"output {index} of {self._name} has the shapes"
             f" {', '.join(str(tuple(shape)) for shape in shapes)} on the ranks, which have"
             f" {', '.join(map(str, rows.samples))} samples in dim {self._dim}: dp can't"
-            f" concatenate them. Return tensors with the batch in dim {self._dim} and other dimensions"
-            " that do not depend on it, pass batch_dim=, or use strategy='ddp'"
+            f" concatenate them. Return tensors with the batch in dim {self._dim} and other"
+            " dimensions that do not depend on it, pass batch_dim=, or use strategy='ddp'"
         )
 
 

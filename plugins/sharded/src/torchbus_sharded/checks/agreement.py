@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
 
 
 class Way:
-    """Where the loop comes to in each step, as it was the last time.
+    """The sequence of places in a step, as the last step passed them.
 
     A rank that comes to the same place as then need not ask whether the others do: one that does
     not asks, and waits. So of ranks that go different ways, none sends what another one takes for

@@ -165,8 +165,8 @@ FIXED = (
     " generator on all ranks, or only on rank 0: value = s.all_gather_object(value)[0].{}"
 )
 MOVES = (
-    "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its own."
-    " Average a computed number by s.reduce(number), and take rank 0's draw by"
+    "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its"
+    " own. Average a computed number by s.reduce(number), and take rank 0's draw by"
     " s.all_gather_object(number)[0]"
 )
 

@@ -25,8 +25,8 @@ SEED = (
 
 DRIFTED = (
     "a parameter is not the same on all ranks any more: a rank changed it by its own data or random"
-    " numbers, or only some ranks loaded a checkpoint. Change it by reduced values, s.reduce(value),"
-    " and redraw weights after model.eval(), where all ranks draw the same numbers"
+    " numbers, or only some ranks loaded a checkpoint. Change it by reduced values,"
+    " s.reduce(value), and redraw weights after model.eval(), where all ranks draw the same numbers"
 )
 NO_BACKWARD = (
     "the ranks' parameters differ, and loss.backward() was never called: gradients that are"
