@@ -152,6 +152,7 @@ def _remove_dead(path: str) -> None:
 
 class Whole:
     """Writes whole files, and once per folder removes what a killed run left there."""
+
     def __init__(self) -> None:
         self._swept: set[str] = set()
 
