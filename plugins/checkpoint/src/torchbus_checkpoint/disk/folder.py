@@ -253,7 +253,7 @@ def blamed(folder: Path, name: str) -> Iterator[None]:
         raise
     except BAD_CONTENT as error:
         raise CheckpointError(
-            f"checkpoint {folder}: {name} has content that torchbus never writes: {error}"
+            f"checkpoint {folder}: torchbus did not write the content of {name}: {error}"
         ) from None
 
 
