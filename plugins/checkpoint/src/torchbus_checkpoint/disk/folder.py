@@ -253,7 +253,7 @@ def blamed(folder: Path, name: str) -> Iterator[None]:
         raise
     except BAD_CONTENT as error:
         raise CheckpointError(
-            f"checkpoint {folder}: torchbus did not write the content of {name}: {error}"
+            f"checkpoint {folder}: {name} holds content that torchbus did not write: {error}"
         ) from None
 
 
