@@ -230,7 +230,7 @@ def test_options_of_two_strategies_by_name(install):
     )
     with pytest.raises(
         UsageError,
-        match="^width: an option of strategy='own', and the strategy here is 'ddp': leave it out, or say strategy='own'$",
+        match="^width: an option of strategy='own', and the strategy here is 'ddp': leave it out, or pass strategy='own'$",
     ):
         session(strategy="ddp", width=2)
     with session(strategy="own", width=2):

@@ -40,7 +40,7 @@ OF_ZERO = {
 EMPTY = "parameters are empty outside of the forward of their own module"
 OF_STAGE_3 = OF_ZERO | {
     "accumulate": "accumulate_grad_batches at stage 3",
-    "error-in-forward": "read before this backward, and which of them feeds it is unknown",
+    "error-in-forward": "read before this backward, and the session can't find out which of them",
     "other-methods": EMPTY,
     "script-expert-routing": "only some ranks' losses reach experts.0.weight",
     "script-partial-optimizer": "body.0.weight requires gradients, and RMSprop does not hold it",

@@ -290,4 +290,4 @@ def test_a_run_that_begins_while_an_evaluated_model_is_alive_is_told() -> None:
         """
     )
     assert all(first == second for first, second in found["splits"])
-    assert [text for text in found["said"] if "was alive and in eval mode" in text]
+    assert [text for text in found["said"] if "still existed, in eval mode" in text]

@@ -150,7 +150,7 @@ def test_without_its_main_option_it_is_refused(name: str) -> None:
         session(**{name: value})
     assert (
         str(error.value)
-        == f"{name}={value!r} without {main}=...: it would do nothing. Say {main}=... as well, or leave it out"
+        == f"{name}={value!r} without {main}=...: it would do nothing. Pass {main}=... as well, or leave it out"
     )
     with pytest.raises(UsageError, match=f"without {main}="):
         session(_plugin_of(name), **{name: value})
@@ -203,7 +203,7 @@ def test_an_option_of_another_strategy_is_refused(name: str) -> None:
             with pytest.raises(UsageError) as error:
                 session(strategy=entry.name, **{name: _some_value(name)})
             assert str(error.value) == (
-                f"{name}: an option of strategy={owner!r}, and the strategy here is {entry.name!r}: leave it out, or say strategy={owner!r}"
+                f"{name}: an option of strategy={owner!r}, and the strategy here is {entry.name!r}: leave it out, or pass strategy={owner!r}"
             )
 
 
@@ -214,7 +214,7 @@ def test_a_strategy_that_brings_ddp_along_is_named_itself() -> None:
     with pytest.raises(UsageError) as error:
         session(strategy="ddp_sharded", tp=2, devices=2)
     assert str(error.value) == (
-        "tp: an option of strategy='tp', and the strategy here is 'ddp_sharded': leave it out, or say strategy='tp'"
+        "tp: an option of strategy='tp', and the strategy here is 'ddp_sharded': leave it out, or pass strategy='tp'"
     )
 
 

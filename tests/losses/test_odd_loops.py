@@ -14,10 +14,10 @@ SLOW = pytest.mark.slow
 ALL = 44
 SCRIPT = Path(__file__).parent / "scripts" / "odd_loops.py"
 
-SILENT = "backwards under s.no_sync(), and what is averaged with them, are weighted by samples"
+SILENT = "backwards under s.no_sync() are weighted by samples"
 LOST = "backward() has raised and the loop continues"
 UNLIKE = "several backward() calls before one step()"
-UNCLEARED = "a backward() was added to the gradients of a window that is over"
+UNCLEARED = "a backward() was added to gradients of an earlier window"
 BETWEEN = "zero_grad() after backward() and without optimizer.step()"
 FAILED = "backward() has failed in the middle of an accumulation window"
 SHARED = "accumulate_grad_batches with two optimizers that hold the same parameters"

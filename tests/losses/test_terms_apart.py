@@ -17,7 +17,7 @@ SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "terms_apart.py"
 OF_NOTHING = "learned weights of nothing"
 INEXACT = ["adversarial", "begin late", OF_NOTHING]
-OURS = re.compile("the terms of the loss|two loaders|a factor of the loss").match
+OURS = re.compile("the terms of the loss|one step used batches|a factor of the loss").match
 MIXED = [*INEXACT, "mean_of_both"]
 SIZES = {2: [[32, 29], [27, 25], [33, 31]], 3: [[29, 32], [27, 25], [45, 47]]}
 
@@ -117,7 +117,7 @@ def test_what_no_graph_tells_is_said() -> None:
     )
     for said in [result[2] for result in results.values()]:
         assert any(
-            text.startswith("two loaders gave one step batches whose shares differ in weight")
+            text.startswith("one step used batches of two loaders, whose shares have different")
             for text in said
         )
 

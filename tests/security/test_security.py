@@ -169,7 +169,7 @@ def test_a_pickle_by_a_stranger_in_the_group_is_not_read(tmp_path: Path) -> None
     result = run_script(FORGED, tmp_path / "proof", env={"OMP_NUM_THREADS": "1"})
     assert (
         result.status == 1
-        and "what came as rank 1's is not signed with this job's key: another process has joined"
+        and "a message from rank 1 is not signed with this job's key: another program has"
         in result.stderr
     )
     assert not (tmp_path / "proof").exists()

@@ -102,7 +102,7 @@ def test_statistics_of_the_data_before_training_are_no_part_of_the_first_step() 
     )
     assert result.ok()
     assert "fed no backward" in result.stderr  # what was computed from it is one rank's
-    assert "shares differ in weight" not in result.stderr
+    assert "whose shares have different" not in result.stderr
 
 
 def test_a_model_that_only_evaluates_is_asked_where_those_that_trained_are_gone() -> None:
@@ -188,5 +188,5 @@ def test_a_loss_between_batches_of_zipped_loaders_whose_shares_differ_is_told() 
     )
     assert (
         result.ok()
-        and "two loaders gave one step batches whose shares differ in weight" in result.stderr
+        and "one step used batches of two loaders, whose shares have different" in result.stderr
     )

@@ -79,7 +79,7 @@ def test_what_cannot_be_known_is_refused_at_once() -> None:
     training = Training()
     with (
         session(accumulate_grad_batches=2),
-        pytest.raises(UsageError, match="It decides accumulation windows"),
+        pytest.raises(UsageError, match="This decides accumulation windows"),
     ):
         unchanged(training, Wrapped(lambda inner: ahead(2)(copies(inner)), loader(24, 4)))  # type: ignore[arg-type]
     assert not training.optimizer.state

@@ -87,7 +87,7 @@ def test_torchao_is_missing(found: str, words: str, monkeypatch: pytest.MonkeyPa
         ),
         (
             {"precision": "bf16-mixed", "fp8_skip": ("head",)},
-            "fp8_config and fp8_skip with precision='bf16-mixed': they would do nothing. Say",
+            "fp8_config and fp8_skip with precision='bf16-mixed': they would do nothing. Pass",
         ),
         ({"precision": "fp8", "fp8_skip": "head"}, "fp8_skip='head' is a str: it must be names"),
         ({"fp8_skip": ("head",)}, "fp8_config and fp8_skip with precision='32-true': they would"),

@@ -226,7 +226,7 @@ def test_a_checkpoint_inside_the_block_of_averages_is_an_error(tmp_path):
         model.train()
         with (
             s.averaged(),
-            pytest.raises(Exception, match=r"s.save\(\) in s.averaged\(\): a checkpoint is for"),
+            pytest.raises(Exception, match=r"s.save\(\) inside s.averaged\(\): a run resumes"),
         ):
             s.save(tmp_path / "saved")
 

@@ -137,7 +137,7 @@ def test_another_batch_size_is_refused_in_an_epoch_with_remedies_that_work(
         train(s, 3, None, 6)
     with (
         pytest.raises(
-            UsageError, match=r"epoch 1 .* batch_size 2;.* end this epoch .* another folder"
+            UsageError, match=r"epoch 1 .* batch_size 2;.* Finish this epoch .* another folder"
         ),
         session(checkpoint=folder, every_n_steps=1) as s,
     ):

@@ -341,7 +341,7 @@ def test_parts_that_are_not_the_whole(change: Callable[[Any], None], tmp_path: P
     (one / "part-0.safetensors").unlink()
     folder.write_file(one, "part-0.safetensors", content)
     resealed(one)
-    with pytest.raises(CheckpointError, match="its parts holds something that no checkpoint"):
+    with pytest.raises(CheckpointError, match="its parts holds content that torchbus did not"):
         loaded(one)
 
 

@@ -67,7 +67,7 @@ def test_samples_that_are_chosen_by_a_count_are_refused(tmp_path: Path, by_epoch
 
     with pytest.raises(
         UsageError,
-        match=r"over a loader of Subset, 6 samples.* used other samples.*Choose them by the epoch",
+        match=r"over a loader of Subset, 6 samples.* has other samples.*Choose them by the epoch",
     ):
         interrupted(loop, tmp_path, 5)
 

@@ -90,7 +90,7 @@ def test_a_resumed_run_goes_on_with_the_batch_after_the_one_used_last(
 )
 def test_what_a_replay_cannot_find_again_is_refused(tmp_path: Path, wrap: Wrap, why: str) -> None:
     with (
-        pytest.raises(UsageError, match=f"can't hold where the loop is in its data.*{why}"),
+        pytest.raises(UsageError, match=f"can't record the loop's position in its data.*{why}"),
         session(checkpoint=tmp_path / "c"),
     ):
         train(wrap)

@@ -39,7 +39,7 @@ def test_outputs_whose_other_dimensions_depend_on_the_samples_are_refused():
     result = refuse("model = s.adopt(Trim(3, 4)); model(x).sum().backward(); model(x)")
     assert result.ok(1)
     assert (
-        "output 0 of Trim has the shapes (2, 3), (2, 1) on the ranks, which have 2, 2 samples in dim 0: dp can't put them"
+        "output 0 of Trim has the shapes (2, 3), (2, 1) on the ranks, which have 2, 2 samples in dim 0: dp can't"
         in result.stderr
     )
 
@@ -75,7 +75,7 @@ def test_ranks_that_do_not_see_the_same_batch_are_found_out():
         ),
         (
             {"sync_loss": True},
-            "sync_loss: an option of strategy='ddp', and the strategy here is 'dp': leave it out, or say strategy='ddp'",
+            "sync_loss: an option of strategy='ddp', and the strategy here is 'dp': leave it out, or pass strategy='ddp'",
         ),
     ],
 )

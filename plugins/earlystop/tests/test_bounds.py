@@ -146,8 +146,8 @@ def test_a_cut_between_epochs_and_cuts_that_a_break_or_more_steps_follow(tmp_pat
     assert more == whole != cut
     assert three == left_by_break, "an epoch of 2 is cut after 1: no step begins after the third"
     for words in (refused, lacking):
-        assert "left its pass by `break`, or called more steps, so nothing shows where a" in words
-    assert "leave the `break` out, as the pass ends without it" in result.stderr
+        assert "left its pass by `break`, or made more steps. Remove the `break`" in words
+    assert "since the pass ends without it" in result.stderr
 
 
 def test_other_optimizers_finish_the_last_step() -> None:

@@ -33,7 +33,7 @@ SAID = {
     "lbfgs": "strategy='pipeline' with LBFGS",
     "number": "the layers of Sequential get a tensor of shape ()",
     "own function": "Reverse, a torch.autograd.Function, gets the output of a model",
-    "read late": "the outcome of mul is read after a tensor that it uses has changed",
+    "read late": "the result of mul is read after a tensor that it uses has changed",
     "diverging": "rank 0 ended its loop after 0 backward calls, while rank 1 waits in backward 1",
     "places": "the ranks are at different places of the loop",
     "other batches": "backward 2 of a batch with the checksum",

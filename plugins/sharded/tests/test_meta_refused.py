@@ -16,7 +16,7 @@ REFUSED = {
     "nobody knows": (
         "Own.reset_parameters = None; del Own.reset_parameters",
         "",
-        "Sequential.1 (Own) has weight, mask on the meta device and has no reset_parameters(): give it reset_parameters(), or say param_init_fn=...",
+        "Sequential.1 (Own) has weight, mask on the meta device and has no reset_parameters(): give it reset_parameters(), or pass param_init_fn=...",
     ),
     "a buffer is left": (
         "Own.reset_parameters = lambda self: self.weight.fill_(1.0)",

@@ -223,7 +223,7 @@ def step(*ranks: Tensor) -> list[Count]:
 
 
 def test_a_sum_over_one_may_be_one_over_none() -> None:
-    with pytest.warns(UserWarning, match=r"a sum divided by 1. If that is max\(1, n\)"):
+    with pytest.warns(UserWarning, match=r"a sum divided by 1. If this 1 is max\(1, n\)"):
         step(X.square().sum() / 1, X.square().sum() / 3)
 
 

@@ -50,9 +50,8 @@ RESUMED = "ft.resumed"
 """The plugin that is for checkpoints only."""
 Counters = tuple[int, int, list[tuple[int, bool]]]
 UNLIKE = (
-    "replica {!r} trains other things than the replicas that it joins: {} here, {} there. All"
-    " replicas must run the same script with the same settings. This one has changed nothing, and"
-    " the others continue"
+    "replica {!r} does not train the same model as the replicas that it joins: {} here, {} there."
+    " Run the same script with the same settings in all replicas. The others continue unchanged"
 )
 
 

@@ -39,8 +39,8 @@ LOST = (
     " checkpoints"
 )
 FOREIGN = (
-    "replica {!r}: what the lighthouse names as a replica, at {}, has another key, and its state is"
-    " not taken. Give all replicas the same TORCHBUS_KEY, or a home folder that they share"
+    "replica {!r}: the replica at {}, which the lighthouse named, has another key, so its state is"
+    " rejected. Give all replicas the same TORCHBUS_KEY, or a home folder that they share"
 )
 
 

@@ -1,4 +1,4 @@
-"""Sends this replica's state to newcomers that have the user's key, and takes no other's.
+"""Sends this replica's state to newcomers with the user's key, and rejects states without it.
 
 A newcomer asks with random bytes and a tag of them. Each block of the answer has a tag, too, of
 these bytes and its number. The state is a pickle: no block is read before its tag is found right.
@@ -193,7 +193,7 @@ class Sealed(io.RawIOBase):
 
 
 class Opened(io.RawIOBase):
-    """Reads them. Raises Foreign for one without a right tag, or if one is missing."""
+    """Reads sealed blocks. Raises Foreign for one without a right tag, or if one is missing."""
 
     def __init__(self, file: IO[bytes], tags: Tags) -> None:
         self._file, self._tags = file, tags

@@ -104,7 +104,7 @@ def _refuse(main: str, options: tuple[str, ...], given: Mapping[str, object]) ->
     if alone and main not in given:
         said = ", ".join(f"{name}={given[name]!r}" for name in alone)
         raise UsageError(
-            f"{said} without {main}=...: it would do nothing. Say {main}=... as well, or leave"
+            f"{said} without {main}=...: it would do nothing. Pass {main}=... as well, or leave"
             " it out"
         )
 
@@ -114,7 +114,7 @@ def refuse_verb(maker: object, verb: str) -> None:
     main = getattr(maker, "verbs_needing", {}).get(verb)
     if main is not None:
         raise UsageError(
-            f"s.{verb} without {main}=...: it would always be the same. Say session({main}=...)"
+            f"s.{verb} without {main}=...: it would always be the same. Pass session({main}=...)"
         )
 
 

@@ -144,7 +144,7 @@ def _refuse_options_of_another_strategy(
         other = chosen.name if chosen else next(one for one in strategies if one != name)
         raise UsageError(
             f"{options}: an option of strategy={name!r}, and the strategy here is {other!r}: leave"
-            f" it out, or say strategy={name!r}"
+            f" it out, or pass strategy={name!r}"
         )
 
 
@@ -155,7 +155,7 @@ def _refuse_options_of_no_strategy(unasked: list[str], wanted: Wanted) -> None:
         options = ", ".join(wanted[name][1])
         hints = [discovery.hint("option", option) for option in wanted[name][1]]
         raise UsageError(
-            f"{options}: an option of strategy={name!r}: say strategy={name!r}, or leave it out"
+            f"{options}: an option of strategy={name!r}: pass strategy={name!r}, or leave it out"
             + "".join(f" ({hint})" for hint in hints if hint)
         )
 

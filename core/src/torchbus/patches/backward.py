@@ -117,7 +117,7 @@ def backward_calls(emitter: EventEmitter) -> Callable[[], None]:
 
 
 class Outermost:
-    """Announces outermost calls only.
+    """Emits events only for the outermost backward, not for those inside of it.
 
     Nested calls belong to the call that they run in: reentrant checkpointing, an engine with its
     own ``backward``.

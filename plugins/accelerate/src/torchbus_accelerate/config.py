@@ -1,4 +1,4 @@
-"""Reads a file of ``accelerate config``, and says it in the options of a session.
+"""Translates a file of ``accelerate config`` into options of a session.
 
 What the file asks for and no option says is refused by its name.
 """
@@ -107,7 +107,7 @@ def read(path: Path) -> Config:
 
 
 class Section:
-    """Values of a file. Each is taken, or has no effect, or is refused."""
+    """Values of a file: each becomes an option, has no effect, or is refused."""
 
     def __init__(self, path: Path, prefix: str, values: Mapping[str, Any]) -> None:
         self._path, self._prefix = path, prefix

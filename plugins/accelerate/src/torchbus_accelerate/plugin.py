@@ -14,12 +14,12 @@ from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
 from torchbus_accelerate.config import Config, merged
 
 ORDER = (
-    "a prepared loader takes its order from the number of its passes (use_seedable_sampler, or a"
-    " data set with set_epoch), and this run has begun with pass {}, where the checkpoint has {}."
-    " Call loader.set_epoch(epoch) before each pass, with the epoch that s.epochs(...) gives"
+    "a prepared loader's order depends on its number of passes (use_seedable_sampler, or a data set"
+    " with set_epoch), and this run began with pass {}, the checkpoint with {}. Call"
+    " loader.set_epoch(epoch) before each pass, with the epoch of s.epochs(...)"
 )
 NO_STRATEGY = (
-    "accelerate_config={!r} without strategy='accelerate': it would do nothing. Say"
+    "accelerate_config={!r} without strategy='accelerate': it would do nothing. Pass"
     " strategy='accelerate' as well, or leave it out"
 )
 

@@ -14,9 +14,9 @@ FAILED = (
     " batch out before its backward(), or accumulate in the loop under s.accumulating(...)"
 )
 UNCLEARED = (
-    "accumulate_grad_batches, with a loss that counts something else than samples (tokens): a"
-    " backward() was added to the gradients of a window that is over, and the two can't be"
-    " weighted separately. Call step() and zero_grad() for each batch, or say loss_weight='samples'"
+    "accumulate_grad_batches, with a loss that counts something other than samples (tokens): a"
+    " backward() was added to gradients of an earlier window, and the two can't be weighted"
+    " separately. Call step() and zero_grad() for each batch, or pass loss_weight='samples'"
 )
 SHARED = (
     "accumulate_grad_batches with two optimizers that hold the same parameters ({} and {}): "
@@ -29,10 +29,9 @@ ASSIGNED = (
     "Call backward(), or accumulate in the loop and assign s.reduce(gradient)"
 )
 UNLIKE = (
-    "several backward() calls before one step() are of losses that count unlike things "
-    "(tokens and samples, say): in an accumulation window a batch has one weight, that of the"
-    " last of them, and so gradients are slightly off. Add the losses up for one backward(), "
-    "or say loss_weight='samples'"
+    "several backward() calls before one step() have losses that count different things (such as"
+    " tokens and samples): the whole batch gets the weight of the last one, so gradients are"
+    " slightly off. Add the losses for one backward(), or pass loss_weight='samples'"
 )
 AGAIN = (
     "accumulate_grad_batches with several steps of {} on one batch, each after a separate"
@@ -69,13 +68,13 @@ TOUCHED = (
     " torch.nn.utils.clip_grad_norm_"
 )
 CUT_OFF = (
-    "an accumulation window was left before its last batch (by break, or under s.no_sync()), its"
-    " losses count something else than samples (tokens), and replicas that come and go can't"
-    " exchange the counts. Leave the pass after a whole window, or say loss_weight='samples'"
+    "an accumulation window was left before its last batch (by break, or under s.no_sync()):"
+    " its losses count something other than samples (tokens), and replicas that come and go can't"
+    " exchange the counts. Leave the pass after a whole window, or pass loss_weight='samples'"
 )
 OUTLIVES = (
-    "accumulate_grad_batches: {} was made over tensors with a row for each sample of a batch, so it"
-    " steps for that batch and not for windows, but it steps in a later batch, too. If they are"
-    " weights, call s.adopt(tensor) before you make the optimizer; if they belong to the samples,"
-    " make them and the optimizer for each batch"
+    "accumulate_grad_batches: {} holds tensors with a row for each sample of the batch in which it"
+    " was made, and steps in a later batch too. If they are weights, call s.adopt(tensor) before"
+    " you make the optimizer. If they belong to the samples, make them and the optimizer in each"
+    " batch"
 )

@@ -148,7 +148,9 @@ OPPOSITES = (aten.logical_not.default, aten.bitwise_not.default)
 
 
 class Answers(DispatchMode):
-    """Lies on top of a FakeTensorMode. ``given``: how many answers each line of the script got."""
+    """Answers a script that reads values of fake tensors. ``given``: how many answers each line of
+    the script got.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ from torchbus_advise.trial import Survey
 
 @dataclass(frozen=True)
 class Page:
-    """``devices``: of one machine, one number or several."""
+    """The page about one script. ``devices``: of one machine, one number or several."""
 
     survey: Survey
     there: Installed

@@ -42,8 +42,10 @@ class NoStep(TorchbusError):
 
 @dataclass(frozen=True)
 class Survey:
-    """``facts``: by precision; "32" is as the script is. ``real``: what the run with real values
-    showed, if there was one. ``notes``: what was not done, and why."""
+    """What the runs of a script showed. ``facts``: by precision; "32" is as the script is.
+    ``real``: what the run with real values showed, if there was one. ``notes``: what was not done,
+    and why.
+    """
 
     facts: Mapping[str, Facts]
     real: Facts | None
@@ -281,8 +283,9 @@ def free_bytes() -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """``name``: of the script, or with ``by_module`` of the module. ``options``: those of the
-    session. ``then_s``: for so long further steps are timed."""
+    """What one run does. ``name``: of the script, or with ``by_module`` of the module. ``options``:
+    those of the session. ``then_s``: for so long further steps are timed.
+    """
 
     name: str
     args: list[str]
@@ -295,8 +298,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``facts``: None if the loop did not get as far as one step. ``trace``: what the script
-    raised."""
+    """What one run showed. ``facts``: None if the loop did not get as far as one step. ``trace``:
+    what the script raised.
+    """
 
     facts: Facts | None = None
     backwards: int = 0

@@ -84,7 +84,7 @@ class Precision:
         expect("fp8_skip", fp8_skip, (list, tuple), "names of layers, as ('head',)")
         if precision != "fp8" and (fp8_config != "tensorwise" or fp8_skip):
             raise UsageError(
-                f"fp8_config and fp8_skip with precision={precision!r}: they would do nothing. Say"
+                f"fp8_config and fp8_skip with precision={precision!r}: they would do nothing. Pass"
                 " precision='fp8', or leave them out"
             )
         self.precision = precision

@@ -151,8 +151,8 @@ class Average:
         """The averages, on rank 0. All ranks call it. Raises UsageError inside ``averaged()``."""
         if self._held_in:
             raise UsageError(
-                "s.save() in s.averaged(): a checkpoint is for going on, and needs the weights of"
-                " the training. Save the averages with torch.save(model.state_dict(), path)"
+                "s.save() inside s.averaged(): a run resumes from a checkpoint, so it needs the"
+                " trained weights. Save the averages with torch.save(model.state_dict(), path)"
             )
         is_main = self._session.is_main
         return {"averages": [one.state(is_main) for one in self._of.values()]}

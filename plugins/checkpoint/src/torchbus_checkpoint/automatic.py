@@ -21,9 +21,9 @@ from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 LEFT = (
-    "max_steps or max_time has ended the loop, which then left its pass by `break`, or called more"
-    " steps. The last checkpoint has the weights, but no run can go on from it: leave the `break`"
-    " out, as the pass ends without it; without a loader, end with an epoch"
+    "max_steps or max_time ended the loop, and then the loop left its pass by `break`, or made more"
+    " steps. No run can resume from the last checkpoint, which has only the weights. Remove the"
+    " `break`, since the pass ends without it; in a loop without a loader, end with an epoch"
 )
 
 

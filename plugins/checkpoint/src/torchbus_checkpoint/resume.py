@@ -92,10 +92,10 @@ class Resume:
         mine, alike, scale = self._snapshot.local_of(found)
         if mine["position"].get("left"):
             raise UsageError(
-                f"{found} was written after max_steps or max_time had ended the loop, and the"
-                " loop had left its pass by `break`, or called more steps, so nothing shows where"
-                " a run goes on. Leave the `break` out, or without a loader end with an epoch, and"
-                " resume=... from the checkpoint before it, or use another folder"
+                f"{found} does not say where the run resumes: max_steps or max_time had ended the"
+                " loop, and then the loop left its pass by `break`, or made more steps. Remove the"
+                " `break` (without a loader, end with an epoch), and pass the checkpoint before it"
+                " as resume=..., or use another folder"
             )
 
         def put_back() -> None:

@@ -1,4 +1,4 @@
-"""Where ``s.save`` writes in a try of the script, and ``s.load`` reads."""
+"""Where ``s.save`` writes and ``s.load`` reads during a trial run (``fast_dev_run``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BESIDE = ".fast_dev_run"
 
 
 class Places:
-    """The paths themselves; in a try, folders beside them, which are gone at the end."""
+    """Returns the script's own paths; during a trial run, temporary folders beside them."""
 
     def __init__(self, session: Context) -> None:
         self._session = session

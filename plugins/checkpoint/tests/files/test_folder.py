@@ -163,6 +163,6 @@ def test_no_code_is_run_from_a_file(written: Path, tmp_path: Path) -> None:
         "sha256": __import__("hashlib").sha256(data).hexdigest(),
     }
     (one / "manifest.json").write_text(json.dumps(content | {"sha256": folder._digest(content)}))
-    with pytest.raises(CheckpointError, match="something that no checkpoint holds"):
+    with pytest.raises(CheckpointError, match="holds content that torchbus did not write"):
         folder.read_file(one, "training")
     assert not (tmp_path / "run").exists() and pickle.dumps(Evil())

@@ -37,7 +37,7 @@ from torchbus_redaction.redactor import Redactor
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding.
+    """One result of ``torchbus doctor``.
 
     ``problems``: what is wrong, and what to do.
     ``hints``: what may go wrong later.

@@ -194,7 +194,7 @@ def _by_config(config: Config, plugins: list[str], given: dict[str, object]) -> 
 
 
 class SessionParser(Parser):
-    """Explains how options of plugins without a ``--name`` are written."""
+    """The parser of ``torchbus run``, whose errors explain how to write options of plugins."""
 
     def unknown(self, word: str, following: str) -> str:
         name, _, value = word.lstrip("-").partition("=")

@@ -222,7 +222,7 @@ class Compress:
 
 
 class Saved(TypedDict):
-    """A state of torch's. ``random`` is that of its generator."""
+    """The state of torch's communication hook. ``random`` is that of its generator."""
 
     steps: int
     random: Any
@@ -238,7 +238,7 @@ class _Known:
 
 
 class Memory:
-    """torch's state of each set of parameters that is sent together, by their shapes.
+    """The states of torch's hook, one for each set of parameters that are sent together.
 
     A set of the same shapes gets the state that was saved. The errors are each rank's own, and mean
     nothing to other ranks.

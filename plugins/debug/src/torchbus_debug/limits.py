@@ -73,7 +73,7 @@ def _key(path: str) -> str:
 
 @dataclass
 class Ran:
-    """What ran of one loader. ``evaluates``: what its latest pass did."""
+    """How much of one loader ran. ``evaluates``: what its latest pass did."""
 
     name: str
     passes: int = 0

@@ -1,4 +1,4 @@
-"""The plugin that stops at NaN: its option, what it checks, and what ranks say to each other."""
+"""The plugin that stops at NaN: its option, what it checks, and what the ranks exchange."""
 
 from __future__ import annotations
 

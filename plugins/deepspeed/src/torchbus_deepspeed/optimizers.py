@@ -94,7 +94,7 @@ OTHER_DECAY = (
 DECAYS = {True: "beside the gradient (AdamW)", False: "in the gradient (Adam)"}
 MISPLACED = (
     "optimizer.type={!r}: DeepSpeed's {} steps what is {}, and offload_optimizer is {}. Write {!r},"
-    " which means the fitting one"
+    " with which DeepSpeed's class follows offload_optimizer"
 )
 
 
@@ -341,8 +341,8 @@ def _plain(value: object) -> object:
 
 
 OTHERWISE = (
-    "config: optimizer.type={!r} means DeepSpeed's {}, which steps otherwise than the loop's {}{}:"
-    " leave the section out, or make in the loop what {} has"
+    "config: optimizer.type={!r} means DeepSpeed's {}, whose step differs from that of the loop's"
+    " {}{}: leave the section out, or give the loop's optimizer the options of {}"
 )
 FREE = ("params", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 """Options of a group that do not change the numbers, or that are compared separately."""

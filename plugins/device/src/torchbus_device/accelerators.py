@@ -46,7 +46,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True)
 class ThroughTorch:
-    """A module of ``OF_TORCH_ALONE``. So does torch_tpu 0.2.0; never run with a device."""
+    """Calls a device module from a frame of torch, which modules of ``OF_TORCH_ALONE`` require."""
 
     inner: Any
 

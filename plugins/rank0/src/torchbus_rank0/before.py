@@ -1,4 +1,4 @@
-"""What a path was before rank 0's last changes to it: a rank that is behind sees that.
+"""The states of paths before rank 0's latest changes, for ranks that are still behind.
 
 Rank 0 may have come to its next change of a path while another rank is still to look at it. So it
 puts into the job's store what is there, and what a small file holds, before it changes it.
@@ -28,9 +28,10 @@ PATIENCE_S = 20.0  # rank 0 may be alone to change it, and this rank may wait fo
 
 
 class Entry(NamedTuple):
-    """``number``: of the change to this path. ``sequence``: of the change among those to all.
-    ``position``: rank 0's in the loop. ``status``: the path's; None if nothing was there.
-    ``appends``: whether the change only appends. ``content``: of a small file, or None.
+    """The state of a path before one change. ``number``: of the change to this path. ``sequence``:
+    of the change among those to all. ``position``: rank 0's in the loop. ``status``: the path's;
+    None if nothing was there. ``appends``: whether the change only appends. ``content``: of a small
+    file, or None.
     """
 
     number: int
@@ -50,7 +51,7 @@ IsNext = Callable[[int, int], bool]
 
 
 class Before:
-    """What paths were before rank 0's last changes to them, in the job's store."""
+    """Stores the states of paths before rank 0's latest changes in the job's store."""
 
     def __init__(self, session: Context, job: JobService) -> None:
         self._session = session

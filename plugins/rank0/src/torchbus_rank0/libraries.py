@@ -21,7 +21,7 @@ Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class FileChanges(Protocol):
-    """What a session does at changes of files."""
+    """How a session makes a change of a file on rank 0, while the other ranks wait."""
 
     def changing(self, kind: str, place: int) -> Make: ...
     def waiting_after(self, kind: str, place: int) -> Make: ...

@@ -1,4 +1,4 @@
-"""What a rank that is behind sees of files and folders: what rank 0 saw when it was there."""
+"""Shows a rank that is behind the files and folders that rank 0 saw at the same place."""
 
 from __future__ import annotations
 

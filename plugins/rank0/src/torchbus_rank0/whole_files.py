@@ -151,7 +151,7 @@ def _remove_dead(path: str) -> None:
 
 
 class Whole:
-    """Before the first file in a folder, removes what a killed run left there."""
+    """Writes whole files, and once per folder removes what a killed run left there."""
 
     def __init__(self) -> None:
         self._swept: set[str] = set()

@@ -399,7 +399,7 @@ PROBLEMS = _word_set("error exception warning")
 
 
 class Speaks(Enum):
-    """How surely a name means a secret."""
+    """How certain it is that a name means a secret."""
 
     NOT = 0
     PERHAPS = 1

@@ -62,7 +62,7 @@ def serve(folder: Path, port: int | None) -> int:
 
 
 class Server(ThreadingHTTPServer):
-    """Says nothing of a connection that ends before its answer."""
+    """The HTTP server. It ignores connections that end before their answer."""
 
     def handle_error(self, request: object, client_address: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Numbers that a training loop counts from its batches: they are of this rank's share.
+"""Finds numbers that a training loop counts from its batches, which are one rank's share.
 
 What the loop makes of them (``correct / total``) can't be known, so the loop is left as it is, and
 its source is read for such counts, once for each loop.

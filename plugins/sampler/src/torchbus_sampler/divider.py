@@ -43,9 +43,9 @@ from torchbus_strategy.evaluating import DecidingModels
 from torchbus_strategy.script_generators import STRIDE
 
 IDLE = (
-    "batch='global' divides batches of size {} over {} ranks, and each rank gets two samples at"
-    " least, so {} of them have none, and nothing to do. Use batches of {} samples or more,"
-    " fewer devices, or batch='per_device'"
+    "batch='global' divides batches of size {} over {} ranks, and each rank gets at least two"
+    " samples, so {} of them get none and stay idle. Use batches of {} samples or more, fewer"
+    " devices, or batch='per_device'"
 )
 
 

@@ -264,10 +264,10 @@ def _ahead(origin: Origin, living: list[TrackedBatch]) -> int:
 
 
 UNKNOWN = (
-    "{} batches of {} were read before this backward, and which of them feeds it is unknown:"
-    " the loop fetches ahead, or leaves batches out, and computes with copies (.float(), .to(...)),"
-    " of which the originals are gone. It decides {}. Keep the loader's own tensors until they are"
-    " used, or let DataLoader(num_workers=..., pin_memory=True) fetch ahead{}"
+    "{} batches of {} were read before this backward, and the session can't find out which of them"
+    " feeds it: the loop fetches ahead, or skips batches, and computes with copies (.float(),"
+    " .to(...)). This decides {}. Keep the loader's own tensors until they are used, or let"
+    " DataLoader(num_workers=..., pin_memory=True) fetch ahead{}"
 )
 
 
@@ -317,7 +317,7 @@ class Copies:
 
 
 class Batches:
-    """The batches that were taken and that live.
+    """Tracks batches, and finds the one that feeds a backward.
 
     Plugins that need them call ``follow()``. Then, from before each backward on, ``current`` holds
     the batches that feed it, and ``session.share`` is theirs. A loop without loaders has none.

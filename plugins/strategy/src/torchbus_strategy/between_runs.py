@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from torchbus.plugin import Context
 
 EVALUATED = (
-    "a new model is trained, and random numbers (a split, its weights) were drawn while one that "
-    "was trained before was alive and in eval mode: they are the same on all ranks, but not what "
-    "one process draws. To get those values, delete the old model first (del model, or train each"
-    " in a function)"
+    "random numbers for a new model (its weights, a split) were drawn while an earlier trained"
+    " model still existed, in eval mode: they are the same on all ranks, but not those of one"
+    " process. For the same numbers, delete the old model first: del model, or train each model in"
+    " a function"
 )
 
 

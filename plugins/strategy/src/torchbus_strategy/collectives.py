@@ -173,8 +173,8 @@ def unsealed(message: bytes, sender: str) -> Any:
     data = message[TAG_BYTES:]
     if not hmac.compare_digest(message[:TAG_BYTES], tag(_key(), data)):
         raise RankFailed(
-            f"what came as {sender}'s is not signed with this job's key: another process has"
-            " joined the process group's connections"
+            f"a message from {sender} is not signed with this job's key: another program has"
+            " connected to the process group. Use a network that only this job's hosts reach"
         )
     return pickle.loads(data)
 

@@ -1,4 +1,4 @@
-"""Makes groups whose connections lead to the ranks of this job, which gloo does not see to.
+"""Makes process groups, and proves that each connection leads to a rank of this job.
 
 gloo gives a connection to the rank whose number comes first through it, and these numbers are
 small: any program that reaches its port while a group is made can take a rank's place.

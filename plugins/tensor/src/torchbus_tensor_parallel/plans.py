@@ -26,8 +26,8 @@ PLAN_STYLES: dict[str, ParallelStyle] = {
     "rowwise": RowwiseParallel(input_layouts=Replicate()),
 }
 USAGE = (
-    "say plan='auto', or a dict from names of modules to 'colwise', 'rowwise' or a ParallelStyle of"
-    " torch, such as plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}"
+    "pass plan='auto', or a dict from names of modules to 'colwise', 'rowwise' or a ParallelStyle"
+    " of torch, such as plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}"
 )
 DIVIDED = (nn.Linear, nn.Embedding)
 

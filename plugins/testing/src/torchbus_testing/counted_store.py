@@ -1,4 +1,4 @@
-"""How many requests a rank makes of the store that all ranks share."""
+"""Counts the requests that a rank makes to the shared store."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ SAME, INHERENT, WRONG, NOT_COMPARED = range(4)
 
 @dataclass(frozen=True)
 class Verdict:
-    """``status``: 0 the same, 1 different by nature of the strategy, 2 wrong, 3 not compared."""
+    """The verdict about a script. ``status``: 0 the same, 1 different by nature of the strategy, 2
+    wrong, 3 not compared.
+    """
 
     status: int
     headline: str

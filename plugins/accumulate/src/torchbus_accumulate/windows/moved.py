@@ -22,7 +22,7 @@ VALUES_WAITED_FOR = 5
 
 
 class Mark(NamedTuple):
-    """What the parameters of an optimizer were at its last backward, after so many ``calls``."""
+    """The values of an optimizer's parameters at its last backward, and its number of ``calls``."""
 
     calls: int
     size: int

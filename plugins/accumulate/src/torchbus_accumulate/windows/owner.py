@@ -226,7 +226,7 @@ class Windows:
 
 
 class LocalSums:
-    """A state of each rank's own, which is loaded after the common one.
+    """Each rank's own part of the checkpoint state, loaded after the common part.
 
     Only the rank that wrote it uses it, and only if the number of ranks is the same.
     """

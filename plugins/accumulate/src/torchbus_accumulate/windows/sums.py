@@ -1,4 +1,4 @@
-"""The gradient of a window, as far as one optimizer has it."""
+"""The gradient that one optimizer has accumulated in a window so far."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class WindowSum:
 
 
 class PresentGradients:
-    """The present gradients.
+    """The gradients that the parameters have now.
 
     ``is_new``: of a backward after the last step. ``has_failed``: it raised. ``are_left``: nor
     has the loop cleared them since. ``of_batches``: they are those of several batches.

@@ -36,9 +36,11 @@ ACCUMULATED = 4
 
 @dataclass(frozen=True)
 class Strategy:
-    """What is divided by N. ``gathers``: how often a step gathers the parameters. ``is_whole``:
-    they are whole from forward to the end of backward. ``casts``: they can be gathered in another
-    dtype. ``flat``: every tensor is divided evenly, wherever its rows end."""
+    """What a strategy divides and gathers. What is divided by N. ``gathers``: how often a step
+    gathers the parameters. ``is_whole``: they are whole from forward to the end of backward.
+    ``casts``: they can be gathered in another dtype. ``flat``: every tensor is divided evenly,
+    wherever its rows end.
+    """
 
     label: str
     arguments: str

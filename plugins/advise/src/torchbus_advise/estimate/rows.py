@@ -22,9 +22,11 @@ UNITS_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Memory:
-    """``parameters``, ``gradients`` and ``states`` are what is kept between steps; ``exchange``
-    what comes with backward: gradient buckets, gathered units and their gradients. Buffers count as
-    parameters. What kernels, allocator and libraries take is unknown."""
+    """The bytes that a rank needs, by part. ``parameters``, ``gradients`` and ``states`` are what
+    is kept between steps; ``exchange`` what comes with backward: gradient buckets, gathered units
+    and their gradients. Buffers count as parameters. What kernels, allocator and libraries take is
+    unknown.
+    """
 
     parameters: int
     gradients: int
@@ -128,7 +130,9 @@ LEAST_STEP_S = 2e-3
 
 @dataclass(frozen=True)
 class Pace:
-    """``efficiency``: the part of the step in which the GPU computes what the script asked for."""
+    """The estimated time of a step. ``efficiency``: the part of the step in which the GPU computes
+    what the script asked for.
+    """
 
     step_s: float
     efficiency: float
@@ -153,8 +157,10 @@ SHARE_OF_LINK = 0.8
 
 @dataclass(frozen=True)
 class Gpu:
-    """``float32_tflops``: of matrix products as torch computes them by default, without TF32.
-    ``interconnect_gb_s``: to other GPUs, both directions together, as data sheets say it."""
+    """A GPU, by its data sheet. ``float32_tflops``: of matrix products as torch computes them by
+    default, without TF32. ``interconnect_gb_s``: to other GPUs, both directions together, as data
+    sheets say it.
+    """
 
     name: str
     memory_gib: float
@@ -198,9 +204,10 @@ MOST_RANKS = 1024
 
 @dataclass(frozen=True)
 class Choice:
-    """``row``: None if nothing fits any number of GPUs. ``needs_ranks``: the number of GPUs with
-    which something fits, if it is more than was asked for. ``needs_batch``: the batch of a rank
-    with which the row fits, if it is less than the script's."""
+    """The recommended row of the table. ``row``: None if nothing fits any number of GPUs.
+    ``needs_ranks``: the number of GPUs with which something fits, if it is more than was asked for.
+    ``needs_batch``: the batch of a rank with which the row fits, if it is less than the script's.
+    """
 
     row: Row | None
     needs_ranks: int | None = None
@@ -243,7 +250,7 @@ context."""
 
 @dataclass(frozen=True)
 class Machine:
-    """``ranks`` of them, ``nodes`` machines."""
+    """The GPUs to plan for. ``ranks`` of them, ``nodes`` machines."""
 
     gpu: Gpu
     ranks: int
@@ -256,8 +263,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Row:
-    """``batch``: that of a rank, in samples; 1 stands for the script's own if its size is unknown.
-    ``largest_batch``: the largest that fits, 0 if none does."""
+    """One row of the table. ``batch``: that of a rank, in samples; 1 stands for the script's own if
+    its size is unknown. ``largest_batch``: the largest that fits, 0 if none does.
+    """
 
     plan: Plan
     machine: Machine

@@ -137,8 +137,9 @@ class LoaderFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """``hindrances``: what sharded strategies refuse, as text. ``notes``: what was answered or
-    left out. ``warnings``: those of the run, each with its line."""
+    """What was observed in one process. ``hindrances``: what sharded strategies refuse, as text.
+    ``notes``: what was answered or left out. ``warnings``: those of the run, each with its line.
+    """
 
     parameters: list[ParameterFacts]
     passes: list[PassFacts]

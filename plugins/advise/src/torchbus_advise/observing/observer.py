@@ -221,7 +221,7 @@ STEPS_AT_MOST = 40
 
 
 class Pace:
-    """Ends after ``seconds``, or when enough steps were timed."""
+    """Times steps; ends after ``seconds``, or when enough steps were timed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -253,7 +253,7 @@ def blamed(folder: Path, name: str) -> Iterator[None]:
         raise
     except BAD_CONTENT as error:
         raise CheckpointError(
-            f"checkpoint {folder}: {name} holds something that no checkpoint holds: {error}"
+            f"checkpoint {folder}: {name} holds content that torchbus did not write: {error}"
         ) from None
 
 

@@ -176,8 +176,8 @@ def _spec(name: str, tensor: Tensor) -> Spec:
 
 def _refuse(value: object) -> object:
     raise UsageError(
-        f"a checkpoint can't hold a {type(value).__module__}.{type(value).__name__}. Return what"
-        " it is made of from state_dict()"
+        f"a checkpoint can't hold a {type(value).__module__}.{type(value).__name__}: let"
+        " state_dict() return tensors, numbers, strings, and lists and dicts of them instead"
     )
 
 

@@ -42,7 +42,7 @@ def refuse_hidden_batches(session: Context) -> None:
         if one.origin.threaded or one.origin.reused:
             fate = "read by another thread" if one.origin.threaded else GIVEN_AGAIN
             raise UsageError(
-                "a checkpoint can't hold where the loop is in its data: the batches of"
+                "a checkpoint can't record the loop's position in its data: the batches of"
                 f" {one.origin.name} are {fate}."
                 " Iterate over the loader itself in each epoch (DataLoader(num_workers=...) reads"
                 " ahead as well)"
@@ -164,9 +164,9 @@ def compare(saved: dict[str, str], loader: DataLoader[object], over: str) -> Non
     now = look(loader)
     if saved["chosen"] != now["chosen"]:
         raise UsageError(
-            f"the interrupted pass over a loader of {over} used other samples: the loop chooses"
-            " them by numbers that a replay does not have (a count, a loss). Choose them by the"
-            " epoch, or by random numbers"
+            f"this pass over a loader of {over} has other samples than the interrupted one: the"
+            " loop chooses them by a count or a loss, which a replay does not have. Choose them by"
+            " the epoch, or by random numbers"
         )
     if saved["held"] != now["held"]:
         warn(

@@ -127,7 +127,7 @@ class StoreError(Exception):
 
 
 class Missing(StoreError):
-    """There is no such file."""
+    """The store has no such file."""
 
 
 class Store:

@@ -25,8 +25,8 @@ DRAWS = (
 
 OTHER_PASS = (
     "epoch {} of this loop is over a loader of {}; the interrupted run was in the middle of that"
-    " epoch, over one of {}. Let the run end this epoch with the data and the batch size that it"
-    " had, and edit them then; or begin again in another folder"
+    " epoch, over one of {}. Finish this epoch with the old data and batch size before you change"
+    " them, or begin again in another folder"
 )
 
 
@@ -39,8 +39,8 @@ def refuse_another_loader(
     if saved.over != signature(loader):
         raise UsageError(
             f"pass {number} of this loop is over a loader of {signature(loader)}; in the checkpoint"
-            f" it was over one of {saved.over}. If the loop is the same, its course depends on"
-            f" numbers that a replay does not have: {REMEDY}"
+            f" it was over one of {saved.over}. If the loop is the same, it depends on a count or a"
+            f" loss, which a replay does not have: {REMEDY}"
         )
 
 
@@ -60,8 +60,8 @@ def draws_alike(saved: Pass, now: Gap | None, section: Section, number: int) -> 
     elif others:
         raise UsageError(
             f"before pass {number} of this loop (over {saved.over}) the script draws other random"
-            f" numbers ({', '.join(others)}) than the interrupted run: what it draws depends on"
-            f" numbers that a replay does not have. {DRAWS}"
+            f" numbers ({', '.join(others)}) than the interrupted run: the draws depend on a count"
+            f" or a loss, which a replay does not have. {DRAWS}"
         )
     return not others
 
@@ -84,7 +84,7 @@ def explain_failure(error: BaseException) -> UsageError | None:
         return None
     return UsageError(
         "the loop can't skip its finished epochs, as it needs their data"
-        f" ({type(error).__name__}: {error}). Let the code after the inner loop accept an epoch"
-        " without batches (max(1, count); a name that has a value before the loops), and run again."
-        " Or begin again with `for epoch in s.epochs(...):` in another folder"
+        f" ({type(error).__name__}: {error}). Make the code after the inner loop work without"
+        " batches: write max(1, count), and give names a value before the loops. Or begin again"
+        " with `for epoch in s.epochs(...):` in another folder"
     )

@@ -38,7 +38,7 @@ def continue_passes(
             }
     for saved in saved_open.values():
         warn(
-            f"a pass over a loader that had given {saved['taken']} batches is not open where this"
+            f"a pass that had taken {saved['taken']} batches of a loader is not running where this"
             " run resumes: it starts again from its first batch"
         )
 

@@ -23,7 +23,7 @@ from torchbus_strategy.graph import children_of, nodes_below
 
 
 class Common(Protocol):
-    """What forward keeps of a tensor that it makes the same on all ranks.
+    """What forward keeps for backward: a tensor that is the same on all ranks.
 
     ``is_over``: a backward came by. ``is_used_inside``: a divided forward has used it whole.
     """

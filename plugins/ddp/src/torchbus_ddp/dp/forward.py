@@ -188,7 +188,7 @@ class DividedForward:
         ):
             self._warned = True
             warn(
-                f"{_whole_phrases(model)}. If it is a mean (a sum) over samples, say"
+                f"{_whole_phrases(model)}. If it is a mean (a sum) over samples, pass"
                 " loss_reduction='mean' ('sum'), and it is divided"
             )
 

@@ -140,8 +140,8 @@ class Layout:
         if any(not other.equal(leaf) for other in team.all_gather(leaf)):
             raise Unsupported(
                 f"output {index} of {self._name}, {leaf.dtype} of shape {tuple(leaf.shape)},"
-                " differs between the ranks, which have different samples: dp can't put it"
-                " together. Count in the loop, from outputs that have a row for each sample"
+                " differs between the ranks, which have different samples: dp can't combine it."
+                " Count in the loop, from outputs that have a row for each sample"
             )
         return leaf
 
@@ -149,9 +149,9 @@ class Layout:
         raise Unsupported(
             f"output {index} of {self._name} has the shapes"
             f" {', '.join(str(tuple(shape)) for shape in shapes)} on the ranks, which have"
-            f" {', '.join(map(str, rows.samples))} samples in dim {self._dim}: dp can't put them"
-            f" together. Return tensors with the batch in dim {self._dim} and other dimensions that"
-            " do not depend on it, say batch_dim=, or use strategy='ddp'"
+            f" {', '.join(map(str, rows.samples))} samples in dim {self._dim}: dp can't"
+            f" concatenate them. Return tensors with the batch in dim {self._dim} and other"
+            " dimensions that do not depend on it, pass batch_dim=, or use strategy='ddp'"
         )
 
 

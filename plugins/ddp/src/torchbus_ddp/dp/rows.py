@@ -23,7 +23,7 @@ def refuse_time_first(model: Module) -> None:
             place = f"{type(model).__name__}.{path}" if path else "the model"
             raise UsageError(
                 f"strategy='dp': {place} ({type(module).__name__}) has batch_first=False, so time"
-                " in dim 0 and the batch in dim 1: say batch_dim=1, or batch_dim=0 if"
+                " in dim 0 and the batch in dim 1: pass batch_dim=1, or batch_dim=0 if"
                 f" {type(model).__name__}.forward takes the batch first"
             )
 
@@ -37,7 +37,7 @@ def failing(model: Module, rows: Rows, dim: int) -> Iterator[None]:
         raise Unsupported(
             f"strategy='dp': {type(model).__name__}.forward fails for {rows.computed} of the"
             f" {rows.total} rows that its inputs have in dim {dim} ({error}). If the batch is in"
-            " another dimension, say batch_dim=; if forward mixes the rows, or needs all of them,"
+            " another dimension, pass batch_dim=; if forward mixes the rows, or needs all of them,"
             " use strategy='ddp'"
         ) from error
 

@@ -189,8 +189,8 @@ class OnePass:
 
 NEITHER = (
     "strategy='pipeline', schedule={!r}: the loss of {} is neither a mean nor a sum over samples,"
-    " so that micro-batches can't have separate losses: it is trained by schedule='gpipe'. That"
-    " is exact, and stores the activations of all micro-batches"
+    " so it can't be computed for each micro-batch. Training continues with schedule='gpipe', which"
+    " is exact and stores the activations of all micro-batches"
 )
 
 

@@ -186,9 +186,9 @@ def refuse_changed(node: Node) -> None:
     if _versions(node.args, node.kwargs) != node.versions:
         name = getattr(node.function, "__name__", str(node.function))
         raise Unsupported(
-            f"the outcome of {name} is read after a tensor that it uses has changed, such as by"
+            f"the result of {name} is read after a tensor that it uses has changed, such as by"
             " optimizer.step(): under strategy='pipeline' with this schedule it is computed when it"
-            " is read. Read it before that, or use schedule='gpipe'"
+            " is read. Read it before the change, or use schedule='gpipe'"
         )
 
 

@@ -42,7 +42,7 @@ Known = tuple[Summary, dict[str, Cell]]
 
 @dataclass(frozen=True)
 class Wish:
-    """Which runs: those for which all conditions hold, in the order of a name."""
+    """A selection of runs: those for which all conditions hold, sorted by a name."""
 
     where: Sequence[str] = ()
     sort: str = ""

@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
 
 
 class Way:
-    """Where the loop comes to in each step, as it was the last time.
+    """The sequence of places in a step, as the last step passed them.
 
     A rank that comes to the same place as then need not ask whether the others do: one that does
     not asks, and waits. So of ranks that go different ways, none sends what another one takes for
@@ -188,8 +188,8 @@ class Agreement:
         reported = self.gather_objects(what)
         if len(set(reported)) == 1:
             raise RanksDiverged(
-                f"on the way to {what} the ranks called different parts of models, or different"
-                f" things that all ranks must call. {REMEDY}"
+                f"before {what}, the ranks called different modules, or different functions that"
+                f" all ranks must call. {REMEDY}"
             )
         places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(reported))
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")

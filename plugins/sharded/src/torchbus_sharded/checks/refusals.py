@@ -88,7 +88,7 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
         if owner and method != "forward":
             return Unsupported(
                 f"{owner}.{method} uses parameters outside forward. There a rank has only a part of"
-                f" each, under strategy='fsdp': say forward_methods=({method!r},), or use"
+                f" each, under strategy='fsdp': pass forward_methods=({method!r},), or use"
                 " strategy='ddp'"
             )
     return Unsupported(

@@ -26,7 +26,7 @@ from torchbus_sharded._compat.tensors import (
 from torchbus_sharded._compat.tensors import version as version_of
 
 ParamInit = Callable[[Module], object]
-REMEDY = "give it reset_parameters(), or say param_init_fn=..., a function that gets each module"
+REMEDY = "give it reset_parameters(), or pass param_init_fn=..., a function that gets each module"
 
 
 class MetaModules:

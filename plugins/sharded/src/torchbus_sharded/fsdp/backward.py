@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 LOST = (
     "backward() has raised and the loop continues: under strategy='fsdp' what that backward had"
-    " added to the gradients is lost. That changes nothing where the loop clears them before its"
-    " next backward or step; else use strategy='ddp'"
+    " added to the gradients is lost. Clear the gradients before the next backward or step, or use"
+    " strategy='ddp'"
 )
 WRITTEN = (
-    "a forward writes to parameters, and writes other values on other ranks, because they come from"
-    " the rank's own samples (torch.nn.Embedding with max_norm, weights that are set from the first"
-    " batch). Write them in the loop, from what all ranks have in common"
+    "a forward writes different values to a parameter on each rank, since they come from the rank's"
+    " own samples (torch.nn.Embedding with max_norm, weights that are set from the first batch)."
+    " Write them in the loop, from reduced values: s.reduce(value)"
 )
 ORDER = (
     "at backward call {} the ranks do not have the same order of the data, or are not at the same"

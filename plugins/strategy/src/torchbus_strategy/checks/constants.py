@@ -166,15 +166,15 @@ FIXED = (
 )
 MOVES = (
     "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its"
-    " own; in one process there is one. What is computed from this rank's numbers is made common by"
-    " s.reduce(number); what is drawn, by s.all_gather_object(number)[0]"
+    " own. Average a computed number by s.reduce(number), and take rank 0's draw by"
+    " s.all_gather_object(number)[0]"
 )
 
 BALANCES = (
-    "the loss multiplies means over this rank's samples by numbers that each rank has made of its"
-    " own samples, as the balance loss of a mixture of experts does: each rank balances its own"
-    " share of the batch. strategy='dp' computes the loss for the whole batch; s.reduce(numbers)"
-    " makes the numbers those of all ranks"
+    "the loss multiplies means over this rank's samples by other numbers that come from these"
+    " samples, as the balance loss of a mixture of experts does: each rank balances only its own"
+    " share of the batch. Use strategy='dp', which computes the loss for the whole batch, or"
+    " average the numbers by s.reduce(numbers)"
 )
 
 

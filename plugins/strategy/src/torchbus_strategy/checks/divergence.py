@@ -24,10 +24,9 @@ SEED = (
 )
 
 DRIFTED = (
-    "a parameter is not the same on all ranks any more: something changed it on only one rank,"
-    " such as this rank's data or random numbers, or a checkpoint that only some ranks loaded."
-    " Change it by what all ranks have in common, s.reduce(value), and redraw weights after"
-    " model.eval(), where all ranks draw the same numbers"
+    "a parameter is not the same on all ranks any more: a rank changed it by its own data or random"
+    " numbers, or only some ranks loaded a checkpoint. Change it by reduced values,"
+    " s.reduce(value), and redraw weights after model.eval(), where all ranks draw the same numbers"
 )
 NO_BACKWARD = (
     "the ranks' parameters differ, and loss.backward() was never called: gradients that are"

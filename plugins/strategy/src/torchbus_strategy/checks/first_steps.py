@@ -33,7 +33,7 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
     message = (
         f"the loss looks like a {other} over samples, but is treated as a {loss_reduction}: its"
         f" gradients are {'too small' if other == 'sum' else 'too large'} by the number of ranks."
-        f" If so, say loss_reduction={other!r}"
+        f" If so, pass loss_reduction={other!r}"
     )
     warn_of_gradients(message)
     return message

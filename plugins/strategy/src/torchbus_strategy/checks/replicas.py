@@ -122,7 +122,7 @@ AS_MUCH_AS_TRAINING = 3  # a forward and its backward cost three forwards
 SUMMED = 8  # inputs that are compared
 REPEATED = (
     "all {} ranks made the same {} forward calls under no_grad before the first backward, and {}"
-    " for training: work that every rank repeats (generation, rollouts) takes as long as on one."
+    " for training: every rank repeats the same work (generation, rollouts), which saves no time."
     " Give each rank its part: for prompt in s.shard(prompts)"
 )
 

@@ -1,4 +1,4 @@
-"""Sums divided by one: of one thing, or of none behind a clamp, as in ``sum / max(1, positives)``.
+"""Sums divided by 1: a count of one, or a count of zero behind ``max(1, positives)``.
 
 Behind a clamp the sum is in full, and counts nothing in the divisor of one process.
 """

@@ -11,9 +11,9 @@ LATE = (
     " has its own"
 )
 ZIPPED = (
-    "two loaders gave one step batches whose shares differ in weight ({}), and {}: the step's"
-    " gradient is weighted by the last and so is slightly off. Make the loaders equal in length and"
-    " batch size, or use drop_last=True"
+    "one step used batches of two loaders, whose shares have different weights ({}), and {}: the"
+    " step's gradient has the weight of the last one, so it is slightly off. Give the loaders the"
+    " same length and batch size, or use drop_last=True"
 )
 IN_NO_GRAPH = "the graph does not show which of them each term of the loss is a mean over"
 IN_WINDOW = "in a window of several backwards all terms have one weight"
@@ -21,7 +21,7 @@ NEITHER = (
     "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
     " samples ({}) nor of all ranks' ({}): it is taken for one that is normalised over ranks"
     " already, and the ranks' gradients are averaged. If one process would divide by that constant"
-    " as well, say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
+    " as well, pass loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
 )
 EITHER = (
     "the loss is a sum divided by {:g}, which is the number of all ranks' samples, and also that of"
@@ -37,15 +37,15 @@ TIMES_CONSTANT = (
     " well"
 )
 MAY_BE_NONE = (
-    "on some rank the loss is a sum divided by 1. If that is max(1, n) for a share without any n,"
-    " one process divides the whole by a smaller number: take n from all ranks by n = s.reduce(n),"
-    " and divide by max(1 / s.world_size, n). If one process divides by 1 as well, say"
-    " loss_reduction='sum'; if n is 1 there, all is well"
+    "on some rank the loss is a sum divided by 1. If this 1 is max(1, n) with n = 0, one process"
+    " divides by another number: reduce n over ranks, n = s.reduce(n), and divide by"
+    " max(1 / s.world_size, n). If one process divides by 1 too, pass loss_reduction='sum'; if n is"
+    " really 1, ignore this"
 )
 SILENT = (
-    "backwards under s.no_sync(), and what is averaged with them, are weighted by samples, but this"
-    " loss counts something else ({}): their gradients are slightly off. Call backward outside"
-    " s.no_sync(), or use accumulate_grad_batches, whose windows weigh by what the loss counts"
+    "backwards under s.no_sync() are weighted by samples, but this loss counts something else ({}):"
+    " their gradients, and those averaged with them, are slightly off. Call backward outside"
+    " s.no_sync(), or use accumulate_grad_batches, which weights by what the loss counts"
 )
 REPEATED = (
     "at the ragged end a rank was left without samples and repeated a batch, and the script divides"
@@ -75,9 +75,9 @@ SUM_BESIDE = (
     " backward for each term"
 )
 SHOWN_TOO_SMALL = (
-    "the gradients are those of one process, but the loss that the loop shows is the mean of the"
-    " ranks' losses, in which a sum over samples is too small: the graph has not kept the values of"
-    " its terms. To show it, add up the terms by s.reduce(term, 'sum')"
+    "the gradients are exact, but the loss that the loop shows is too small: it is the mean of the"
+    " ranks' losses, and a term of it is a sum over samples whose value the graph has not kept. To"
+    " show the exact loss, reduce such terms by s.reduce(term, 'sum')"
 )
 NORMALISED = (
     "the loss multiplies this rank's samples by weights that add up to one, or are one on average:"
@@ -94,7 +94,7 @@ STANDARDISED = (
 )
 TIMES_ROWS = (
     "the loss is a mean multiplied by {:g}, the number of this rank's samples. If that makes it a"
-    " sum over samples, say loss_reduction='sum': as a mean, its gradients are too small by the"
+    " sum over samples, pass loss_reduction='sum': as a mean, its gradients are too small by the"
     " number of ranks and of batches in a window. If the factor is a constant that happens to be"
     " equal, all is well"
 )

@@ -239,7 +239,7 @@ READING_DEPTH = 64
 
 
 class Counted(NamedTuple):
-    """``rows``: the number of samples behind a loss on this rank, 0 if unknown.
+    """What a loss counts. ``rows``: the number of samples behind a loss on this rank, 0 if unknown.
     ``looks``: the graph is asked which dimension holds them, whatever the sizes.
     """
 

@@ -187,10 +187,10 @@ DATA_OF = {"AddmmBackward0": compat.MAT1, "MmBackward0": compat.SELF}
 
 
 class Samples(NamedTuple):
-    """``dims``: the dimensions of a tensor that hold samples. Of several, all but the first may
-    hold something else: the graph does not show how a dimension that was split had been joined.
-    ``related``: something below it puts samples in relation to each other: a statistic over them,
-    their order, a product of pairs.
+    """Where a tensor holds its samples. ``dims``: the dimensions of a tensor that hold samples. Of
+    several, all but the first may hold something else: the graph does not show how a dimension that
+    was split had been joined. ``related``: something below it puts samples in relation to each
+    other: a statistic over them, their order, a product of pairs.
     """
 
     dims: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ class Coefficient(float):
 
 
 class Measured(float):
-    """A divisor that was a tensor: counted in the batch, and no number of the script's own."""
+    """A divisor that was a tensor: counted in the batch, not a constant of the script."""
 
 
 Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait

@@ -31,10 +31,9 @@ LOOKS = 3
 KINDS = 32
 DATA_ARGUMENT = {"AddmmBackward0": 1, "MmBackward0": 0, "ConvolutionBackward0": 0}
 OUTLIVES = (
-    "a tensor of shape {}, which no optimizer holds, gets gradients from several batches. Each"
-    " rank's is its part of the gradient of the loss over all ranks, so ranks that change the"
-    " tensor by it have different ones. If they share the tensor, call s.adopt(tensor) before its"
-    " first backward: then its gradient is that of all ranks"
+    "a tensor of shape {}, which no optimizer holds, gets gradients from several batches: each rank"
+    " has its own gradient, so the tensor differs between ranks once the loop changes it. If all"
+    " ranks should share it, call s.adopt(tensor) before its first backward"
 )
 OF_A_MEAN = (
     "torch.autograd.grad communicates nothing: the gradient of a mean over this rank's samples is"
@@ -44,7 +43,7 @@ OF_A_MEAN = (
 
 
 class OtherLeaves:
-    """Finds them. ``is_known``: whether the strategy knows a tensor already.
+    """Finds such tensors. ``is_known``: whether the strategy knows a tensor already.
 
     ``current``: those of the latest backward. To look for them means to walk the graph: that is
     done for the first backwards of each kind, then at growing intervals, and in each backward

@@ -43,7 +43,7 @@ no sample. The weighted sum of its values.
 
 
 class PerRankTensors:
-    """Each rank keeps its own values of them.
+    """Such tensors, of which each rank keeps its own values.
 
     Their gradient is that of the loss over all ranks, as in one process with the whole batch.
     """

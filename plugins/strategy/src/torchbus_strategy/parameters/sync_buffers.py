@@ -19,15 +19,15 @@ WAYS = ("rank0", "mean", "sum")
 
 LOOKS = 3
 DIFFER = (
-    "the forward fills {} from its batch, so each rank's is another one, and after each backward"
-    " all ranks get {}: the samples of the other ranks do not enter as in one process. Pass"
-    " sync_buffers={{'{}': 'mean'}} for a running mean over samples, or 'sum' for counts and sums."
-    " For a queue, gather what is written: s.all_gather(...)"
+    "the forward fills {} from this rank's samples, and after each backward all ranks get {}: the"
+    " samples of the other ranks are missing from it. Pass sync_buffers={{'{}': 'mean'}} for a"
+    " running mean over samples, or 'sum' for counts and sums. For a queue, gather what is written:"
+    " s.all_gather(...)"
 )
 COUNTS = (
-    "{} grew, in each of the first backwards, by the number of this rank's samples: if it counts"
-    " samples, it misses those of the other ranks. Pass sync_buffers={{'{}': 'sum'}}, which counts"
-    " all of them, or sync_buffers={{'{}': 'rank0'}} if it counts something else"
+    "{} grew by the number of this rank's samples in each of the first backwards: if it counts"
+    " samples, those of the other ranks are missing. Pass sync_buffers={{'{}': 'sum'}} to count"
+    " them, or sync_buffers={{'{}': 'rank0'}} if it counts something else"
 )
 
 

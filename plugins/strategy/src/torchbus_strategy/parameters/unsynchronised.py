@@ -21,7 +21,7 @@ class State(TypedDict, total=False):
 
 
 class Unsynchronised:
-    """The state holds this rank's gradients, and their mean for another number of ranks.
+    """Saves this rank's gradients, and their mean for another number of ranks.
 
     ``local`` holds the ids of the parameters that have such gradients.
     """

@@ -18,8 +18,9 @@ OTHERS = ("MIG", "Laptop", "Max-Q", "D")
 
 
 class Sheet(NamedTuple):
-    """Peaks of dense matrices in TFLOP/s. Data sheets of NVIDIA often name those of sparse ones,
-    which are twice as large. Where a data sheet has a figure for matrix units, this is it.
+    """The peaks of one device. Peaks of dense matrices in TFLOP/s. Data sheets of NVIDIA often name
+    those of sparse ones, which are twice as large. Where a data sheet has a figure for matrix
+    units, this is it.
 
     ``half``: float16 and bfloat16 with sums in float32. ``tf32``: float32 by TensorFloat-32.
     ``single``: float32 in full precision. ``double``: float64.

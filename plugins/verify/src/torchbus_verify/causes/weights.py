@@ -23,7 +23,9 @@ CLEAR = 1e3
 
 @dataclass(frozen=True)
 class Fit:
-    """``weights``: of the ranks in the mean. ``fits``: they yield the plain run's gradient."""
+    """A mean of the ranks' gradients. ``weights``: of the ranks in the mean. ``fits``: they yield
+    the plain run's gradient.
+    """
 
     weights: tuple[float, ...]
     fits: bool

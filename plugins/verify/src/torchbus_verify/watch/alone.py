@@ -67,7 +67,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Off:
-    """A wrong gradient. ``factor``: by which all of it is too large, or NaN."""
+    """A gradient that is wrong. ``factor``: by which all of it is too large, or NaN."""
 
     name: str
     relative: float
@@ -223,7 +223,9 @@ class RankReport:
 
 
 class MadeAgain:
-    """``whole``: the sum over ranks. ``cannot``: why it was not computed; "" if it was."""
+    """The gradients that rank 0 has recomputed. ``whole``: the sum over ranks. ``cannot``: why it
+    was not computed; "" if it was.
+    """
 
     def __init__(
         self, reported: list[RankReport], local: Gradients, held: Gradients, calls: Calls
