@@ -181,12 +181,43 @@ def test_a_stranger_that_connects_before_a_rank(any_python: str, folder: Path) -
     assert noisy.ok().stdout == quiet.stdout
 
 
+SLOW = """
+import torch.distributed as dist
+from torchbus import hookimpl
+class Slow:
+    asked = 0
+    @hookimpl
+    def init_process_group(self, session, backend, store, timeout):
+        self.asked += 1
+        dist.init_process_group(
+            backend, store=store, timeout=timeout, rank=session.rank, world_size=2
+        )
+        if session.rank == 0 and self.asked == 1:
+            while not session.world.shared.check(["unproven torchbus 0"]):
+                time.sleep(0.05)
+            time.sleep(0.5)
+            dist.isend(torch.zeros(1), 1)
+        return True
+"""
+
+
+def test_a_rank_that_is_slow_to_make_the_group() -> None:
+    """The other one has given up its proof: it leaves its connections open until both are there."""
+    job = JOB.replace("STRATEGY", "ddp")
+    quiet = fork_script(job).ok()
+    slow = job.replace(IMPORTS, IMPORTS + SLOW).replace("session(", "session(Slow(), ")
+    assert fork_script(slow, timeout_s=100).ok().stdout == quiet.stdout
+
+
 def test_a_group_that_can_not_be_made() -> None:
     result = fork_script("""
 import os
-from torchbus import session
-os.environ["GLOO_SOCKET_IFNAME"] = "eth77"
-with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
+from torchbus import hookimpl, session
+class Elsewhere:
+    @hookimpl(tryfirst=True)
+    def init_process_group(self):
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth77"
+with session(Elsewhere(), strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
     print("started")
 """)
     assert result.status == 1 and result.stdout == ""

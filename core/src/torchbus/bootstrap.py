@@ -1,8 +1,4 @@
-"""Runs at the import of torchbus: reads the generators' states, or becomes a launched rank.
-
-A session that launches ranks hands its generators' states of this moment to them. Each launched
-rank finds its place in one variable, which names the module that takes it over.
-"""
+"""Runs at the import of torchbus: reads the generators' states, or becomes a launched rank."""
 
 from __future__ import annotations
 
@@ -15,6 +11,8 @@ import sys
 from typing import Any
 
 import torch
+
+from torchbus.errors import UsageError
 
 VARIABLE = "TORCHBUS_LAUNCH"
 START_DIRECTORY = os.getcwd()
@@ -34,17 +32,18 @@ def command(code: str) -> list[str]:
 
 
 def read() -> None:
-    """Read the generators' states, or become the rank that the variable describes.
-
-    The variable is removed, so that no process that the script starts takes itself for a rank.
-    """
+    """Read the generators' states, or become the rank in the variable, which no child inherits."""
     global imported
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         imported = generator_states()
         return
-    place = json.loads(text)
-    importlib.import_module(place["taken_over_by"]).take_over(place)
+    try:
+        place = json.loads(text)
+        take_over = importlib.import_module(place["taken_over_by"]).take_over
+    except Exception as error:
+        raise UsageError(f"{VARIABLE}={text[:80]!r} is not from a session. Unset it") from error
+    take_over(place)
 
 
 def generator_states() -> States:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,52 @@ def test_what_is_wrong_in_a_file_is_told_with_its_name(
     assert main(["run", "--config", "run.toml", "train.py"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"torchbus run: {BAD[text]}") and told.count("\n") == 1
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+INSTEAD = {
+    "a pipe": (os.mkfifo, "run.toml can't be read: it is not a regular file"),
+    "a device": (
+        lambda path: path.symlink_to("/dev/zero"),
+        "run.toml can't be read: it is not a regular file",
+    ),
+    "a folder": (Path.mkdir, "run.toml can't be read: Is a directory"),
+    "much": (sparse, "run.toml can't be read: it has more than 16 MB"),
+    "deep": (lambda path: path.write_text(f"a={'[' * 99_999}"), "run.toml is not valid TOML: "),
+}
+
+
+@pytest.mark.parametrize("what", INSTEAD)
+def test_what_is_no_file_of_options_keeps_no_command_waiting(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    make, words = INSTEAD[what]
+    make(Path("run.toml"))
+    Path("train.py").touch()
+    assert main(["run", "--config", "run.toml", "train.py"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"torchbus run: {words}") and shown.count("\n") == 1
+
+
+def test_the_shell_may_give_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by ``--config <(command)``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("train.py").touch()
+    reader, writer = os.pipe()
+    os.write(writer, b"launhc = 'fork'")
+    os.close(writer)
+    assert main(["run", "--config", f"/dev/fd/{reader}", "train.py"]) == 2
+    os.close(reader)
+    assert "unknown option 'launhc'" in capsys.readouterr().err
 
 
 def test_a_script_with_a_session_of_its_own_is_an_error(tmp_path: Path) -> None:

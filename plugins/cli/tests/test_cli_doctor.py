@@ -79,7 +79,7 @@ def test_each_wrong_thing_is_named_with_a_remedy() -> None:
     assert "TORCHBUS_BACKEND='carrier-pigeon' is not a backend" in found["backends"][0]
     assert "there is no interface nic9 here, only " in found["settings"][0]
     mpi, both, port, address = found["launcher"]
-    assert mpi.startswith("MPI says rank 5 of 3: these contradict each other")
+    assert mpi.startswith("OMPI_COMM_WORLD_RANK='5' is not a whole number from 0 to 2. Unset it")
     assert both.startswith(
         "launchers contradict each other: environment says rank 1 of 2; SLURM says rank 0 of 4."
     )

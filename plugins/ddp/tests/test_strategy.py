@@ -101,12 +101,25 @@ def test_the_backend_is_used():
     assert result.ok() and "ddp over gloo" in result.stdout
 
 
-@pytest.mark.parametrize("backend", ["nccl", "goo"])
-def test_a_backend_that_can_not_be(backend):
-    result = fork_script(SCRIPT.replace("NAME", backend))
+@pytest.mark.parametrize("backend", ["", "goo", "cpu:goo", "gloo,", "\x1b[31mgloo", "gloo" * 99])
+def test_nonsense_is_refused_before_ranks_start(backend, monkeypatch):
+    monkeypatch.setenv("TORCHBUS_BACKEND", backend or "-1")
+    with pytest.raises(UsageError) as error:
+        session(strategy="ddp", devices=2, accelerator="cpu")
+    shown = str(error.value)
+    assert shown.startswith(f"TORCHBUS_BACKEND={backend or '-1'!r} names no backend")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo\x1b[31m")
+    with pytest.raises(UsageError) as error:
+        session(strategy="ddp", devices=2, accelerator="cpu", backend="gloo").__enter__()
+    shown = str(error.value)
+    assert shown.startswith("GLOO_SOCKET_IFNAME='lo\\x1b[31m' is not an interface of this host: ")
+
+
+def test_a_backend_that_is_not_here():
+    result = fork_script(SCRIPT.replace("NAME", "nccl"))
     assert result.ok(1)
     error = [line for line in result.stderr.splitlines() if "UsageError: " in line]
-    assert len(error) == 1 and f"backend='{backend}'" in error[0]
+    assert len(error) == 1 and "backend='nccl'" in error[0]
     assert (
         "see `torchbus doctor` for those that are" in error[0]
         or "use backend='gloo' on CPU" in error[0]

@@ -113,6 +113,9 @@ CASES = {
 }
 
 
+REMEDY = "Unset it if another launcher has left it, or correct it"
+
+
 def find(variables: dict[str, str], **given) -> Place | None:
     request = Request(
         plan_devices(given.get("devices", 1), "cpu"), explicit_devices="devices" in given
@@ -147,47 +150,47 @@ def test_meaning(name):
         (
             {"RANK": "2", "WORLD_SIZE": "2", **AT},
             {},
-            "environment says rank 2 of 2: these contradict each other. Unset what is left of another launcher",
+            "RANK='2' is not a whole number from 0 to 1. " + REMEDY,
         ),
         (
             {"RANK": "-1", "WORLD_SIZE": "2", **AT},
             {},
-            "environment says rank -1 of 2: these contradict each other. Unset what is left of another launcher",
+            "RANK='-1' is not a whole number from 0 to 1. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "0", **AT},
             {},
-            "environment says rank 0 of 0: these contradict each other. Unset what is left of another launcher",
+            "WORLD_SIZE='0' is not a whole number from 1 to 2147483647. " + REMEDY,
         ),
         (
             {"RANK": "one", "WORLD_SIZE": "2", **AT},
             {},
-            "RANK='one' is not a number. Unset it, or set it to a whole number",
+            "RANK='one' is not a whole number from 0 to 1. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "", **AT},
             {},
-            "WORLD_SIZE='' is not a number. Unset it, or set it to a whole number",
+            "WORLD_SIZE='' is not a whole number from 1 to 2147483647. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_PORT": "x"},
             {},
-            "MASTER_PORT='x' is not a number. Unset it, or set it to a whole number",
+            "MASTER_PORT='x' is not a whole number from 1 to 65535. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **AT},
             {},
-            "environment says local rank 2 of 2 on this node, 2 in all: these contradict each other. Unset what is left of another launcher",
+            "LOCAL_RANK='2' is not a whole number from 0 to 1. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", **AT},
             {},
-            "environment says local rank 0 of 4 on this node, 2 in all: these contradict each other. Unset what is left of another launcher",
+            "LOCAL_WORLD_SIZE='4' is not a whole number from 1 to 2. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0", **AT},
             {},
-            "environment says local rank 0 of 0 on this node, 2 in all: these contradict each other. Unset what is left of another launcher",
+            "LOCAL_WORLD_SIZE='0' is not a whole number from 1 to 2. " + REMEDY,
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT},
@@ -197,12 +200,12 @@ def test_meaning(name):
         (
             {"SLURM_PROCID": "8", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
             {},
-            "SLURM says rank 8 of 8: these contradict each other. Unset what is left of another launcher",
+            "SLURM_PROCID='8' is not a whole number from 0 to 7. " + REMEDY,
         ),
         (
             {"SLURM_PROCID": "x", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
             {},
-            "SLURM_PROCID='x' is not a number. Unset it, or set it to a whole number",
+            "SLURM_PROCID='x' is not a whole number from 0 to 7. " + REMEDY,
         ),
         (
             {
@@ -226,3 +229,31 @@ def test_contradictions(variables, given, words):
     with pytest.raises(UsageError) as error:
         find(variables, **given)
     assert str(error.value) == words
+
+
+STARTED = {
+    "torchrun": "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 MASTER_ADDR=host"
+    " MASTER_PORT=1234 TORCHELASTIC_RUN_ID=a",
+    "SLURM": "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=2"
+    " SLURM_STEP_NODELIST=a[1-2] MASTER_PORT=1234 SLURM_STEP_ID=0",
+    "MPI": "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0"
+    " OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=host MASTER_PORT=1234",
+    "horovodrun": "HOROVOD_RANK=0 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=2"
+    " HOROVOD_CROSS_RANK=0 MASTER_ADDR=host MASTER_PORT=1234",
+}
+NO_HOST = ("", "a b", "\x1b[31m", "\u00b2", "x;" * 9_999)
+NO_NUMBER = ("-1", "9" * 30, "1.5", *NO_HOST)
+FREE = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID")
+
+
+@pytest.mark.parametrize("launcher", STARTED)
+def test_nonsense_in_any_variable_is_named(launcher):
+    variables = dict(word.split("=") for word in STARTED[launcher].split())
+    assert find(variables) is not None
+    for name in variables.keys() - {*FREE}:
+        for text in NO_HOST if name in ("MASTER_ADDR", "SLURM_STEP_NODELIST") else NO_NUMBER:
+            with pytest.raises(UsageError) as error:
+                find({**variables, name: text})
+            shown = str(error.value)
+            assert shown.startswith(f"{name}=") and shown.endswith(REMEDY), shown
+            assert len(shown) < 400 and shown.isprintable()

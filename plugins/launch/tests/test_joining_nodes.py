@@ -65,15 +65,15 @@ def test_a_world_of_one_needs_no_variables(clean):
         ({"MASTER_ADDR": "host"}, "num_nodes=2 without NODE_RANK"),
         (
             {"MASTER_ADDR": "host", "NODE_RANK": "2"},
-            "NODE_RANK=2 does not fit num_nodes=2: it counts from 0",
+            "NODE_RANK='2' is not a whole number from 0 to 1. ",
         ),
         (
             {"MASTER_ADDR": "host", "NODE_RANK": "-1"},
-            "NODE_RANK=-1 does not fit num_nodes=2: it counts from 0",
+            "NODE_RANK='-1' is not a whole number from 0 to 1. ",
         ),
         (
             {"MASTER_ADDR": "host", "NODE_RANK": "0", "MASTER_PORT": "x"},
-            "MASTER_PORT='x' is not a number",
+            "MASTER_PORT='x' is not a whole number from 1 to 65535. ",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torchbus import session
+from torchbus import bootstrap, session
 from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
 
@@ -179,3 +179,15 @@ def test_each_rank_gets_the_same_words_and_directory_and_no_variable(tmp_path, b
 
 def with_path(folder: Path) -> str:
     return os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+
+
+NO_TAKER = '{"taken_over_by": "torchbus_launch.places"}'
+
+
+@pytest.mark.parametrize("text", ["", "word", "-1", "{}", "\x1b[31m", "[" * 9_999, NO_TAKER])
+def test_a_place_that_no_session_has_written_is_refused(text, monkeypatch):
+    monkeypatch.setenv("TORCHBUS_LAUNCH", text)
+    with pytest.raises(UsageError) as error:
+        bootstrap.read()
+    shown = f"TORCHBUS_LAUNCH={text[:80]!r} is not from a session. Unset it"
+    assert str(error.value) == shown and "TORCHBUS_LAUNCH" not in os.environ

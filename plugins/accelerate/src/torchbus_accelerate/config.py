@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from accelerate.commands.config import config_args
 from torchbus.plugin import UsageError, expect
 
+from torchbus_launch import config_file
 from torchbus_launch.places import world_size_seen
 
 Options = dict[str, Any]
@@ -253,7 +254,7 @@ def _zero(section: Section) -> Options:
 
 def _json(path: str) -> Options:
     try:
-        found: Options = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found: Options = json.loads(config_file.read_text(Path(path)))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(UNREADABLE.format(path, error)) from error
     return found

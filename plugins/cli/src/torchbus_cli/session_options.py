@@ -21,6 +21,7 @@ from torchbus_cli import programs as program
 from torchbus_cli.parser import Parser, complain
 from torchbus_cli.programs import Program
 from torchbus_device import accelerators
+from torchbus_launch import config_file
 from torchbus_launch.places import world_size_seen
 
 USAGE = """torchbus run [OPTION]... SCRIPT [ARG]...
@@ -118,11 +119,10 @@ class Config:
 def _read(path: Path) -> dict[str, Any]:
     toml = _toml()
     try:
-        with path.open("rb") as file:
-            found: dict[str, object] = toml.load(file)
+        found: dict[str, object] = toml.loads(config_file.read_text(path))
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from None
-    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (toml.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     return found
 

@@ -18,6 +18,7 @@ from torchbus.plugin import Context, UsageError
 from torchbus_deepspeed import known
 from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.optimizers import Choice
+from torchbus_launch import config_file
 
 VARIABLE = "DEEPSPEED_CONFIG"
 Given = Mapping[str, Any] | str | os.PathLike[str] | None
@@ -42,10 +43,10 @@ def read(given: Given) -> dict[str, Any]:
 
 def _from_file(path: Path, where: str) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(config_file.read_text(path))
     except OSError as error:
         raise UsageError(f"{where}={str(path)!r} can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}={str(path)!r} is not valid JSON: {error}") from error
 
 

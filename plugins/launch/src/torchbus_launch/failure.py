@@ -87,6 +87,6 @@ def is_consequence(error: BaseException) -> bool:
 
     Also if it came inside a plugin's listener.
     """
-    if isinstance(error, PluginError) and error.__cause__ is not None:
+    while isinstance(error, PluginError) and error.__cause__ is not None:
         error = error.__cause__
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST)

@@ -13,9 +13,10 @@ from torchbus.world import World
 
 from torchbus_launch import inherited, listening, secret
 from torchbus_launch.job import Job
-from torchbus_launch.places import Place, integer
+from torchbus_launch.places import Place
 from torchbus_launch.request import Request
 from torchbus_launch.store import SealedStore
+from torchbus_launch.variables import PORTS, host, integer
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,12 @@ def find_nodes(request: Request) -> Nodes:
             f"num_nodes={request.num_nodes} without {' and '.join(missing)}: set MASTER_ADDR (the"
             " first node), MASTER_PORT and NODE_RANK on each node, or start with torchrun or SLURM"
         )
-    node_rank = os.environ["NODE_RANK"]
-    if not node_rank.isdigit() or int(node_rank) >= request.num_nodes:
-        raise UsageError(
-            f"NODE_RANK={node_rank} does not fit num_nodes={request.num_nodes}: it counts from 0."
-            " Set 0 on the first node, 1 on the second"
-        )
-    port = integer(os.environ, "MASTER_PORT", 29500)
     return Nodes(
-        int(node_rank), request.num_nodes, request.devices.count, os.environ["MASTER_ADDR"], port
+        integer(os.environ, "NODE_RANK", among=range(request.num_nodes)),
+        request.num_nodes,
+        request.devices.count,
+        host(os.environ, "MASTER_ADDR"),
+        integer(os.environ, "MASTER_PORT", 29500, PORTS),
     )
 
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from torchbus_launch.store import LIBUV_TAKES_SOCKETS
+from torchbus_launch.variables import INTERFACE
 
 LOOPBACK = "127.0.0.1"
-INTERFACE = "GLOO_SOCKET_IFNAME"
 SERVED = "session {} is served"
 LOOK_AGAIN_S = 0.05
 sessions = itertools.count()

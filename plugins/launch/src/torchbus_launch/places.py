@@ -12,23 +12,7 @@ from torchbus.errors import UsageError
 
 from torchbus_launch import inherited
 from torchbus_launch.request import Request
-
-
-def integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the number in a variable, or the default if the variable is not set.
-
-    Raises UsageError, which names the variable.
-    """
-    text = env.get(name)
-    if text is None and default is not None:
-        return default
-    try:
-        return int(text or "")
-    except ValueError:
-        raise UsageError(
-            f"{name}={text!r} is not a number. Unset it, or set it to a whole number"
-        ) from None
-
+from torchbus_launch.variables import COUNTS, PORTS, host, integer
 
 MPI_PREFIXES = (
     ("OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_"),
@@ -88,23 +72,24 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
                 " torchrun"
             )
         return None
-    rank, world_size = integer(env, "RANK"), integer(env, "WORLD_SIZE")
+    world_size = integer(env, "WORLD_SIZE", among=COUNTS)
+    rank = integer(env, "RANK", among=range(world_size))
     if world_size > 1 and "MASTER_ADDR" not in env:
         raise UsageError(
             f"RANK={rank} and WORLD_SIZE={world_size} are set, but MASTER_ADDR is not: set it, or"
             " use torchrun"
         )
-    local_world_size = integer(env, "LOCAL_WORLD_SIZE", world_size)
+    here = integer(env, "LOCAL_WORLD_SIZE", world_size, _up_to(world_size))
     return Place(
         "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment",
         rank,
         world_size,
-        integer(env, "LOCAL_RANK", rank % max(1, local_world_size)),
-        local_world_size,
-        integer(env, "GROUP_RANK", rank // max(1, local_world_size)),
-        env.get("MASTER_ADDR", "127.0.0.1"),
-        integer(env, "MASTER_PORT", 29500),
-        "LOCAL_WORLD_SIZE" in env and local_world_size == world_size,
+        integer(env, "LOCAL_RANK", rank % here, range(here)),
+        here,
+        integer(env, "GROUP_RANK", rank // here),
+        host(env, "MASTER_ADDR"),
+        integer(env, "MASTER_PORT", 29500, PORTS),
+        "LOCAL_WORLD_SIZE" in env and here == world_size,
         env.get("TORCHELASTIC_RUN_ID", ""),
     )
 
@@ -113,8 +98,8 @@ def _horovodrun(env: Mapping[str, str]) -> Place | None:
     if "HOROVOD_RANK" not in env or integer(env, "HOROVOD_SIZE", 1) < 2:
         return None
     world_size = integer(env, "HOROVOD_SIZE")
-    local_world_size = integer(env, "HOROVOD_LOCAL_SIZE", world_size)
-    if local_world_size < world_size and "MASTER_ADDR" not in env:
+    here = integer(env, "HOROVOD_LOCAL_SIZE", world_size, _up_to(world_size))
+    if here < world_size and "MASTER_ADDR" not in env:
         raise UsageError(
             "horovodrun started ranks on several hosts: give the first one's address,"
             " MASTER_ADDR=... horovodrun ..."
@@ -122,14 +107,14 @@ def _horovodrun(env: Mapping[str, str]) -> Place | None:
     job = ":".join(env.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
     return Place(
         "horovodrun",
-        integer(env, "HOROVOD_RANK"),
+        integer(env, "HOROVOD_RANK", among=range(world_size)),
         world_size,
-        integer(env, "HOROVOD_LOCAL_RANK", 0),
-        local_world_size,
+        integer(env, "HOROVOD_LOCAL_RANK", 0, range(here)),
+        here,
         integer(env, "HOROVOD_CROSS_RANK", 0),
-        env.get("MASTER_ADDR", "127.0.0.1"),
+        host(env, "MASTER_ADDR"),
         _port(env, job),
-        local_world_size == world_size,
+        here == world_size,
         job,
     )
 
@@ -141,9 +126,13 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
         or integer(env, "SLURM_NTASKS", 1) < 2
     ):
         return None
-    local = int(re.split(r"[(,]", env.get("SLURM_TASKS_PER_NODE", env["SLURM_NTASKS"]))[0])
+    world_size = integer(env, "SLURM_NTASKS")
+    tasks = env.get("SLURM_TASKS_PER_NODE", str(world_size))
+    first = {"SLURM_TASKS_PER_NODE": re.split(r"[(,]", tasks)[0]}
+    here = integer(first, "SLURM_TASKS_PER_NODE", among=_up_to(world_size))
     hosts = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "127.0.0.1"))
-    address = env.get("MASTER_ADDR") or first_host(hosts)
+    named = "MASTER_ADDR" if env.get("MASTER_ADDR") else "SLURM_STEP_NODELIST"
+    address = host({named: env.get("MASTER_ADDR") or first_host(hosts)}, named)
     job = (
         f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
         if "SLURM_HET_SIZE" not in env
@@ -151,16 +140,20 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
     )
     return Place(
         "SLURM",
-        integer(env, "SLURM_PROCID"),
-        integer(env, "SLURM_NTASKS"),
-        integer(env, "SLURM_LOCALID", 0),
-        local,
+        integer(env, "SLURM_PROCID", among=range(world_size)),
+        world_size,
+        integer(env, "SLURM_LOCALID", 0, range(here)),
+        here,
         integer(env, "SLURM_NODEID", 0),
         address,
         _port(env, job),
-        not re.search(r"[\[,]", hosts) and local == integer(env, "SLURM_NTASKS"),
+        not re.search(r"[\[,]", hosts) and here == world_size,
         job,
     )
+
+
+def _up_to(world_size: int) -> range:
+    return range(1, world_size + 1)
 
 
 def _port(env: Mapping[str, str], job: str) -> int:
@@ -169,7 +162,8 @@ def _port(env: Mapping[str, str], job: str) -> int:
 
     That port is below the ephemeral ports of the system (32768 and more).
     """
-    return integer(env, "MASTER_PORT", 20000 + zlib.crc32(job.encode()) % 12000 if job else 29500)
+    chosen = 20000 + zlib.crc32(job.encode()) % 12000 if job else 29500
+    return integer(env, "MASTER_PORT", chosen, PORTS)
 
 
 def first_host(nodelist: str) -> str:
@@ -186,41 +180,32 @@ def _mpi(env: Mapping[str, str]) -> Place | None:
 
 
 def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> Place:
-    rank, world_size = integer(env, f"{prefix}RANK"), integer(env, f"{prefix}SIZE")
-    local_world_size = integer(env, f"{local}SIZE", integer(env, "MPI_LOCALNRANKS", world_size))
-    if local_world_size < world_size and "MASTER_ADDR" not in env:
+    world_size = integer(env, f"{prefix}SIZE")
+    rank = integer(env, f"{prefix}RANK", among=range(world_size))
+    among = _up_to(world_size)
+    here = integer(env, f"{local}SIZE", integer(env, "MPI_LOCALNRANKS", world_size, among), among)
+    if here < world_size and "MASTER_ADDR" not in env:
         raise UsageError(
             "mpirun started ranks on several hosts: pass the first one's address, mpirun -x"
             " MASTER_ADDR=..."
         )
-    local_rank = integer(env, "MPI_LOCALRANKID", rank % max(1, local_world_size))
+    local_rank = integer(env, "MPI_LOCALRANKID", rank % here, range(here))
     job = env.get("PMIX_NAMESPACE", "")
     return Place(
         "MPI",
         rank,
         world_size,
-        integer(env, f"{local}RANK", local_rank),
-        local_world_size,
-        rank // max(1, local_world_size),
-        env.get("MASTER_ADDR", "127.0.0.1"),
+        integer(env, f"{local}RANK", local_rank, range(here)),
+        here,
+        rank // here,
+        host(env, "MASTER_ADDR"),
         _port(env, job),
-        local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
+        here == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
         job,
     )
 
 
 def _check(place: Place, request: Request) -> None:
-    if not 0 <= place.rank < place.world_size:
-        raise UsageError(
-            f"{place.launched_by} says rank {place.rank} of {place.world_size}: these contradict"
-            " each other. Unset what is left of another launcher"
-        )
-    if not 0 <= place.local_rank < place.local_world_size <= place.world_size:
-        raise UsageError(
-            f"{place.launched_by} says local rank {place.local_rank} of {place.local_world_size} on"
-            f" this node, {place.world_size} in all: these contradict each other."
-            " Unset what is left of another launcher"
-        )
     if (
         place.launched_by != "session"
         and request.explicit_devices

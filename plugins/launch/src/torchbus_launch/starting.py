@@ -24,9 +24,11 @@ def start(request: Request, call: Call | None = None) -> Job:
     Raises LaunchError or UsageError.
     """
     _refuse_few_files()
-    from torchbus_launch import choice, fork, joining, places, relaunch, spawn, worker
+    from torchbus_launch import choice, fork, joining, places, relaunch, spawn, variables, worker
 
     worker.refuse_ranks()
+    if request.devices.kind == "cpu":
+        variables.refuse_unknown_interface()
     place = places.find(request)
     if place is not None:
         return joining.join(place, request)

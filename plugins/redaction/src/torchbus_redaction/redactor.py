@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import math
@@ -11,13 +10,13 @@ import re
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from torchbus_redaction import texts
+from torchbus_redaction import spelled, texts
 from torchbus_redaction.texts import HIDDEN, Speaks, hides, speaks
 
 # what moves the cursor, changes colours or the direction of a line, or can't be printed at all
@@ -111,13 +110,15 @@ def worth_hiding(value: str, sure: bool) -> bool:
 
 
 def spellings(value: str) -> set[str]:
-    """Return the value as text, JSON, ``repr``, addresses and base64 write it, and its lines."""
+    """Return the value as text, JSON, ``repr`` and addresses write it, and its lines."""
     found = {
         value,
         json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1],
         repr(value)[1:-1],
-        *_encoded(value),
+        quote(value, safe="", errors="surrogatepass"),
+        quote(value, errors="surrogatepass"),
+        quote_plus(value, errors="surrogatepass"),
     }
     return found | {
         line.strip()
@@ -140,18 +141,6 @@ def pattern(values: Iterable[str]) -> re.Pattern[str] | None:
 def _one(value: str) -> str:
     alone = len(value) < SHORTEST_INSIDE or value.isalpha() or value.isdigit()
     return rf"(?<![^\W_]){re.escape(value)}(?![^\W_])" if alone else re.escape(value)
-
-
-def _encoded(value: str) -> Iterator[str]:
-    data = value.encode(errors="surrogatepass")
-    yield from (quote(data, safe=""), quote(data), quote_plus(data))
-    if len(data) < SHORTEST_INSIDE:
-        return
-    for code in (base64.b64encode, base64.urlsafe_b64encode):
-        yield code(data).decode().rstrip("=")
-        for before in (1, 2):  # it may stand behind other bytes, as in "user:password"
-            first, end = -(-8 * before // 6), 8 * (before + len(data)) // 6
-            yield code(bytes(before) + data).decode()[first:end]
 
 
 def as_number(value: object) -> int | float | str | None:
@@ -218,7 +207,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str | None] = ()) -> None:
         self._known: set[str] = set()
-        self._finds = pattern(())
+        self._finds, self._finds_bare = pattern(()), spelled.pattern(())
         self._seen: dict[str, str] = {}
         self.learn(secrets)
         self._learn_phrases(sys.orig_argv[1:])
@@ -228,7 +217,7 @@ class Redactor:
         new = {secret for secret in secrets if secret and worth_hiding(secret, sure)} - self._known
         if new:
             self._known |= new
-            self._finds = pattern(self._known)
+            self._finds, self._finds_bare = pattern(self._known), spelled.pattern(self._known)
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
@@ -245,6 +234,7 @@ class Redactor:
         """
         self._look_around()
         text = self._finds.sub(HIDDEN, text) if self._finds is not None else text
+        text = spelled.hide(text, self._finds_bare, HIDDEN)
         return texts.without_given_away(text)
 
     def command_line(self, arguments: Sequence[str]) -> list[str]:

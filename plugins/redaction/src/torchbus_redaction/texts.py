@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ SPACE = (
     r"[ \t\xa0]{0,80}(?:\r?\n(?![ \t]*['\"]{3})[ \t]{0,20})?"
     r"(?:[&!][\w!./-]{1,60}[ \t]{1,8}){0,2}"  # an anchor or a tag of YAML
 )
-ANNOTATED = r":[ \t]{1,8}[A-Za-z_][\w.\[\], |]{0,60}=(?=[ \t]{0,8}[\"'bruBRUfF])"
+ANNOTATED = r":[ \t]{1,8}&?[A-Za-z_][\w.\[\], |]{0,60}=(?=[ \t]{0,8}[\"'bruBRUfF])"
 TEXTS_BETWEEN = (
     r"""(?P<between>\\*(?:["'`]|\*\*)?\]?[ \t\xa0]{0,80}"""
-    rf"(?:=>|:=|{ANNOTATED}|[=:\uff1a\uff1d])(?:\*\*)?{SPACE})"
+    rf"(?:=>|:=|\?=|[=!]={{1,2}}|{ANNOTATED}|[=:\uff1a\uff1d])(?:\*\*)?{SPACE})"
 )
 ASSIGNED = re.compile(NAME + TEXTS_BETWEEN)
+CALL = re.compile(rf"[\w.]{{1,60}}(?=\()(?!\((?:{QUOTED})\))")
 VALUE = re.compile(rf"""{QUOTED}|[\w.]{{1,60}}\((?:{QUOTED})\)|[^\s,;&"'<>]+""")
 NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
 QUOTES_AROUND = re.compile(r"""([bruBRUfF]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
@@ -42,13 +44,13 @@ XML_PAIR = re.compile(
     r"\s{0,40}<\w{1,40}>)(?P<value>[^<>]+)(?=</)"
 )
 PAIR = re.compile(
-    rf"""(?P<before>(?:[\[(]|\bsetattr\([^(),]{{1,80}},)\s{{0,4}}(?P<quote>["'])(?P<name>{WORD})(?P=quote)\s{{0,4}},\s{{0,4}})(?P<value>{QUOTED})"""
+    rf"""(?P<before>(?:[\[(]|\bsetattr\([^(),]{{1,80}},)\s{{0,4}}b?(?P<quote>["'])(?P<name>{WORD})(?P=quote)\s{{0,4}},\s{{0,4}})(?P<value>{QUOTED})"""
 )
 FLAG_PAIR = re.compile(
     rf"""(?P<before>(?P<quote>["'])(?P<name>--?{WORD})(?P=quote)\s{{0,4}},\s{{0,20}}(?:[^()\n]{{0,120}}?\bdefault\s?=\s?)?)(?P<value>{QUOTED})"""
 )
 ROW = re.compile(
-    rf"""(?P<before>\b(?:name|key)["']?\s{{0,4}}[:=]\s{{0,4}}["']?(?P<name>{WORD})["']?\s{{0,4}}(?:,|\s)\s{{0,40}}["']?value["']?\s{{0,4}}[:=]\s{{0,4}})(?P<value>{QUOTED}|[^\s,;<>"'}}]+)"""
+    rf"""(?P<before>(?i:\b\w{{0,20}}(?:name|key|field|type))["']?\s{{0,4}}[:=]\s{{0,4}}["']?(?P<name>{WORD})["']?\s{{0,4}}(?:,|\s)\s{{0,40}}["']?(?i:\w{{0,20}}(?:value|val|data))["']?\s{{0,4}}[:=]\s{{0,4}})(?P<value>{QUOTED}|[^\s,;<>"'}}]+)"""
 )
 """Of JSON and Python, of YAML (``- name: KEY``, ``value: ...`` below), of attributes in XML."""
 TABLE = re.compile(
@@ -88,10 +90,21 @@ ITEM = re.compile(r"(?P<before>-[ \t]+)(?P<value>\S.*)")
 CREDENTIALS = re.compile(
     r"(?P<before>\b(?:machine[ \t]+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s+"
     r"|\bcurl\b[^\n]{0,300}?\s(?:-u\s*|--user[=\s]\s*)[\"']?[^\s:\"']+:"
+    r"|\b(?:redis-cli\b[^\n]{0,200}?\s-a|ldap\w+\b[^\n]{0,200}?\s-w|zip\b[^\n]{0,200}?\s-P"
+    r"|7z\w?\b[^\n]{0,200}?\s-p|openssl\b[^\n]{0,200}?\s-[kK]|wandb\s+login(?=\s+\w{20}))\s*[\"']?"
     r"|\b(?:sshpass\s+-p\s*|docker\s+login\b[^\n]{0,200}?\s-p\s+|mysql\w*\b[^\n]{0,200}?\s-p)[\"']?"
     r"|\b(?:PASSWORD|(?i:IDENTIFIED\s+BY))\s+[\"'])[^\s\"']+"
 )
-BEFORE_CREDENTIALS = ("pass", "curl", "docker", "mysql", "identified")
+BEFORE_CREDENTIALS = (
+    *("pass", "curl", "docker", "mysql", "identified"),
+    *("redis-cli", "ldap", "zip", "7z", "openssl", "wandb"),
+)
+HEADER = re.compile(
+    r"(?P<before>\b(?:(?:proxy-)?authorization|(?:set-)?cookie):[ \t]+"
+    r"(?:[A-Za-z][\w-]{2,20}[ \t]+)?)"
+    r"(?P<value>[^\s\"'(`][^\n\"'`]{7,}(?:\"[^\n]*)?)",
+    re.IGNORECASE,
+)
 ADDRESS = re.compile(
     r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)"""
 )
@@ -106,14 +119,40 @@ GIVEN_AWAY = re.compile(
     r"|AIza[\w-]{30,}|eyJ[\w-]{10,500}\.[\w-]{10,}\.[\w-]*|eyJhcGlf[\w+/-]{20,}=*|[sr]k_(?:live|test)_\w{10,}"
     r"|SG\.[\w-]{16,}\.[\w-]{16,}|npm_\w{30,}|pypi-AgE[\w-]{20,}|dapi[0-9a-f]{32}|dckr_pat_[\w-]{20,}"
     r"|AGE-SECRET-KEY-1\w{20,}|local-[0-9a-f]{40}|wandb_v1_\w{20,}|gsk_\w{20,}|nvapi-[\w-]{20,}"
-    r"|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,})|(?<=/bot)\d{6,12}:[\w-]{30,}",
+    r"|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,}"
+    r"|(?:xapp-|whsec_|dop_v1_|shp(?:at|ca|pa|ss)_|gl(?:rt|ptt|dt)-|lin_api_|figd_|pplx-|r8_|xai-|tgp_v1_|hvs\.|dp\.(?:st|pt)\."
+    r"|sq0\w{3}-|PMAK-|ATATT3|gl(?:sa|c)_|tskey-\w+-|ntn_|lsv2_(?:pt|sk)_|pcsk_|rpa_)[\w.=-]{20,}|NRAK-[A-Z0-9]{20,}"
+    r"|key-[0-9a-f]{32}|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,})|(?<=/bot)\d{6,12}:[\w-]{30,}",
     re.DOTALL,
 )
 SIGNED = re.compile(
-    r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE
+    r"(?P<before>[?&](?:X-\w{3,4}-Signature|X-Amz-Security-Token|sig|signature|code)=)[^\s&#\"'<>]+",
+    re.IGNORECASE,
 )
-EMPTY_VALUES = ("", "|", "|-", "|+", "None", "True", "False", "null", "true", "false", "...")
+RANDOM = re.compile(r"(?<![\w/.@-])[A-Za-z0-9][\w+/=-]{9,500}(?![\w/@])")
+CHANGES = re.compile(r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[a-z0-9]|(?<=[0-9])[A-Za-z]")
+NEARBY = re.compile(r"(?<![\w/.])[A-Za-z_][\w.-]{0,60}(?![\w/])")
+BY_PAIR = re.compile(r"""(?i)auth["']?\s?[=:]?\s?\([^()]{1,60},\s?["']$""")
+AFTER_NAME = re.compile(r"""(?P<name>[A-Za-z_][\w-]{0,60})[^\w\n]{0,6}[=:|~<>{\[(%][^\w\n]{0,6}$""")
+AFTER_END = re.compile(r"[^\w\n]{0,20}(?:\w{1,20}[^\w\n]{1,8})?")
+NEAR = 60
+EMPTY_VALUES = (
+    "",
+    "|",
+    "|-",
+    "|+",
+    "lambda",
+    "None",
+    "True",
+    "False",
+    "null",
+    "true",
+    "false",
+    "...",
+)
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
+DOTTED = re.compile(r"[A-Za-z_]\w{0,30}(?:\.\w{1,30}){2,}")
+"""The name of a parameter."""
 LONG_USER, LONGEST_BRACKET = 16, 10_000
 
 
@@ -129,7 +168,7 @@ def without_assigned(text: str) -> str:
         text = DATA.sub(_of_kubernetes, text)
     text = SAID.sub(_said, NAME_AND_VALUE.sub(_said, LINE.sub(_line, text)))
     text = YAML_LIST.sub(_listed, YAML_BLOCK.sub(_block, text)) if ":" in text else text
-    return _without_plain(text)
+    return RANDOM.sub(_nearby, _without_plain(text))
 
 
 def without_literals(code: str) -> str:
@@ -159,6 +198,7 @@ def without_given_away(text: str) -> str:
     )
     if any(word in text.lower() for word in BEFORE_CREDENTIALS):
         text = CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text)
+    text = HEADER.sub(_header, text) if ":" in text else text
     return BEARER.sub(_bearer, SIGNED.sub(rf"\g<before>{HIDDEN}", text))
 
 
@@ -207,7 +247,9 @@ def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
             and value == _bare(value)
             and not found["between"].startswith(QUOTES)
         )
-        if prose and value.lower() in SENTENCE:
+        compares = found["between"].strip()[:2] in ("==", "!=")
+        sure = speaks(found["name"]) is Speaks.SURELY and value != _bare(value)
+        if (compares and not sure) or (prose and value.lower() in SENTENCE):
             continue
         if is_hidden(found["name"], _bare(value), prose):
             yield found, value
@@ -217,6 +259,9 @@ def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
 def _after(found: re.Match[str], text: str) -> str:
     if text.startswith(OPENING, found.end()):
         return _bracket(found["name"], text[found.end() : found.end() + LONGEST_BRACKET])
+    if call := CALL.match(text, found.end()):
+        inside = _bracket(found["name"], text[call.end() : call.end() + LONGEST_BRACKET])
+        return call[0] + inside if inside else ""
     value = VALUE.match(text, found.end())
     return _split(value[0]) if value is not None else ""
 
@@ -279,11 +324,41 @@ def _listed(found: re.Match[str]) -> str:
 
 
 def _flagged(found: re.Match[str]) -> str:
-    return (
-        f"{found['name']}{found['between']}{HIDDEN}"
-        if is_hidden(found["name"], _bare(found["value"]), False)
-        else found[0]
+    value = _bare(found["value"])
+    is_secret = value not in SENTENCE and is_hidden(found["name"], value, False)
+    return f"{found['name']}{found['between']}{HIDDEN}" if is_secret else found[0]
+
+
+def _nearby(found: re.Match[str]) -> str:
+    """Hide what looks random a few words after a name that surely means a secret."""
+    before = found.string[max(0, found.start() - NEAR) : found.start()]
+    return HIDDEN if _is_random(found[0]) and _names_one(before) else found[0]
+
+
+def _is_random(value: str) -> bool:
+    """Return whether the kinds of characters change often in a long word."""
+    if "/" in value and not (len(value) >= 32 and re.search("[a-z].*[A-Z]|[A-Z].*[a-z]", value)):
+        return False
+    return any(
+        len(part) >= 10 and len(CHANGES.findall(part)) >= 4 for part in re.split(r"[\W_]", value)
     )
+
+
+def _names_one(before: str) -> bool:
+    """Return whether a name of a secret stands in the line before a value.
+
+    Or at the end of the line before that.
+    """
+    above, _, line = before.rpartition("\n")
+    line = re.split(rf"[.;!?] |{re.escape(HIDDEN)}", line)[-1]
+    direct = AFTER_NAME.search(line)
+    if direct and speaks(direct["name"].removesuffix("s")) is not Speaks.NOT:
+        return True
+    words = NEARBY.findall(line)
+    if AFTER_END.fullmatch(line):
+        words = [*NEARBY.findall(above.rpartition("\n")[2])[-1:], *words]
+    names = [*words, *map("_".join, itertools.pairwise(words))]
+    return any(speaks(name) is Speaks.SURELY for name in names) or bool(BY_PAIR.search(line))
 
 
 def is_hidden(name: str, value: str, prose: bool) -> bool:
@@ -293,12 +368,8 @@ def is_hidden(name: str, value: str, prose: bool) -> bool:
     """
     if value in EMPTY_VALUES or value.startswith(HIDDEN):
         return False
-    if (
-        prose
-        and speaks(name) is Speaks.PERHAPS
-        and len(value) < LONG_USER
-        and not (len(value) >= 6 and any(map(str.isdigit, value)))
-    ):
+    is_word = len(value) < LONG_USER and not (len(value) >= 6 and any(map(str.isdigit, value)))
+    if prose and speaks(name) is Speaks.PERHAPS and (is_word or DOTTED.fullmatch(value)):
         return False
     return hides(name, _number(value))
 
@@ -340,6 +411,11 @@ def _address(found: re.Match[str]) -> str:
     return f"{found['before']}{HIDDEN}" if len(found["user"]) >= LONG_USER else found[0]
 
 
+def _header(found: re.Match[str]) -> str:
+    looks_so = re.search(r"(?=[\w+/.-]*\d)(?=[\w+/.-]*[A-Za-z])[\w+/.-]{8}", found["value"])
+    return found["before"] + HIDDEN if looks_so else found[0]
+
+
 def _bearer(found: re.Match[str]) -> str:
     value = found["value"]
     looks_so = any(map(str.isdigit, value)) or value.endswith("=") or len(value) >= 20
@@ -350,7 +426,7 @@ HIDDEN = "(hidden)"
 BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # wandbKey, APIKey
 PHRASES_BETWEEN = re.compile(r"[\W_]+|(?<=[^\W\d_])\d+(?=[\W_]|$)")
 STEMS = re.compile(
-    "passw|passphrase|passcode|secret|credential|webhook|(?:api|access|auth|private)_?(?:key|token)s?"
+    "passw|passphrase|passcode|kennwort|contrase|mot_?de_?passe|secret|credential|webhook|(?:api|access|auth|private)_?(?:key|token)s?"
 )
 
 
@@ -358,7 +434,7 @@ def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-ALWAYS = _word_set("pwd creds bearer authorization jwt cookie cookies otp sas")
+ALWAYS = _word_set("pwd psk creds bearer authorization jwt cookie cookies otp sas")
 OFTEN = _word_set("key token auth oauth pat pass pw")
 """Words with other meanings, too: they hide a text or a long number, unless the name is one of a
 model or table.
@@ -386,12 +462,13 @@ COUNTS = _word_set(
 )
 PLACES = _word_set(
     "file files filename path paths dir folder sock socket mode method type types provider name"
-    " field env parallelism prompt"
+    " field env parallelism prompt helper policy"
 )
 SENTENCE = _word_set(
     "the a an it its this that these there they must may can is are was were no not none and or but"
     " if of to in on at for from by with without use set give pass choose see each every all any"
-    " only one either neither both what which who whoever you your run call make let"
+    " only one either neither both what which who whoever you your run call make let invalid"
+    " expected missing required got unknown"
 )
 """Words with which a sentence goes on after a colon, as in "the file is not secret: it must be"."""
 PROBLEMS = _word_set("error exception warning")

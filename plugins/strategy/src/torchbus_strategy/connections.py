@@ -24,6 +24,7 @@ ATTEMPTS_S = (2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0, 30.0, 60.0)
 """What each proof may take: milliseconds, unless a stranger is connected. If one never pauses, it
 hits a quarter of the attempts.
 """
+MADE_WITHIN_S = 60.0  # on a machine that is busy
 
 
 @contextmanager
@@ -57,6 +58,7 @@ def make_proven(
         if backend != "gloo" or _all_proven(session, group, f"{word} {attempt}", within_s):
             session.job.on_release(partial(shut, sockets))
             return group
+        _wait_until_made(session, f"{word} {attempt}")
         shut(sockets)  # ends what waits for the stranger
         dist.destroy_process_group(group)
     raise LaunchError(
@@ -86,6 +88,18 @@ def _all_proven(session: Context, group: dist.ProcessGroup, word: str, within_s:
         store.set(unproven, "")
     session.job.wait_until(lambda _: barrier.is_complete() or store.check([unproven]), math.inf)
     return barrier.is_complete()
+
+
+def _wait_until_made(session: Context, word: str) -> None:
+    """Wait until every rank has made its group, so that none gets gloo's error while it does.
+
+    Not for ever: a stranger may hold one up.
+    """
+    assert session.job is not None
+    store = shared_store(session.world)
+    barrier = StoreBarrier(store, f"made {word}", session.rank, session.world_size)
+    barrier.say()
+    session.job.wait_until(lambda _: barrier.is_complete(), MADE_WITHIN_S)
 
 
 def _receives_proofs(

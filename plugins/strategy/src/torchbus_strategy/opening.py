@@ -22,12 +22,24 @@ from torchbus_strategy.compat import abort_all_groups, require_abort
 from torchbus_strategy.connections import make_proven
 from torchbus_strategy.groups import close_groups, offer_mesh
 
+VARIABLE = "TORCHBUS_BACKEND"
+
 
 def check_backend(backend: str | None) -> str | None:
-    """The backend asked for, by the argument or by TORCHBUS_BACKEND."""
+    """The backend asked for, by the argument or by TORCHBUS_BACKEND.
+
+    Raises UsageError for a name that torch never has; ``choose_backend`` looks what this torch has.
+    """
     if backend is not None:
         expect("backend", backend, str, "the name of a torch.distributed backend")
-    return backend or os.environ.get("TORCHBUS_BACKEND") or None
+    chosen = backend or os.environ.get(VARIABLE) or None
+    names = [] if chosen is None else [part.rpartition(":")[2] for part in chosen.split(",")]
+    if not {name.lower() for name in names} <= {*dist.Backend.backend_list}:
+        raise UsageError(
+            f"{'backend' if backend else VARIABLE}={chosen!r} names no backend of"
+            " torch.distributed: see `torchbus doctor` for those that are here"
+        )
+    return chosen
 
 
 def join_ranks(session: Context, backend: str | None) -> str:

@@ -82,9 +82,9 @@ def _write(output: Path, name: str, content: State) -> int:
             else:
                 file.write(save(_tensors(content), {"format": "pt"}))
             return file.tell()
-    except FileExistsError:
+    except FileExistsError as error:
         raise UsageError(
-            f"{output / name} exists already: remove it, or name another folder with --output"
+            f"{error.filename} exists already: remove it, or name another folder with --output"
         ) from None
     except OSError as error:
         raise UsageError(f"{output / name} can't be written: {error.strerror}") from None
