@@ -37,7 +37,7 @@ SCRIPT = """
         torch.manual_seed(0)
         net, found = Net(rows), []
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for (x,) in DataLoader(TensorDataset(torch.randn(size + 2, 3)), batch_size=size):
+        for (x,) in DataLoader(TensorDataset(torch.randn(2 * size + 2, 3)), batch_size=size):
             out = net(x)
             shapes = [list(out[name].shape) for name in ("rows", "several rows", "integers")]
             number = out["number"].item()
