@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 from ranks import facts
 
+from torchbus_testing.forking import fork_script
+
 LOOP = """
         import random
         import numpy
@@ -272,22 +274,59 @@ def test_a_model_may_draw_in_its_first_forward_while_one_trained_before_is_alive
     assert found["apart"][0] != found["apart"][1]
 
 
-def test_a_run_that_begins_while_an_evaluated_model_is_alive_is_told() -> None:
-    """Its split is the same on all ranks, though not what one process draws."""
-    found = facts(
-        DRAWS_LATE
-        + """
-        import warnings
-        found["splits"] = []
+EVALUATED = """
+    import json
+    import random
+    import warnings
+    import numpy
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    from torchbus import session
+
+    torch.set_default_dtype(torch.float64)
+
+    def draws():
+        return [torch.rand(1).item(), random.random(), numpy.random.rand()]
+
+    def folds(seeds, late):
+        # in one scope: the model of a fold is alive, and evaluated, while the next one is made
+        data, found = TensorDataset(torch.arange(24.0).reshape(12, 2) / 24), []
         for fold in range(2):
-            found["splits"].append(s.all_gather_object(torch.randperm(50).tolist()))
+            if seeds:
+                torch.manual_seed(fold)
+            chosen = torch.randperm(12).tolist()
             net = nn.Linear(2, 1)
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                fit(net)
-            net.eval()
-        found["said"] = [str(one.message) for one in said]
-        """
-    )
-    assert all(first == second for first, second in found["splits"])
-    assert [text for text in found["said"] if "still existed, in eval mode" in text]
+            found += [chosen, net.weight.tolist(), random.sample(range(9), 3), numpy.random.rand()]
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for epoch in range(2):
+                net.train()
+                for (x,) in DataLoader(data, batch_size=6, shuffle=True):
+                    optimizer.zero_grad()
+                    net(x).square().mean().backward()
+                    optimizer.step()
+                net.eval()
+                with torch.no_grad():
+                    found += [draws()] if late else []
+                    found += [net(x).mean().item() for (x,) in DataLoader(data, batch_size=4)]
+                    found += [] if late else [draws()]
+        return found
+
+    with session(strategy="ddp" if RANKS > 1 else None, devices=RANKS, batch="global", launch="fork" if RANKS > 1 else "auto", accelerator="cpu", seed=0):
+        kept = folds(False, False), folds(True, False)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            folds(False, True)
+        print(json.dumps([kept, [str(one.message) for one in said]]))
+"""
+
+
+def test_runs_and_evaluations_in_one_scope_draw_what_one_process_draws() -> None:
+    (alone, _), *several = [
+        fork_script(EVALUATED.replace("RANKS", ranks)).json() for ranks in ("1", "2", "3")
+    ]
+    for found, said in several:
+        for ours, theirs in zip(found, alone, strict=True):
+            for one, expected in zip(ours, theirs, strict=True):
+                assert one == (pytest.approx(expected) if type(expected) is float else expected)
+        assert [text for text in said if "still existed, in eval mode" in text]

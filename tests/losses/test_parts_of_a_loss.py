@@ -19,13 +19,14 @@ SCRIPT = """
         # what one epoch prints, with a ragged last batch
         torch.manual_seed(0)
         net = s.adopt(torch.nn.Linear(3, 1))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        learned = [s.adopt(torch.nn.Parameter(torch.zeros(2)))] if step is of_learned_weights else []
+        optimizer = torch.optim.SGD([*net.parameters(), *learned], lr=0.05)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         found = []
         for x, y in DataLoader(TensorDataset(torch.randn(20, 3), torch.randn(20, 1)), batch_size=6 // RANKS):
             optimizer.zero_grad()
             error = net(x) - y
-            found.append([one.item() for one in step(scaler, error.square().mean(), error.abs().mean())])
+            found.append([one.item() for one in step(scaler, error.square().mean(), error.abs().mean(), *learned)])
             optimizer.step()
         return found
 
@@ -72,6 +73,11 @@ SCRIPT = """
         (a * torch.tensor(0.25)).backward()
         return [a]
 
+    def of_learned_weights(scaler, a, b, logs):
+        loss = torch.exp(-logs[0]) * a + logs[0] + b / (2 * logs[1].exp()) + logs.sum()
+        loss.backward()
+        return [a, b, loss]
+
     def kept(scaler, a, b):
         scaler.scale(a).backward(retain_graph=True)
         return [a * 0]
@@ -83,6 +89,7 @@ SCRIPT = """
         return [first * 0]
 
     STEPS = [plain, of_scaler, divided, scaled_and_divided, of_sum, of_dict, of_stack, in_a_helper, of_a_factor_of_its_own, kept, view]
+    STEPS += [of_learned_weights] if "STRATEGY" == "ddp" else []  # used outside of a forward
     with session(strategy="STRATEGY" if RANKS > 1 else None, devices=RANKS, launch="fork" if RANKS > 1 else "auto", accelerator="cpu") as s:
         print(json.dumps({step.__name__: printed(s, step) for step in STEPS}))
 """
@@ -103,8 +110,8 @@ def alone() -> dict[str, Any]:
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, "ddp"), (3, "ddp"), (2, "fsdp"), (3, "fsdp")])
 def test_printed_as_in_one_process(ranks: int, strategy: str, alone: dict[str, Any]) -> None:
     found = printed(ranks, strategy)
-    for name, rows in alone.items():
-        for row, expected in zip(found[name], rows, strict=True):
+    for name, rows in found.items():
+        for row, expected in zip(rows, alone[name], strict=True):
             assert row == pytest.approx(expected, rel=1e-4, abs=1e-6), name
 
 

@@ -82,6 +82,60 @@ def test_a_path_that_is_not_rank_0s_is_the_rank_s_own_and_said(tmp_path: Path) -
     assert f"every rank writes to {tmp_path / 'history'}" in notes[1]
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_hdf5_file_is_rank_0s(tmp_path: Path, ranks: int) -> None:
+    """New files and small ones that the loop adds to; not one that is too large to copy."""
+    pytest.importorskip("h5py", reason="h5py is not installed")
+    found = facts(
+        f"""
+        import os, h5py, numpy
+        os.chdir({str(tmp_path)!r})
+        net = nn.Linear(2, 1)
+        table = h5py.File("table.h5", "w")
+        rows = table.create_dataset("rows", (3,))
+        for epoch in range(3):
+            net(torch.ones(1, 2)).sum().backward()
+            rows[epoch] = epoch + 10 * s.rank
+            with h5py.File("added.h5", "a") as file:
+                file[f"epoch{{epoch}}"] = [epoch, s.rank]
+                count = len(file)
+            with h5py.File("last.h5", "w") as file:
+                file["rank"] = s.rank
+            with h5py.File("added.h5", "r") as file, h5py.File("last.h5") as last:
+                read = len(file), int(file[f"epoch{{epoch}}"][1]), int(last["rank"][()])
+            found[str(epoch)] = s.all_gather_object((count, *read))
+        table.close()
+        with h5py.File("table.h5") as file:
+            found["table"] = s.all_gather_object(file["rows"][:].tolist())
+        with h5py.File(f"rank{{s.rank}}.h5", "a") as file:
+            file["rank"] = s.rank
+        try:
+            h5py.File("table.h5", "x")
+        except OSError as error:
+            found["exists"] = s.all_gather_object(type(error).__name__)
+        with h5py.File("large.h5", "w") as file:
+            file["zeros"] = numpy.zeros(50_000)
+        s.barrier()
+        try:
+            h5py.File("large.h5", "a").close()
+            error = ""
+        except Exception as caught:
+            error = str(caught)
+        found["large"] = s.all_gather_object(error)
+        """,
+        ranks=ranks,
+    )
+    for epoch in range(3):
+        assert found[str(epoch)] == [[epoch + 1, epoch + 1, 0, 0]] * ranks
+    assert found["table"] == [[0.0, 1.0, 2.0]] * ranks
+    assert found["exists"] == ["FileExistsError"] * ranks
+    assert not found["large"][0] and all("h5py adds to" in one for one in found["large"][1:])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"table.h5", "added.h5", "last.h5", "large.h5"} | {
+        f"rank{rank}.h5" for rank in range(ranks)
+    }
+
+
 def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:
     """Appended lines are there once, what a rank reads back is what rank 0 wrote, and a file that
     only one rank writes stays.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from verdicts import BETWEEN, DRAWS, WEIGHTED, names, verified
+from verdicts import BETWEEN, DRAWS, SUMMED, WEIGHTED, names, verified
 
 from torchbus_testing.forking import fork_script
 
@@ -106,6 +106,45 @@ def test_a_loss_by_tokens_that_the_graph_hides(tmp_path):
     verdict = verified("--steps", "4", script(tmp_path, TOKENS, HIDDEN), cwd=tmp_path)
     assert names(verdict) == (WEIGHTED,) and verdict["status"] == 2
     assert "s.backward_weight" in verdict["causes"][0]["remedy"]
+
+
+SUMS_AND_COUNTS = {
+    "a sum over samples with a constant factor, beside means": (
+        "F.cross_entropy(model(x), y) + 0.01 * model(x).abs().sum()",
+        "",
+    ),
+    "a divisor of 1 on a rank without anything to count": (
+        "F.cross_entropy(model(x), y, reduction='sum') / max(1, int((y > 1).sum()))",
+        "y = (torch.arange(26) % 5 == 0) * 2\nloader = DataLoader(TensorDataset(x, y), batch_size=6)",
+    ),
+}
+
+
+CLIPPED = """
+def clip(*_):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+optimizer.register_step_pre_hook(clip)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cause", SUMS_AND_COUNTS)
+def test_a_cause_that_the_session_has_asked_about(cause, tmp_path):
+    verdict = verified("--steps", "4", script(tmp_path, *SUMS_AND_COUNTS[cause]), cwd=tmp_path)
+    assert names(verdict) == (cause,) and verdict["status"] == 2
+    assert "s.world_size" in verdict["causes"][0]["remedy"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_sum_whose_gradients_are_clipped_is_named_by_its_loss(tmp_path):
+    """The clipped gradients are those of the plain run, but for the clip's own 1e-6."""
+    script(tmp_path, "F.cross_entropy(model(x), y, reduction='sum')", CLIPPED)
+    words = ("--steps", "2", "--loss-reduction", "mean")
+    verdict = verified(*words, "train.py", cwd=tmp_path)
+    assert names(verdict) == (SUMMED,) and verdict["status"] == 2
+    assert "the sum of the ranks' own losses" in verdict["causes"][0]["found"]
 
 
 @pytest.mark.timeout(300)

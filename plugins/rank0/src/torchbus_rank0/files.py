@@ -22,11 +22,11 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchbus.compat.python import current_frame
-from torchbus.plugin import hookimpl
+from torchbus.plugin import Unsupported, hookimpl
 
 from torchbus_rank0.changes import Changes, Found
 from torchbus_rank0.libraries import follow_libraries
-from torchbus_rank0.seeing import Seeing
+from torchbus_rank0.seeing import Seeing, holding
 from torchbus_rank0.whole_files import (
     Whole,
     absolute,
@@ -55,6 +55,10 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
 }
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0, "fname": 0}
+HDF5 = (
+    "h5py adds to {} on every rank, and it is too large for each to have a copy of it: write it"
+    " under `if s.is_main:`, with s.barrier() before another rank reads it, or write a new file"
+)
 # their ranks agree on files without this plugin
 SYNCHRONISED_MODULES = ("torchbus", "torch.distributed", "torch._")
 SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
@@ -292,6 +296,39 @@ class SharedFiles:
 
         return closed
 
+    def opening_hdf5(self, original: Callable[..., None]) -> Callable[..., None]:
+        """As ``_opens``, for ``h5py.File``: it writes and locks by native code."""
+
+        def init(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+            path, changes = self._path(name), mode != "r"
+            if (
+                not (changes or not self._session.is_main)
+                or not self._is_shared(path)
+                or self._is_inside()
+                or self._is_local(path)
+                or kwargs.get("driver", args) not in (None, ())
+            ):
+                return original(file, name, mode, *args, **kwargs)
+            if not changes:  # a lock would refuse rank 0, ahead, its next change
+                return original(file, name, mode, **{"locking": False, **kwargs})
+            if self._session.is_main:
+                make = partial(original, file, name, mode, **kwargs)
+                _, number = self._open_first(path, make)
+                return _on_close(file, lambda: self._changes.close(path, number))
+            assert self._seeing is not None
+            there = self._seeing.content(path)
+            found = self._find_open(path)
+            if found.is_local or _raise(found, [path]):
+                return original(file, name, mode, **kwargs)
+            if mode in ("a", "r+") and there is None:
+                raise Unsupported(HDF5.format(path))
+            adds = there if mode in ("a", "r+") else None
+            stream = os.fdopen(holding(adds or b""), "w+b" if not adds else "r+b")
+            original(file, stream, "r+" if adds else "w", **kwargs)
+            return _on_close(file, lambda: self._changes.wait_until_closed(path, found.number))
+
+        return init
+
     def _find_open(self, path: str) -> Found:
         found = self._changes.find("open", path)
         if found.change is None and found.is_local:
@@ -401,7 +438,7 @@ def _on_close(stream: Any, call: Callable[[], None]) -> None:
 
     def close() -> None:
         it = weak()
-        if it is None or it.closed:
+        if it is None or not it or getattr(it, "closed", False):
             return
         type(it).close(it)
         with suppress(RuntimeError, AssertionError):  # the store goes with rank 0

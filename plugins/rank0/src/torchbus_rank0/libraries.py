@@ -1,4 +1,4 @@
-"""Files that libraries write by native code: safetensors, transformers, torch, numpy, sqlite3."""
+"""Files that libraries write by native code: safetensors, transformers, h5py, torch, sqlite3."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class FileChanges(Protocol):
     def changing(self, kind: str, place: int) -> Make: ...
     def waiting_after(self, kind: str, place: int) -> Make: ...
     def note_once(self, path: str, text: str) -> None: ...
+    def opening_hdf5(self, original: Callable[..., None]) -> Callable[..., None]: ...
 
 
 SQLITE = (
@@ -50,6 +51,7 @@ def follow_libraries(session: Context, files: FileChanges) -> None:
         "safetensors.numpy": partial(_safetensors, session, files, "safetensors.numpy"),
         "transformers.modeling_utils": partial(_transformers, session, files),
         "sqlite3": partial(_sqlite, session, files),
+        "h5py._hl.files": partial(_h5py, session, files),
     }
     for name, writers in WRITERS.items():
         calls[name] = partial(_writers, session, files, name, writers)
@@ -78,10 +80,15 @@ def _transformers(session: Context, files: FileChanges) -> None:
     session.replace(model, "save_pretrained", files.waiting_after("save_pretrained", 1))
 
 
+def _h5py(session: Context, files: FileChanges) -> None:
+    session.replace(sys.modules["h5py._hl.files"].File, "__init__", files.opening_hdf5)
+
+
 def _sqlite(session: Context, files: FileChanges) -> None:
     import sqlite3
 
-    writes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
+    writes = {sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_INSERT}
+    writes |= {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
 
     def watch(connection: sqlite3.Connection, path: str) -> None:
         def authorize(action: int, table: str | None, *_: object) -> int:

@@ -49,16 +49,27 @@ class Seeing:
         path = absolute(file)
         if not self._changes.has_changed(path) and self._is_old(path):
             return make()
-        present = small_content(path)  # before the question: no change had begun, if none is found
-        entry = self._changes.seen(path)
-        if entry is not None:
-            if entry.status is None:
-                raise _missing(file)
-            present = None if entry.content is None else base64.b64decode(entry.content)
+        present, is_missing = self._content(path)
+        if is_missing:
+            raise _missing(file)
         if present is None:
             return make()
-        held = _holding(present)
+        held = holding(present)
         return make(opener=lambda *_: held)
+
+    def _content(self, path: str) -> tuple[bytes | None, bool]:
+        """Return what a small file holds for this rank, and whether rank 0 has made it since."""
+        present = small_content(path)  # before the question: no change had begun, if none is found
+        entry = self._changes.seen(path)
+        if entry is None:
+            return present, False
+        return None if entry.content is None else base64.b64decode(entry.content), not entry.status
+
+    def content(self, path: str) -> bytes | None:
+        """Return what a file holds for this rank: nothing if there is none, None if it is large."""
+        is_large = os.path.exists(path)
+        present, is_missing = self._content(path)
+        return b"" if is_missing or not (present or is_large) else present
 
     def _is_old(self, path: str) -> bool:
         try:
@@ -197,7 +208,7 @@ def _missing(path: Any) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
 
 
-def _holding(content: bytes) -> int:
+def holding(content: bytes) -> int:
     """Open a file without a name that holds this."""
     with tempfile.TemporaryFile() as file:
         file.write(content)

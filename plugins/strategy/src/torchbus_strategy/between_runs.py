@@ -61,7 +61,7 @@ class SharedRngBetweenRuns:
     def _begin_again(self) -> None:
         """Let a new model draw its own values, maybe in its first forward, until a backward."""
         random = self._session.random
-        if (self._drew or (self._trained and random.draws_in_evaluation)) and not self._has_said:
+        if (self._drew or (self._trained and random.loses_draws)) and not self._has_said:
             self._has_said = True
             if self._session.is_main:
                 warn(EVALUATED)
@@ -75,7 +75,7 @@ class SharedRngBetweenRuns:
             key: model for key, model in self._trained.items() if model is not reference
         }
         if not self._trained:
-            self._drew = self._session.random.draws_in_evaluation
+            self._drew = self._session.random.loses_draws
             self._session.random.pause()
 
     def _optimizer_ended(self, reference: weakref.ref[Optimizer]) -> None:

@@ -26,9 +26,10 @@ class RandomStreams:
     Until ``split`` there is one stream, that of the process itself. From then on there are three:
 
     - "order": equal on all ranks. The order of data is drawn from it. - "own": this rank's, for
-    training. - "evaluation": derived each time from where "order" and ``clock`` stand, which it
-    leaves as they are. So all ranks evaluate with the same numbers, and an evaluation that only
-    some ranks run can't upset the order of data.
+    training. - "evaluation": begins where "order" stands, which it leaves as it is until the next
+    pass or ``pause``; inside a pass, it is derived from there and from ``clock``. So all ranks
+    evaluate with the same numbers, and an evaluation that only some ranks run can't upset the order
+    of data.
 
     While no trained model is alive (``pause``), and between two passes over divided data
     (``pass_ends``), "order" is drawn from instead of "own". So splits, models of the next run, and
@@ -48,7 +49,8 @@ class RandomStreams:
         self._clock = clock
         self._clock_before = 0
         self._marked: dict[str, object] = {}
-        self._drew = False
+        self._evaluated: dict[str, dict[str, object]] = {}  # from where, and to where
+        self._drew = self._is_derived = self._lost = False
         self._script = ScriptGenerators()
 
     @property
@@ -86,6 +88,11 @@ class RandomStreams:
         """
         return self._current == "evaluation" and not _same(read(), self._marked)
 
+    @property
+    def loses_draws(self) -> bool:
+        """Whether "evaluation" has given numbers that "order" will give again, or never."""
+        return self._lost or (self._is_derived and self.draws_in_evaluation)
+
     def split(self, rank: int) -> None:
         """Give this rank a separate stream, derived from the common one, or go back to it after
         ``pause``. All ranks call it.
@@ -113,7 +120,7 @@ class RandomStreams:
         self._script.use(False)
         if self._states:
             self._rests = True
-            self.use("order")
+            self._use_order()
 
     def resume(self) -> None:
         """Draw from "own" again: what was trained before ``pause`` is trained on."""
@@ -134,9 +141,9 @@ class RandomStreams:
         """
         self._script.end()
         if self._states:
-            self._is_between = True
-            if self._current == "own":
-                self.use("order")
+            before, self._is_between = self._current, True
+            self.use("order")
+            self.use(before)
 
     def pass_begins(self) -> None:
         """Begin a pass over divided data. All ranks call it.
@@ -145,9 +152,18 @@ class RandomStreams:
         rank alone.
         """
         if self._is_between:
-            self.use("order")
+            self._use_order()
             self.before_split()
             self._is_between = False
+
+    def _use_order(self) -> None:
+        """Draw from "order", after the numbers that an evaluation has drawn there, if these are
+        the latest.
+        """
+        self.use("order")
+        if self._evaluated and _same(read(), self._evaluated["from"]):
+            write(self._evaluated["to"])
+        self._evaluated, self._lost = {}, False
 
     def goes_on(self) -> None:
         """Draw from "own" again: training goes on without another pass."""
@@ -173,18 +189,24 @@ class RandomStreams:
         """
         if stream == "own" == self._current and self._script.apart:
             return
-        if stream == "own" and (self._rests or self._is_between):
+        trains = stream == "own"
+        if trains and (self._rests or self._is_between):
             stream = "order"
         self._script.use(stream == "own")
         if not self._states or stream == self._current:
             return
         if self._current == "evaluation":
+            self._lost = not trains and (self._lost or self.draws_in_evaluation)
+            if self.draws_in_evaluation and not self._is_derived:
+                self._evaluated = {"from": self._marked, "to": read()}
             self._drew = self.drew_in_evaluation
         else:
             self._states[self._current] = read()
         write(self._states["order" if stream == "evaluation" else stream])
         if stream == "evaluation":
-            seed(int(torch.randint(2**62, (2,))[1]) + self.now)
+            self._is_derived = not (self._rests or self._is_between)
+            if self._is_derived:
+                seed(int(torch.randint(2**62, (2,))[1]) + self.now)
             self._marked = read()
         self._current = stream
 
@@ -195,6 +217,7 @@ class RandomStreams:
             "rests": self._rests,
             "between": self._is_between,
             "clock": self.now,
+            "evaluated": self._evaluated,
             "streams": {**self._states, self._current: read()},
         }
 
@@ -203,6 +226,8 @@ class RandomStreams:
         streams = dict(state["streams"])
         self._current, self._rests = state["current"], state.get("rests", False)
         self._is_between = state.get("between", False)
+        self._is_derived = not (self._rests or self._is_between)
+        self._evaluated = state.get("evaluated", {})
         self._set_clock(state)
         write(streams[self._current])
         streams.pop("evaluation", None)
@@ -219,6 +244,7 @@ class RandomStreams:
         write(state["streams"]["order"])
         self._states, self._current, self._rests = {}, "order", False
         self._is_between = False
+        self._evaluated = state.get("evaluated", {})
         self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
             self._derive(rank)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
+from torchbus_verify.causes.gradients import adds_losses
 from torchbus_verify.causes.search import describe
 from torchbus_verify.compare import difference, files, printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
@@ -16,7 +16,7 @@ from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.runs import inside
 from torchbus_verify.runs.run import Run
 
-SHOWN, NEAR = 3, 1e-4
+SHOWN = 3
 WHOLE_BATCHES = ("dp", "pipeline", "rpc_sequential", "tp")
 """Strategies that divide a model, or the batch in its forward: every rank gets the whole batch."""
 
@@ -128,7 +128,7 @@ def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> b
             " a leaf, or sync_loss=False"
         )
         return False
-    if None not in mine and math.isclose(sum(mine), whole, rel_tol=NEAR):
+    if adds_losses(ours.ranks, plain.first, first.step):
         reported.causes.append(cause.summed_losses(f"loss in backward {first.step + 1}"))
         return True
     reported.causes.append(cause.unexplained(describe(first), first.kind))

@@ -14,6 +14,7 @@ from torchbus.plugin import BackwardCall, users_frame
 
 from torchbus_strategy.compat import is_view
 from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
+from torchbus_strategy.loss.samples import is_of_parameters
 from torchbus_strategy.loss.terms import Count, Number, weighted
 
 Edge = tuple[Node, int]
@@ -48,9 +49,10 @@ def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Num
 
 
 def parts_of(loss: Tensor) -> list[Tensor]:
-    """Return up to ``MOST`` numbers that the loss adds up, times constants, in the graph's order.
+    """Return up to ``MOST`` numbers that the loss adds up, times constants or learned weights.
 
-    They are those that a variable of the loop names, or that a list or dict there has.
+    They are those that a variable of the loop names, or that a list or dict there has, in the
+    graph's order.
     """
     edges = _edges(loss, LINEAR)
     return _held(edges)[:MOST] if edges else []
@@ -105,6 +107,8 @@ def _below(node: Node, through: set[str]) -> Iterator[Edge]:
     elif name not in through:
         return
     children = [(child, place) for child, place in node.next_functions if child is not None]
+    if name in READING_PRODUCTS and through is LINEAR and len(children) > 1:
+        children = [edge for edge in children if not is_of_parameters(edge[0])]
     if name not in READING_PRODUCTS or len(children) == 1:
         yield from children
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torchbus_verify.causes import cause, weights
@@ -34,8 +35,11 @@ class Gradients:
         if needed is None or not needed.fits:
             return None
         used = self._used(ours.ranks, plain.first, number)
-        if used is None or _near(needed.weights, used):
+        if used is None:
             return None
+        if _near(needed.weights, used):  # the loop may have clipped both
+            is_sum = by_parts and adds_losses(ours.ranks, plain.first, number)
+            return cause.summed_losses(f"loss in backward {number + 1}") if is_sum else None
         where = f"gradient in backward {number + 1}"
         if by_parts and _near(needed.weights, (1.0,) * len(ours.ranks)):
             return cause.summed(where, _ratio(used))
@@ -114,6 +118,15 @@ def _samples_before(record: Record, number: int) -> list[Any]:
         elif event["kind"] == "backward" and event["number"] == number:
             break
     return latest
+
+
+def adds_losses(ranks: list[Record], plain: Record, number: int) -> bool:
+    """Whether the plain run's loss is the sum of the ranks' own, and the session's is not."""
+    mine = [record.of("backward")[number]["own"] for record in ranks]
+    whole = plain.of("backward")[number]["loss"]
+    read = ranks[0].of("backward")[number]["loss"]
+    is_sum = None not in mine and math.isclose(sum(mine), whole, rel_tol=NEAR)
+    return is_sum and not math.isclose(read, whole, rel_tol=NEAR)
 
 
 def _near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
