@@ -5,7 +5,7 @@
     python examples/lightning/byol.py
     python examples/lightning/byol.py --ranks 2
 
-The teacher is no part of the optimizer. It is updated after each step, on each rank from the same
+The optimizer does not hold the teacher. It is updated after each step, on each rank from the same
 weights, so it is the same on all.
 """
 

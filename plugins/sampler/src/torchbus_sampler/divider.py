@@ -51,7 +51,7 @@ IDLE = (
 ITSELF = (
     "the ranks read different first items from {} now, and the same ones in its earlier passes,"
     " which were divided between the ranks. From now on each rank trains on all that it reads. Pass"
-    " replace_sampler=False if each rank has data of its own, such as a replay buffer"
+    " replace_sampler=False if each rank has its own data, such as a replay buffer"
 )
 
 
@@ -159,7 +159,7 @@ class Divider:
         return loader not in self._training and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
-        """Divide it if the ranks' first items agree. If not, the dataset divides itself for good:
+        """Divide it if the ranks' first items agree. If not, the dataset divides itself permanently:
         first items of replay buffers may agree by chance.
         """
         refuse_stream(self._session, loader.dataset)
