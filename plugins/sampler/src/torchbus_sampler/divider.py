@@ -159,7 +159,7 @@ class Divider:
         return loader not in self._training and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
-        """Divide it if the ranks' first items agree. If not, the dataset divides itself permanently:
+        """Divide it if the ranks' first items agree. If not, it is whole in all later passes too:
         first items of replay buffers may agree by chance.
         """
         refuse_stream(self._session, loader.dataset)

@@ -75,7 +75,7 @@ def other_plugins(subject: Subject) -> list[str]:
 
 
 def tried_with(plugin: str) -> list[dict[str, Any]]:
-    """The options that reach an installed plugin's code, each set for a case of its own.
+    """The options that reach an installed plugin's code, one set for each case.
 
     What it imports names them in ``tried_with``. Without them there is one case, without options.
     """
