@@ -56,10 +56,8 @@ def test_a_wrong_argument_is_refused():
 
     with pytest.raises(UsageError) as error:
         session(Wrong(), strategy=None)
-    message = str(error.value)
-    assert (
-        message.startswith("plugin Wrong: ") and "before_backward" in message and "calls" in message
-    )
+    words = "plugin Wrong: before_backward has no argument 'calls'; it has call"
+    assert str(error.value) == words
     assert isinstance(error.value.__cause__, pluggy.PluginValidationError)
 
 

@@ -70,3 +70,16 @@ def test_a_language_model_that_goes_on(tmp_path: Path) -> None:
     )
     assert cut.startswith("after step 3:") and rest == whole, "bit for bit"
     assert numbers(alone) == pytest.approx(numbers(whole), rel=1e-5)
+
+
+def test_a_teacher_that_follows(tmp_path: Path) -> None:
+    (one, two), _ = run(tmp_path, "byol", *(["--ranks", f"{ranks}"] for ranks in (1, 2)))
+    assert numbers(two) == pytest.approx(numbers(one), abs=2e-4) and len(numbers(one)) == 6
+
+
+def test_a_backbone_frozen_at_first(tmp_path: Path) -> None:
+    calls = (["--ranks", f"{ranks}", "--folder", f"{ranks}"] for ranks in (1, 2))
+    (one, two), _ = run(tmp_path, "transfer", *calls)
+    assert numbers(two) == pytest.approx(numbers(one), abs=2e-4) and len(numbers(one)) == 6
+    assert one.splitlines()[-1] == two.splitlines()[-1] and len(one.splitlines()[-1]) == 40
+    assert len([*tmp_path.glob("2/checkpoints/step-*")]) <= 4

@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import operator
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -80,6 +81,9 @@ class Bus:
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin) if self._manager.is_registered(plugin) else None
             said = str(error).replace("\n", " ")
+            if (wrong := re.search(r"definition: (\w+)\(.*{(.*)}", said)) is not None:
+                there = ", ".join(getattr(self.hook, wrong[1]).spec.argnames)
+                said = f"{wrong[1]} has no argument {wrong[2]}; it has {there or 'none'}"
             raise UsageError(f"plugin {name}: {said}") from error
         except Exception as error:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
@@ -91,10 +95,7 @@ class Bus:
         return name
 
     def start(self, plugin: object, session: object) -> None:
-        """Send ``session_start`` to a plugin that comes late, and to no other.
-
-        A wrapper of the event is left out: it has nothing to wrap.
-        """
+        """Send ``session_start`` to this late plugin alone, without wrappers: nothing to wrap."""
         caller: Any = self.hook.session_start
         for impl in caller.get_hookimpls():
             if impl.plugin is plugin and not (impl.hookwrapper or impl.wrapper):
@@ -105,10 +106,7 @@ class Bus:
         self._report_of_change()
 
     def check_pending(self) -> None:
-        """Declare the events of installed plugins that some listener needs.
-
-        Raises UsageError if a function is marked as an event that no package declares.
-        """
+        """Declare the events that listeners need. Raises UsageError if no package declares one."""
         while True:
             try:
                 return self._manager.check_pending()

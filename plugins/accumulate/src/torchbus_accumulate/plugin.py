@@ -31,6 +31,7 @@ class Accumulate:
 
     owns = ("accumulation",)
     verbs = ("toggle", "no_sync", "accumulating", "is_last_batch", "backward_weight")
+    tried_with = ({"accumulate_grad_batches": 2},)
 
     def __init__(self, accumulate_grad_batches: int | Mapping[int, int] = 1) -> None:
         self.schedule = position.parse(accumulate_grad_batches)

@@ -30,6 +30,8 @@ class ActivationCheckpointing:
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
     """
 
+    tried_with = ({"activation_checkpointing": "auto"},)
+
     def __init__(
         self, *, activation_checkpointing: str | Collection[type[Module]] = "auto"
     ) -> None:

@@ -43,6 +43,7 @@ class Average:
     owns = ("average of the weights",)
     verbs = ("averaged",)
     hears_trials = False
+    tried_with = ({"ema_decay": 0.5},)
 
     def __init__(
         self,

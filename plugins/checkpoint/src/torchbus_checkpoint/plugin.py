@@ -76,6 +76,7 @@ class Checkpoint:
     verbs = ("save", "load", "register", "epochs", "save_and_leave")
     declares_events = events
     hears_trials = False
+    tried_with = ({"checkpoint": "here", "monitor": "error", "load_best": True},)
 
     def __init__(
         self,

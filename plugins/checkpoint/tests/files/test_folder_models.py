@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
@@ -41,6 +42,16 @@ def test_another_optimizer(written: Path) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in s.epochs(3):
             optimizer.step()
+
+
+def test_a_loop_without_an_optimizer_gets_the_way_to_the_weights(written: Path) -> None:
+    words = r"this loop has none\. Call s\.load when they are made\. To get the weights alone"
+    saved = folder.found(written)[-1]
+    with session() as s:
+        model = nn.Linear(2, 1)
+        with pytest.raises(CheckpointError, match=words):
+            s.load(saved)
+        model.load_state_dict(load_file(saved / "model.safetensors"))
 
 
 def test_keep_and_monitor(tmp_path: Path) -> None:

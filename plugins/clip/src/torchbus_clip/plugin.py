@@ -36,6 +36,7 @@ class Clip:
     """
 
     verbs = ("gradient_norm",)
+    tried_with = ({"gradient_clip_val": 0.1},)
 
     def __init__(
         self,

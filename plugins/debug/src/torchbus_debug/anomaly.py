@@ -30,6 +30,7 @@ class Anomaly:
     """
 
     owns = ("checks of torch",)
+    tried_with = ({"detect_anomaly": True, "deterministic": True},)
 
     def __init__(
         self, *, detect_anomaly: bool = False, deterministic: bool | Literal["warn"] = False

@@ -239,6 +239,11 @@ class Limits:
     """
 
     owns = ("limits of passes",)
+    tried_with = (
+        {"fast_dev_run": 1},
+        {"limit_train_batches": 1, "limit_eval_batches": 2},
+        {"overfit_batches": 1},
+    )
 
     def __init__(
         self,

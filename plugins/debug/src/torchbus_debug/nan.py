@@ -50,6 +50,7 @@ class StopOnNan:
     """
 
     owns = ("stop on NaN",)
+    tried_with = ({"stop_on_nan": True},)
 
     def __init__(self, stop_on_nan: bool = True) -> None:
         expect("stop_on_nan", stop_on_nan, bool, "True or False")

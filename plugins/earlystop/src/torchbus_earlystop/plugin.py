@@ -220,3 +220,10 @@ def from_options(
         max_steps=max_steps,
         max_time=max_time,
     )
+
+
+from_options.tried_with = (  # type: ignore[attr-defined]
+    {"max_steps": 3},
+    {"max_time": "01:00:00"},
+    {"early_stop": "error", "stopping_threshold": 1000.0},
+)

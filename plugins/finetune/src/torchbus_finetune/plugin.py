@@ -47,6 +47,7 @@ class Finetune:
 
     owns = ("frozen modules",)
     hears_trials = False
+    tried_with = ({"unfreeze": {"0": 1}},)
 
     def __init__(
         self,

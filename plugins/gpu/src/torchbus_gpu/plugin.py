@@ -30,6 +30,7 @@ class Gpu:
 
     owns = ("monitor",)
     declares_events = events
+    tried_with = ({"gpu_monitor": True, "lint": True},)
 
     def __init__(
         self, *, gpu_monitor: bool = True, interval_s: float = 2.0, lint: bool = False

@@ -43,6 +43,7 @@ class Log:
     owns = ("log",)
     verbs = ("log", "log_dict", "log_image", "log_histogram", "log_hyperparams")
     declares_events = events
+    tried_with = ({"logger": "local", "log_grad_norms": "layer", "log_every_n_steps": 1},)
 
     def __init__(
         self,

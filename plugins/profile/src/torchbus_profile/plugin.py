@@ -44,6 +44,7 @@ class Profile:
     owns = ("profile",)
     verbs = ("range", "profiled")
     hears_trials = False
+    tried_with = ({"profile": {"skip_first": 0}},)
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class Progress:
     """
 
     owns = ("progress bar",)
+    tried_with = ({"progress": True},)
 
     def __init__(self, progress: bool = True, *, every_s: float = 30.0) -> None:
         expect("progress", progress, bool, "True or False")

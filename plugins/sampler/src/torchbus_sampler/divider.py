@@ -48,6 +48,12 @@ IDLE = (
     " devices, or batch='per_device'"
 )
 
+ITSELF = (
+    "the ranks read different first items from {} now, and the same ones in its earlier passes,"
+    " which were divided between the ranks. From now on each rank trains on all that it reads. Pass"
+    " replace_sampler=False if each rank has its own data, such as a replay buffer"
+)
+
 
 class Divider:
     """Divides loaders when they are iterated. Registered only if there are several ranks."""
@@ -73,6 +79,10 @@ class Divider:
         session.bus.register(self._counted, "sampler.counted")
         self._memory = memory_of(session.world)
         self._has_said_idle = False
+        # by loader over a stream, whether its data set divides itself
+        self._streams: weakref.WeakKeyDictionary[DataLoader[object], bool] = (
+            weakref.WeakKeyDictionary()
+        )
         self._passes: weakref.WeakKeyDictionary[DataLoader[object], Origin] = (
             weakref.WeakKeyDictionary()
         )
@@ -149,10 +159,17 @@ class Divider:
         return loader not in self._training and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
-        """Divide it if the ranks' first items agree. If not, the dataset divides itself."""
+        """Divide it if the ranks' first items agree. If not, it is whole in all later passes too:
+        first items of replay buffers may agree by chance.
+        """
         refuse_stream(self._session, loader.dataset)
         digest, begun = begin(loader)
-        if len(set(self._session.all_gather_object(digest))) > 1:
+        differ = len(set(self._session.all_gather_object(digest))) > 1
+        before = self._streams.get(loader)
+        if differ and before is False and self._session.is_main:
+            warn(ITSELF.format(type(loader.dataset).__name__))
+        self._streams[loader] = differ or before is True
+        if self._streams[loader]:
             self._decisions[loader] = Decision(
                 False, "not divided, its dataset divides itself (the ranks' first items differ)"
             )

@@ -48,6 +48,7 @@ class Scale:
     owns = ("learning rate scale",)
     verbs = ("effective_batch_size", "find_batch_size", "find_lr")
     hears_trials = False
+    tried_with = ({"warmup_steps": 3},)
 
     def __init__(
         self, scale_lr: Literal["linear", "sqrt"] | None = None, warmup_steps: int = 0

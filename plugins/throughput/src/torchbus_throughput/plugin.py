@@ -40,6 +40,7 @@ class Throughput:
 
     owns = ("throughput",)
     verbs = ("throughput",)
+    tried_with = ({"throughput_every": 1},)
 
     def __init__(
         self,

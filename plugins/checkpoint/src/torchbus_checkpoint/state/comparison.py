@@ -45,6 +45,10 @@ def check(
 
 
 REMEDY = "Use the code that wrote the checkpoint, or another folder"
+WEIGHTS_ALONE = (
+    "Call s.load when they are made. To get the weights alone, read its model.safetensors with"
+    " safetensors.torch.load_file"
+)
 
 
 def _check_same(kind: str, saved: list[State], things: Named, where: str) -> None:
@@ -54,7 +58,7 @@ def _check_same(kind: str, saved: list[State], things: Named, where: str) -> Non
         raise CheckpointError(
             f"{where} belongs to another loop: it holds the {label} {_listed(saved)}; this loop has"
             f" {', '.join(f'{name} ({class_name(thing)})' for name, thing in things) or 'none'}."
-            f" {REMEDY}"
+            f" {REMEDY if ours else WEIGHTS_ALONE}"
         )
 
 

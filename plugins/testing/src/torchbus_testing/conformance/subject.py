@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,18 +22,21 @@ class Subject:
     ``options``: of the session; of the constructor, for what is given as ``module:attribute``.
     ``numbers_of_its_local``: a plugin changes the numbers of a loop by design (it clips, it
     accumulates). The kit then compares with a session of one rank that has the plugin as well.
+    ``session_options``: of the session, also beside what is given as ``module:attribute``.
     """
 
     strategy: str | None = DEFAULT_STRATEGY
     plugins: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     numbers_of_its_local: bool = False
+    session_options: Mapping[str, object] = field(default_factory=dict)
 
     def session(
         self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
     ) -> Session:
         """A session of so many ranks on this machine's CPU, with a rule's options and plugins."""
         arguments: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
+        arguments |= self.session_options
         mine = dict(self.options)
         named = [*self.plugins, *([self.strategy] if self.strategy else [])]
         imported = {name: import_from(name, mine) for name in named if ":" in name}
@@ -68,6 +72,25 @@ def other_plugins(subject: Subject) -> list[str]:
         for name in discovery.installed("plugin")
         if name not in strategies and name not in subject.plugins
     ]
+
+
+def tried_with(plugin: str) -> list[dict[str, Any]]:
+    """The options that reach an installed plugin's code, one set for each case.
+
+    What it imports names them in ``tried_with``. Without them there is one case, without options.
+    """
+    named = getattr(discovery.load(discovery.find("plugin", plugin)), "tried_with", ())
+    return [dict(options) for options in named] or [{}]
+
+
+def beside(subject: Subject, plugin: str, options: Mapping[str, object]) -> Subject:
+    """The subject with one more plugin. Its options may change the numbers of a loop."""
+    return dataclasses.replace(
+        subject,
+        plugins=(*subject.plugins, plugin),
+        session_options={**subject.session_options, **options},
+        numbers_of_its_local=subject.numbers_of_its_local or bool(options),
+    )
 
 
 def other_strategies(subject: Subject) -> list[str]:

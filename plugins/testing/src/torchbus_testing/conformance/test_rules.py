@@ -19,11 +19,13 @@ from torchbus_testing.conformance.rules import RULES, find
 from torchbus_testing.conformance.subject import (
     DEFAULT_STRATEGY,
     Subject,
+    beside,
     other_plugins,
     other_strategies,
+    tried_with,
 )
 
-PAIRED = "ragged-end"
+PAIRED = "evaluation"
 """The rule that the subject is tried with beside each other plugin or strategy."""
 RecordProperty = Callable[[str, object], None]
 
@@ -65,7 +67,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
         metafunc.parametrize("ranks", ranks)
     if "plugin" in metafunc.fixturenames:
-        metafunc.parametrize("plugin", other_plugins(subject) if subject else [])
+        names = other_plugins(subject) if subject else []
+        metafunc.parametrize(
+            ("plugin", "options"),
+            [(name, options) for name in names for options in tried_with(name)],
+            ids=lambda value: value if isinstance(value, str) else ",".join(value),
+        )
     if "strategy" in metafunc.fixturenames:
         tried = subject is not None and subject.plugins
         metafunc.parametrize("strategy", other_strategies(subject) if subject and tried else [])
@@ -101,10 +108,14 @@ def test_rule(
 
 
 def test_beside_plugin(
-    plugin: str, subject: Subject, dtype: str, record_property: RecordProperty
+    plugin: str,
+    options: dict[str, object],
+    subject: Subject,
+    dtype: str,
+    record_property: RecordProperty,
 ) -> None:
-    """The subject and one more plugin."""
-    pair = dataclasses.replace(subject, plugins=(*subject.plugins, plugin))
+    """The subject and one more plugin, with each set of options that it is to be tried with."""
+    pair = beside(subject, plugin, options)
     judge(check(find(PAIRED), pair, dtype=dtype), record_property)
 
 
