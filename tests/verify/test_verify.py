@@ -34,7 +34,6 @@ NOT_COMPARED = {
     "skip_bad_batch": "fails only under the session",
     "trained_in_eval_mode": "fails only under the session",
     "contrastive": "fails only under the session",
-    "grpo": "fails only under the session",
     "rl_solved": "fails only under the session",
 }
 REPLICAS = ("lbfgs_full_batch", "rnn_carried_hidden")

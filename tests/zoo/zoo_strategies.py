@@ -39,7 +39,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "backward_inputs": "backward(inputs=) under strategy='fsdp'",
         "optimizer_in_backward": "register_post_accumulate_grad_hook of a parameter under strategy='fsdp'",
         "sparse_embedding": "SkipGram.u_embeddings has sparse gradients",
-        "layerwise": "Layer.train_layer uses parameters outside forward",
         "save_open_file": NO_OPTIMIZER,
         "stop_before_backward": NO_OPTIMIZER,
         "rl_solved": PLACES,

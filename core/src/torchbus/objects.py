@@ -88,7 +88,7 @@ def models_of(parameters: Iterable[Tensor]) -> list[Module]:
         if any(id(p) in order for p in root.parameters()) and not is_internal(root)
     ]
     return sorted(
-        roots, key=lambda root: min(order.get(id(p), len(order)) for p in root.parameters())
+        roots, key=lambda root: sorted(order.get(id(p), len(order)) for p in root.parameters())
     )
 
 

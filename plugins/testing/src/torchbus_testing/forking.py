@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from torchbus_testing.processes import take_ctrl_c
+from torchbus_testing.processes import take_signals
 from torchbus_testing.scripts import Result, write_script
 
 
@@ -35,7 +35,7 @@ class ForkServer:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=take_ctrl_c(),
+            preexec_fn=take_signals(),
         )
 
     def run(

@@ -6,23 +6,26 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 MARKER = "TORCHBUS_TEST_MARKER"
+ENDING = (signal.SIGINT, signal.SIGHUP)
 
 
-def take_ctrl_c() -> Callable[[], None] | None:
-    """What Popen calls in a process that should end by SIGINT; None if it does so anyway.
+def take_signals() -> Callable[[], None] | None:
+    """What Popen calls in a process that SIGINT and SIGHUP should end; None if they do so anyway.
 
-    A shell lets the jobs that it starts with ``&`` ignore SIGINT, and their processes inherit that.
+    A shell lets jobs that it starts with ``&`` ignore SIGINT, nohup lets them ignore SIGHUP, and
+    their processes inherit that.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        return None
-    return _take_ctrl_c
+    ignored = [one for one in ENDING if signal.getsignal(one) is signal.SIG_IGN]
+    return partial(_take, ignored) if ignored else None
 
 
-def _take_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _take(ignored: list[signal.Signals]) -> None:
+    for one in ignored:
+        signal.signal(one, signal.SIG_DFL)
 
 
 def orphans(marker: str) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus_testing.processes import MARKER, kill, marked, take_ctrl_c, until_lost
+from torchbus_testing.processes import MARKER, kill, marked, take_signals, until_lost
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Script:
             stderr=self._outputs[1],
             text=True,
             start_new_session=True,
-            preexec_fn=take_ctrl_c(),
+            preexec_fn=take_signals(),
         )
         if stdin is not None and self._process.stdin is not None:
             self._process.stdin.write(stdin)
