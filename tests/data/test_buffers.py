@@ -37,7 +37,7 @@ BODY = """
                 optimizer.zero_grad()
                 net(x).square().mean().backward()
                 optimizer.step()
-        found["said"] = [str(one.message) for one in said if "from its batch" in str(one.message)]
+        found["said"] = [str(one.message) for one in said if "from this rank's samples" in str(one.message)]
         found["center"] = net.center.flatten().tolist()
         found["all"] = [one.flatten().tolist() for one in s.all_gather(net.center)]
         found["weight"] = net.layer.weight.flatten().tolist()
