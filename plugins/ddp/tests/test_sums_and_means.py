@@ -68,3 +68,41 @@ def test_each_term_is_what_it_is_in_one_process() -> None:
             assert theirs == pytest.approx(losses, rel=1e-9), (name, ranks)
             assert not said, (name, said)
     assert any("a term of the loss is a sum over samples" in one for one in found["window"])
+
+
+OF_ZERO = """
+import json, torch
+from torch import nn
+from torchbus import session
+
+DATA = torch.ones(4, 3)
+LOSSES = {
+    "a parameter of zero": lambda w, rank: (w[:1] * (rank + 1)).mean(),
+    "and one sample": lambda w, rank: (w[:1] * torch.tensor([rank + 1.0])).mean(),
+    "a factor of zero": lambda w, rank: w.sum() * 0 if rank else ((w - DATA) ** 2).mean(),
+    "a leaf": lambda w, rank: (
+        0.5 * torch.zeros(1, requires_grad=True).sum() + (w * 0).sum()
+        if rank else ((w - DATA) ** 2).mean()
+    ),
+}
+found = {}
+for name, loss in LOSSES.items():
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
+        weight = nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        loss(weight, s.rank).backward()
+        optimizer.step()
+    found[name] = weight.tolist()
+print(json.dumps(found))
+"""
+
+
+def test_a_loss_of_zero_counts_nothing_only_if_it_has_no_gradient() -> None:
+    found = fork_script(OF_ZERO).json()
+    alone = pytest.approx([2 / 3] * 3)  # rank 0's loss is the only one
+    assert found == {
+        "a parameter of zero": [-1.5, 0.0, 0.0],
+        "and one sample": [-1.5, 0.0, 0.0],
+        "a factor of zero": alone,
+        "a leaf": alone,
+    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbus_strategy import compat
-from torchbus_strategy.graph import nodes_below
+from torchbus_strategy.graph import children_of, nodes_below
 from torchbus_strategy.loss.samples import samples_in
 
 
@@ -47,3 +48,26 @@ def _is_over_samples(node: Any) -> bool:
         return False
     shape = matrix.shape
     return not {len(shape) - 2, len(shape) - 1}.isdisjoint(samples_in(child, shape).dims)
+
+
+def is_made_zero(loss: Tensor) -> bool:
+    """Whether a factor of zero makes it zero, or a leaf that stands for no loss.
+
+    A parameter that is zero does not: it has a gradient.
+    """
+    return not any(map(_has_gradient, nodes_below([loss.grad_fn], children=_unless_times_zero)))
+
+
+def _has_gradient(node: Any) -> bool:
+    return isinstance(getattr(node, "variable", None), nn.Parameter) or any(
+        one.dim() or (bool(one) and not compat.is_python_number(one)) for one in _factors(node)
+    )
+
+
+def _unless_times_zero(node: Any) -> Iterable[Any]:
+    return [] if any(not one.dim() and not one for one in _factors(node)) else children_of(node)
+
+
+def _factors(node: Any) -> list[Tensor]:
+    sides = [getattr(node, side, None) for side in compat.FACTORS]
+    return [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]

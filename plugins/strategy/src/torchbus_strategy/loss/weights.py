@@ -48,7 +48,7 @@ from torchbus_strategy.loss.terms import (
     spread,
 )
 from torchbus_strategy.loss.units import SPREAD, ConstantDivisors, Unit
-from torchbus_strategy.loss.walks import decomposes_samples
+from torchbus_strategy.loss.walks import decomposes_samples, is_made_zero
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -470,7 +470,7 @@ class LossWeights:
         """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
         if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
             return False
-        return not loss.item()
+        return not loss.item() and is_made_zero(loss)
 
     def _of_empty(self) -> Count:
         count = Count(0.0, True)
