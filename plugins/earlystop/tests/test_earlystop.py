@@ -114,7 +114,7 @@ def test_the_verb_without_a_value_to_watch() -> None:
         session() as s,
         pytest.raises(
             UsageError,
-            match=r"^s\.should_stop without early_stop=\.\.\.: it would always be the same\. Say session",
+            match=r"^s\.should_stop without early_stop=\.\.\.: it would always be the same\. Pass session",
         ),
     ):
         _ = s.should_stop

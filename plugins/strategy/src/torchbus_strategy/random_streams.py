@@ -224,10 +224,10 @@ class RandomStreams:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a ``state()`` of this rank."""
         streams = dict(state["streams"])
-        self._current, self._rests = state["current"], state.get("rests", False)
-        self._is_between = state.get("between", False)
+        self._current, self._rests = state["current"], state.get("rests") is True
+        self._is_between = state.get("between") is True
         self._is_derived = not (self._rests or self._is_between)
-        self._evaluated = state.get("evaluated", {})
+        self._evaluated = _evaluated(state)
         self._set_clock(state)
         write(streams[self._current])
         streams.pop("evaluation", None)
@@ -241,17 +241,17 @@ class RandomStreams:
         The common stream continues; this rank's is derived again. A single rank draws everything
         from the common stream.
         """
+        self._evaluated = _evaluated(state)
         write(state["streams"]["order"])
         self._states, self._current, self._rests = {}, "order", False
         self._is_between = False
-        self._evaluated = state.get("evaluated", {})
         self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
             self._derive(rank)
             self._script.derive_again(self.now + STRIDE * rank)
-            if state.get("rests", False):
+            if state.get("rests") is True:
                 self.pause()
-            if state.get("between", False):
+            if state.get("between") is True:
                 self.pass_ends()
 
     def _set_clock(self, state: dict[str, Any]) -> None:
@@ -305,6 +305,16 @@ def write(state: dict[str, Any]) -> None:
         accelerators.set_random_state(kind, state[kind])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def _evaluated(state: dict[str, Any]) -> dict[str, dict[str, object]]:
+    """Return the states of an evaluation, which the generators have taken for a moment."""
+    found = state.get("evaluated", {})
+    if not isinstance(found, dict):
+        raise TypeError(f"the states of an evaluation are a {type(found).__name__}")
+    for one in ("from", "to") if found else ():
+        write(found[one])
+    return found
 
 
 def share() -> None:
