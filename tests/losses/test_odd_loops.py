@@ -54,15 +54,14 @@ WINDOWS = {
     "backward_fails_and_steps": FAILED,
     "two_optimizers_one_model": SHARED,
     "assigned": ASSIGNED,
+    "no_sync_of_one": TWICE,
+    "backward_fails_uncleared": TWICE,
+    "skip_step_zero_last": TWICE,
 }
 GLOBAL = {"batch": "global"}
 IN_WINDOWS: dict[str, Any] = {"accumulate": 3, "but": ["sam", "own_no_sync", *WINDOWS]}
 # at eight batches an epoch, one model's sum is left over from one window to the next
 MORE_IN_WINDOWS: dict[str, Any] = {**IN_WINDOWS, "but": [*IN_WINDOWS["but"], "alternating_models"]}
-PARTS_IN_WINDOWS = {
-    **IN_WINDOWS,
-    "but": [*IN_WINDOWS["but"], "backward_fails_uncleared", "no_sync_of_one"],
-}
 
 
 def found(strategy: str = "ddp", devices: int = 2, **more: Any) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def case(name: str, strategy: str, devices: int, *marks: Any, **more: Any) -> An
         case("ddp_sharded", "ddp_sharded", 2, SLOW, sizes=[25], **BY_SAMPLES),
         case("ddp_sharded, windows", "ddp_sharded", 2, SLOW, sizes=[29], **IN_WINDOWS),
         case("fsdp, 3 ranks, global", "fsdp", 3, SLOW, sizes=[29], **GLOBAL, **PARTS),
-        case("fsdp, windows", "fsdp", 2, SLOW, sizes=[29], **PARTS_IN_WINDOWS),
+        case("fsdp, windows", "fsdp", 2, SLOW, sizes=[29], **IN_WINDOWS),
     ],
 )
 def test_ranks_equal_one_process(asked: dict[str, Any]) -> None:

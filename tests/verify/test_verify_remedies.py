@@ -67,7 +67,8 @@ def test_weights_by_tokens(tmp_path):
 @pytest.mark.timeout(300)
 def test_a_loss_that_is_a_sum(tmp_path):
     script(tmp_path, "F.cross_entropy(model(x), y, reduction='sum')")
-    before = verified("--steps", "4", "train.py", cwd=tmp_path)
+    assert verified("--steps", "4", "train.py", cwd=tmp_path)["status"] == 0
+    before = verified("--steps", "4", "--loss-reduction", "mean", "train.py", cwd=tmp_path)
     assert names(before) == (SUMMED,) and before["status"] == 2
     assert "--loss-reduction sum" in before["causes"][0]["remedy"]
     after = verified("--steps", "4", "--loss-reduction", "sum", "train.py", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,17 @@ pytestmark = [
 ]
 SHARE = ("eval_in_epoch", "one_cycle", "plateau", "batch_branch")
 """Loops that make no tensor by hand outside of a data set and a model."""
+NOT_BUILT = {
+    "horovod": pytest.mark.skipif(
+        find_spec("horovod") is None,
+        reason="Horovod is not built: see contrib/horovod/README.md",
+    )
+}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", *STRATEGIES])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(one, marks=NOT_BUILT.get(one, ())) for one in STRATEGIES)]
+)
 @pytest.mark.parametrize("name", SHARE)
 def test_loop(name: str, strategy: str, tmp_path: Path) -> None:
     row = next(loop for loop in ZOO if loop.name == name)

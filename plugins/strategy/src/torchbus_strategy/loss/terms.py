@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -44,6 +46,18 @@ class Term:
     over: Divisors = ()
     node: Node | None = field(default=None, compare=False, repr=False)
     place: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the divisor may have been counted in this rank's samples: it was a tensor, or is
+        the number of elements that were summed.
+        """
+        elements = [*accumulate(self.sizes, operator.mul)]
+        return any(
+            isinstance(one, Measured)
+            or (not isinstance(one, Tensor) and any(same(one, mine) for mine in elements))
+            for one in self.divisors
+        )
 
     @property
     def is_over_one(self) -> bool | Tensor:
@@ -108,7 +122,7 @@ class WeightedTerms(NamedTuple):
         return sum((place + 2) * one for place, one in enumerate(each)) / whole if whole else 0.0
 
 
-SLOTS = 11
+SLOTS = 12
 (
     WEIGHT,
     NORM,
@@ -121,6 +135,7 @@ SLOTS = 11
     OVER_ONE,
     CLAMPED,
     MAY_BE_CLAMPED,
+    LOCAL,
 ) = range(SLOTS)
 MODES = ("auto", "samples", "tokens")  # of loss_weight=
 UNTOLD = -1e9
@@ -201,6 +216,7 @@ class Count:
             self._over_one(),
             float(self.is_clamped),
             self.may_be_clamped,
+            float(self.term is not None and self.term.is_local and not self.is_zero),
         ]
 
     def _over_one(self) -> Number:

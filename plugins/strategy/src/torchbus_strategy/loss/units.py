@@ -18,6 +18,7 @@ from torchbus_strategy.loss.terms import (
     ALL_SQUARED,
     CLAMPED,
     COUNTED,
+    LOCAL,
     MAY_BE_CLAMPED,
     NORM,
     OVER_ONE,
@@ -281,7 +282,7 @@ class Unit:
             self._divisor,
             self._session.share.count,
             self._session.world.data.parts,
-            self._is_local,
+            mean[LOCAL] > 0.0,
         )
         odd = (
             self._constants.look(self._divisor, self._divisors, self._sizes)
@@ -334,29 +335,16 @@ class Unit:
         alike = (mean[ALL] > 0.0) & (
             mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED]
         )
-        alike = alike & self._common.expect(
-            self._divisor,
-            self._session.share.count,
-            self._session.world.data.parts,
-            self._is_local,
+        parts, share = self._session.world.data.parts, self._session.share
+        counts, does_not = (
+            self._common.expect(self._divisor, share.count, parts, local) for local in (False, True)
         )
+        alike = alike & torch.where(mean[LOCAL] > 0.0, does_not, counts)
         alike = alike & ((mean[CLAMPED] == 0.0) | self._common.is_sure)
         target = torch.where(alike, self._target(not isinstance(self._divisor, Tensor)), 1.0)
         loss = mean[WEIGHT] if windows else torch.where(alike, mean[ALL], mean[WEIGHT])
         base = torch.where(alike, mean[ALL], mean[NORM])
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
-
-    @property
-    def _is_local(self) -> bool:
-        """Whether the divisor may have been counted in this rank's samples: it was a tensor, or is
-        the number of elements that were summed.
-        """
-        elements = [*accumulate(self._sizes, operator.mul)]
-        return any(
-            isinstance(one, Measured)
-            or (not isinstance(one, Tensor) and any(same(one, mine) for mine in elements))
-            for one in self._divisors
-        )
 
     def state_dict(self) -> dict[str, object]:
         found = {"unit": self.value, "agreed": self.agreed}
