@@ -308,12 +308,16 @@ def write(state: dict[str, Any]) -> None:
 
 
 def _evaluated(state: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """Return the states of an evaluation, which the generators have taken for a moment."""
-    found = state.get("evaluated", {})
-    if not isinstance(found, dict):
-        raise TypeError(f"the states of an evaluation are a {type(found).__name__}")
-    for one in ("from", "to") if found else ():
-        write(found[one])
+    """Return the states before and after an evaluation, if generators accept them."""
+    before = read()
+    try:
+        found = {one: state["evaluated"][one] for one in ("from", "to")}
+        for one in found.values():
+            write(one)
+    except Exception:
+        return {}
+    finally:
+        write(before)
     return found
 
 
