@@ -123,6 +123,21 @@ NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_s
 """Plain numbers that a loss function was given."""
 FACTORS = (OTHER, SELF)
 """The two sides of a product."""
+
+
+def saved(node: Node, name: str) -> Any:
+    """What a node has saved, for its shape; None if it has nothing, or hooks have packed it.
+
+    To unpack what activation checkpointing has packed computes a part of the model again. Seen in
+    2.11 to 2.13. Without ``unpack_hook``, as in 2.6, it is unpacked.
+    """
+    packed = getattr(node, f"_raw{name}", None)
+    each = packed if isinstance(packed, tuple) else (packed,)
+    if any(getattr(one, "unpack_hook", None) is not None for one in each):
+        return None
+    return getattr(node, name, None)
+
+
 reduction: Get = attrgetter(REDUCTION)
 operand: Get = attrgetter(SELF)
 other: Get = attrgetter(OTHER)
@@ -137,7 +152,8 @@ pos_weight: Get = attrgetter("_saved_pos_weight")
 beta: Get = attrgetter("_saved_beta")
 delta: Get = attrgetter("_saved_delta")
 exponent: Get = attrgetter("_saved_exponent")
-indices: Get = attrgetter("_saved_indices")
+INDICES = "_saved_indices"
+indices: Get = attrgetter(INDICES)
 dim: Get = attrgetter(DIM)
 keepdim: Get = attrgetter(KEEPDIM)
 swapped: Get = attrgetter("_saved_dim0", "_saved_dim1")

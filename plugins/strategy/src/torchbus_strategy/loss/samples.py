@@ -224,7 +224,8 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
     if name in TIME_FIRST:
         return Samples((1,))
     if name == "EmbeddingBackward0":
-        return _in_memory(compat.indices(node))
+        looked_up = compat.saved(node, compat.INDICES)
+        return DATA if looked_up is None else _in_memory(looked_up)
     found = MADE_BY.get(name, _alike)(node, sizes, budget)
     if any(dim >= len(sizes) for dim in found.dims) and sizes:  # a broadcast, or an unknown node
         return found._replace(dims=tuple([dim for dim in found.dims if dim < len(sizes)]))
@@ -292,7 +293,7 @@ def sizes_of(node: Any, default: Sizes = ()) -> tuple[int, ...]:
     """Return the shape of what a node was given."""
     if hasattr(node, compat.SIZES):
         return tuple(compat.sizes(node))
-    values = getattr(node, compat.SELF, None)
+    values = compat.saved(node, compat.SELF)
     return tuple(default if values is None else values.shape)
 
 
@@ -321,7 +322,7 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 
 def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
-    result = getattr(node, compat.RESULT, None)
+    result = compat.saved(node, compat.RESULT)
     sizes = sizes_of(node, sizes if result is None else result.shape)
     found, over = _first(node, sizes, budget), dims_of(node, len(sizes))
     return found._replace(related=found.related or (bool(found.dims) and found.dims[0] in over))
@@ -348,7 +349,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
     """Return the shapes of two matrices. Autograd saves one if the other needs a gradient."""
-    first, second = getattr(node, compat.SELF, None), getattr(node, compat.MAT2, None)
+    first, second = compat.saved(node, compat.SELF), compat.saved(node, compat.MAT2)
     if first is not None:
         inner = first.shape[-1]
     elif second is not None:
@@ -360,9 +361,9 @@ def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
 
 def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """Distances: of each row of the first from each row of the second."""
-    rows, given = len(sizes) - 2, (getattr(node, compat.X1), getattr(node, compat.X2))
+    rows, given = len(sizes) - 2, (compat.saved(node, compat.X1), compat.saved(node, compat.X2))
     first, second = [
-        NONE if child is None else samples_in(child, tuple(one.shape), left)
+        NONE if child is None or one is None else samples_in(child, tuple(one.shape), left)
         for (child, _), one, left in zip(
             node.next_functions[:2], given, (budget, budget.of_other_side()), strict=True
         )
@@ -482,7 +483,7 @@ def _is_split_data(layer: Any, sizes: Sizes) -> bool:
     """Whether data of these sizes, but for the last one, was joined for a layer: a view shows it,
     also one of some rows.
     """
-    joined = getattr(layer, DATA_OF.get(type(layer).__name__, ""), None)
+    joined = compat.saved(layer, DATA_OF.get(type(layer).__name__, ""))
     whole = None if joined is None else compat.viewed(joined)
     if whole is None or whole.dim() != len(sizes) or len(sizes) < 3:
         return False
@@ -503,9 +504,11 @@ def _expanded(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _indexed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """A mask makes one dimension of those that it covers; numbers make as many as they have."""
-    indices = compat.indices(node)
-    given = [(place, one) for place, one in enumerate(indices) if one is not None]
+    indices = compat.saved(node, compat.INDICES)
     found = _first(node, sizes_of(node), budget)
+    if indices is None:
+        return found._replace(dims=DATA.dims if found.dims else found.dims)
+    given = [(place, one) for place, one in enumerate(indices) if one is not None]
     if not given:
         return found
     start, covered, made = given[0][0], 0, 1
