@@ -27,7 +27,16 @@ SAVED = (
     " other pos_weight reduction result self self_sym_sizes target tensor total_weight weight x1 x2"
 )
 OF_LAPACK = {"_saved_A", "_saved_L", "_saved_eigenvectors", "_saved_inverse"}
-NO_NAMES = {"_NormalAccessor", "_foreach_", "_saved_", "_second", "_size", "_strides", *OF_LAPACK}
+NO_NAMES = {
+    "_NormalAccessor",
+    "_raw",
+    "_foreach_",
+    "_saved_",
+    "_second",
+    "_size",
+    "_strides",
+    *OF_LAPACK,
+}
 """Of Python 3.10 only, parts of names, a variable of an example, and what a torch may not have."""
 
 

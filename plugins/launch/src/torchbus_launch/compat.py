@@ -23,13 +23,16 @@ frames_of_threads: Callable[[], dict[int, FrameType]] = sys._current_frames
 
 
 def collectives_begun(group: Any) -> int:
-    """Those of all backends of the group. RuntimeError if one doesn't count.
+    """RuntimeError if the backend doesn't count.
 
     Without ``_device_types``, ``_get_backend`` or ``_get_sequence_number_for_group``:
     AttributeError when a rank may hang.
     """
-    backends = {id(one): one for one in map(group._get_backend, group._device_types)}
-    return sum(int(one._get_sequence_number_for_group()) for one in backends.values())
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # a backend that torch does not know, or several
+        backends = {id(one): one for one in map(group._get_backend, group._device_types)}
+        return sum(int(one._get_sequence_number_for_group()) for one in backends.values())
 
 
 def begun() -> int | None:

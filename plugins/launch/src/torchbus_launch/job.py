@@ -335,16 +335,13 @@ class Job:
         )
 
     def _place(self) -> Place:
-        place, begun = (
-            find(self.world.rank, self.waiting, self.backwards, self._thread),
-            compat.begun(),
-        )
+        place = find(self.world.rank, self.waiting, self.backwards, self._thread)
         # stages of a pipeline send each other different numbers of messages
         is_alike = self.world.data.parts == self.world.world_size
-        may_wait = begun and is_alike and self.world.device.type != "cpu"
+        begun = compat.begun() if is_alike and self.world.device.type != "cpu" else None
         return dataclasses.replace(
             place,
-            waits_in=place.waits_in or (DEVICE if may_wait else ""),
+            waits_in=place.waits_in or (DEVICE if begun else ""),
             begun=begun,
             note=place.note or ("in evaluation" if self.evaluates() else ""),
         )
