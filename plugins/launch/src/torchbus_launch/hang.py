@@ -124,12 +124,12 @@ def _call(place: Place) -> list[object]:
 
 def _on_devices(places: list[Place]) -> list[Place]:
     """Return the places, of which those on devices wait only for ranks that have begun less."""
-    begun = [place.begun for place in places if place.begun is not None]
-    most = max(begun) if begun and min(begun) < max(begun) else None
+    begun = {place.begun or 0 for place in places}
+    waiting = max(begun) if len(begun) > 1 else -1
     return [
-        place
-        if place.waits_in != DEVICE or place.begun == most is not None
-        else replace(place, waits_in="")
+        replace(place, waits_in="")
+        if place.waits_in == DEVICE and place.begun != waiting
+        else place
         for place in places
     ]
 

@@ -95,10 +95,6 @@ CREDENTIALS = re.compile(
     r"|\b(?:sshpass\s+-p\s*|docker\s+login\b[^\n]{0,200}?\s-p\s+|mysql\w*\b[^\n]{0,200}?\s-p)[\"']?"
     r"|\b(?:PASSWORD|(?i:IDENTIFIED\s+BY))\s+[\"'])[^\s\"']+"
 )
-BEFORE_CREDENTIALS = (
-    *("pass", "curl", "docker", "mysql", "identified"),
-    *("redis-cli", "ldap", "zip", "7z", "openssl", "wandb"),
-)
 HEADER = re.compile(
     r"(?P<before>\b(?:(?:proxy-)?authorization|(?:set-)?cookie):[ \t]+"
     r"(?:[A-Za-z][\w-]{2,20}[ \t]+)?)"
@@ -136,20 +132,6 @@ BY_PAIR = re.compile(r"""(?i)auth["']?\s?[=:]?\s?\([^()]{1,60},\s?["']$""")
 AFTER_NAME = re.compile(r"""(?P<name>[A-Za-z_][\w-]{0,60})[^\w\n]{0,6}[=:|~<>{\[(%][^\w\n]{0,6}$""")
 AFTER_END = re.compile(r"[^\w\n]{0,20}(?:\w{1,20}[^\w\n]{1,8})?")
 NEAR = 60
-EMPTY_VALUES = (
-    "",
-    "|",
-    "|-",
-    "|+",
-    "lambda",
-    "None",
-    "True",
-    "False",
-    "null",
-    "true",
-    "false",
-    "...",
-)
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 DOTTED = re.compile(r"[A-Za-z_]\w{0,30}(?:\.\w{1,30}){2,}")
 """The name of a parameter."""
@@ -434,6 +416,10 @@ def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+BEFORE_CREDENTIALS = _word_set(
+    "pass curl docker mysql identified redis-cli ldap zip 7z openssl wandb"
+)
+EMPTY_VALUES = _word_set("| |- |+ lambda None True False null true false ...") | {""}
 ALWAYS = _word_set("pwd psk creds bearer authorization jwt cookie cookies otp sas")
 OFTEN = _word_set("key token auth oauth pat pass pw")
 """Words with other meanings, too: they hide a text or a long number, unless the name is one of a

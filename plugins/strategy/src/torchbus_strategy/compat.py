@@ -126,7 +126,7 @@ FACTORS = (OTHER, SELF)
 
 
 def saved(node: Node, name: str) -> Any:
-    """What a node has saved, for its shape; None if it has nothing, or hooks have packed it.
+    """What a node has saved; None if it has nothing, or hooks have packed it.
 
     To unpack what activation checkpointing has packed computes a part of the model again. Seen in
     2.11 to 2.13. Without ``unpack_hook``, as in 2.6, it is unpacked.
@@ -143,7 +143,6 @@ operand: Get = attrgetter(SELF)
 other: Get = attrgetter(OTHER)
 target: Get = attrgetter(TARGET)
 sizes: Get = attrgetter(SIZES)
-result: Get = attrgetter(RESULT)
 weight: Get = attrgetter("_saved_weight")
 total_weight: Get = attrgetter("_saved_total_weight")
 IGNORED = "_saved_ignore_index"

@@ -97,7 +97,7 @@ def _weights_of(node: Node, sizes: Sequence[int]) -> Tensor | None:
     """The numbers by which a vector is multiplied, of which there are several."""
     if type(node).__name__ not in COMPARING_PRODUCTS:
         return None
-    sides = [getattr(node, name, None) for name in (*compat.FACTORS, compat.TENSOR)]
+    sides = [compat.saved(node, name) for name in (*compat.FACTORS, compat.TENSOR)]
     given = [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]
     weights = given[0].detach() if len(given) == 1 and given[0].is_cpu else None
     if weights is None or weights.dim() != 1 or not weights.is_floating_point():
@@ -378,7 +378,7 @@ def _with_count(node: Node, divisors: Divisors) -> Term:
 
 
 def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> Term:
-    values = getattr(node, compat.SELF, None)
+    values = compat.saved(node, compat.SELF)
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
         return _summed(sizes, divisors, node)

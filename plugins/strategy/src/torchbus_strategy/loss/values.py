@@ -146,7 +146,7 @@ def _value(node: Node) -> Tensor | None:
     if name in WITH_TARGETS:
         return WITH_TARGETS[name](node, REDUCTIONS[compat.reduction(node)])
     if name in ("MulBackward0", "DivBackward0"):
-        first, second = getattr(node, compat.SELF, None), getattr(node, compat.OTHER, None)
+        first, second = compat.saved(node, compat.SELF), compat.saved(node, compat.OTHER)
         if first is None or second is None:
             return None
         return torch.as_tensor(first * second if name == "MulBackward0" else first / second)
@@ -159,8 +159,8 @@ def _value(node: Node) -> Tensor | None:
 def _elements(node: Node, depth: int) -> Tensor | None:
     """Return the tensor that a node has made."""
     name = type(node).__name__
-    if hasattr(node, compat.RESULT):
-        result: Tensor = compat.result(node)
+    result: Tensor | None = compat.saved(node, compat.RESULT)
+    if result is not None:
         return result
     if name == "PowBackward0":
         power: Tensor = compat.operand(node) ** compat.exponent(node)
@@ -194,7 +194,7 @@ def _of_elements(node: Node, name: str, depth: int) -> Tensor | None:
 
 def _side(node: Node, name: str, place: int, depth: int) -> Tensor | None:
     """Return a factor. Autograd saves it if the other factor needs it."""
-    held: Tensor | None = getattr(node, name, None)
+    held: Tensor | None = compat.saved(node, name)
     child = node.next_functions[place][0]
     return _elements(child, depth - 1) if held is None and child is not None else held
 

@@ -42,7 +42,7 @@ def decomposes_samples(loss: Tensor) -> bool:
 
 
 def _is_over_samples(node: Any) -> bool:
-    matrix = getattr(node, compat.MATRICES.get(type(node).__name__, ""), None)
+    matrix = compat.saved(node, compat.MATRICES.get(type(node).__name__, ""))
     child = node.next_functions[0][0] if isinstance(matrix, Tensor) else None
     if child is None or matrix is None:
         return False
@@ -69,5 +69,5 @@ def _unless_times_zero(node: Any) -> Iterable[Any]:
 
 
 def _factors(node: Any) -> list[Tensor]:
-    sides = [getattr(node, side, None) for side in compat.FACTORS]
+    sides = [compat.saved(node, side) for side in compat.FACTORS]
     return [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]
