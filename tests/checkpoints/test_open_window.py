@@ -17,9 +17,7 @@ SCRIPT = SCRIPTS / "open_window.py"
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("in_loop", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "strategy", ["ddp", "fsdp", pytest.param("ddp_sharded", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "ddp_sharded"])
 def test_an_open_window_is_saved_and_loaded_by_two_ranks(in_loop: bool, strategy: str) -> None:
     result = fork_script(SCRIPT, strategy, in_loop, timeout_s=110)
     assert result.ok()

@@ -110,8 +110,8 @@ class ShardedSteps:
     def parameters_added(self, optimizer: Optimizer | None) -> None:
         if optimizer is None or not self._session.captures(optimizer):
             return
+        name = type(optimizer).__name__
         if isinstance(optimizer, LBFGS) or takes_more_than_a_closure(optimizer):
-            name = type(optimizer).__name__
             raise UsageError(
                 f"strategy='ddp_sharded' with {name}: its step looks at all parameters together;"
                 " use strategy='ddp'"
@@ -125,7 +125,7 @@ class ShardedSteps:
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_local).remove)
             stack.callback(surround(optimizer, functools.partial(self._make_whole, optimizer)))
-            vars(optimizer)["__getstate__"] = lambda: _no_copy(type(optimizer).__name__)
+            vars(optimizer)["__getstate__"] = lambda: _no_copy(name)  # not a circle of references
             stack.callback(vars(optimizer).pop, "__getstate__")
         owners, local = self._owners[optimizer], self._per_rank.get(optimizer, set())
         owners.add(
