@@ -8,6 +8,9 @@ from itertools import compress
 
 from torchbus import objects
 
+IMMORTAL_AT_MOST = 2_000
+"""Python 3.12 freezes its immortal objects, some 375. More than this, and the script has frozen."""
+
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code, or an extension, has made
 
 
@@ -17,7 +20,7 @@ def freeze() -> None:
     It writes to each object that it looks at, so a forked process would get a copy of every page.
     ``objects.alive`` need not look at them either: it gets the few that may be asked for.
     """
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() > IMMORTAL_AT_MOST:
         return  # the script has done it, and only the script may undo it
     listed = gc.get_objects()
     kinds = {kind for kind in set(map(type, listed)) if _may_be_sought(kind)}
