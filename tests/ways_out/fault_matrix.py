@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from torchbus_testing.forking import fork_script
+from torchbus_testing.processes import stretched
 from torchbus_testing.scripts import Result, run
 
 sys.path.append(str(Path(__file__).parents[1]))  # ``make.py faults`` runs this file
@@ -60,7 +61,7 @@ OF_A_LOADER = "tmp"
 """An empty file by which torch's loader tries whether it may open one, as its worker has ended: it
 raises where it is then.
 """
-WITHIN_S = 30.0  # a busy machine; the table has what it was
+WITHIN_S = 30.0  # the table has what it was
 HANG_S = 7  # a report of a hang is no cause, unless a rank is stuck
 OPTIONS = {
     "accelerator": "cpu",
@@ -89,7 +90,7 @@ class Cell:
     @property
     def within_s(self) -> float:
         """A rank that is stuck is given up after ``timeout_s``."""
-        return WITHIN_S + (2 * TIMEOUT_S if self.fault == "stuck" else 0)
+        return stretched(WITHIN_S) + (2 * TIMEOUT_S if self.fault == "stuck" else 0)
 
     def statuses(self) -> set[int]:
         """The exit statuses that what the user started may have."""

@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
-WITHIN_S = 8.0
-LOAD_S = 12.0  # how much longer a busy machine may take
+WITHIN_S = 20.0
 # How: what rank 0 raises where it is the one who leaves so, and where rank 1 is. None: the block
 # ends.
 DIVERGED = "RanksDiverged: rank {who} ended its loop after 3 backward calls, while rank {other} waits in backward 4"

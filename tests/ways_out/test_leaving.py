@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from leaving_ways import (
-    LOAD_S,
     SCRIPT,
     WAYS,
     WITHIN_S,
@@ -21,6 +20,7 @@ from leaving_ways import (
 )
 from pairs import covering, mixed
 
+from torchbus_testing.processes import stretched
 from torchbus_testing.scripts import Result, run
 
 CASES = [(who, how) for how in WAYS for who in (0, 1)]
@@ -90,7 +90,7 @@ def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
         f"{launch}, {ranks} ranks, rank {who}: {how}: {elapsed_s:.1f} s, exit status {result.status}"
     )
     assert result.ok(status(who, how))
-    assert elapsed_s < WITHIN_S + LOAD_S
+    assert elapsed_s < stretched(WITHIN_S)
     check_folder(folder, ranks, who, how)
     if (who, how) != (0, "SIGKILL"):
         check_words(result, who, how)

@@ -7,13 +7,13 @@ import time
 
 import pytest
 from leaving_ways import (
-    LOAD_S,
     SCRIPT,
     WITHIN_S,
     check_finally,
     status,
 )
 
+from torchbus_testing.processes import stretched
 from torchbus_testing.scripts import run
 
 IN_A_COMMAND = [
@@ -48,7 +48,7 @@ def test_under_torchbus_run(tmp_path, who, how):
     result = run([sys.executable, *words])
     elapsed_s = time.time() - (tmp_path / "left").stat().st_mtime
     assert result.ok(status(who, how))
-    assert elapsed_s < WITHIN_S + LOAD_S
+    assert elapsed_s < stretched(WITHIN_S)
     check_finally(tmp_path, 2, who, how)
 
 
@@ -89,7 +89,7 @@ def test_under_torchrun(tmp_path, who, how):
     )
     elapsed_s = time.time() - (tmp_path / "left").stat().st_mtime
     assert result.status == 1 and not result.orphans
-    assert elapsed_s < WITHIN_S + LOAD_S
+    assert elapsed_s < stretched(WITHIN_S)
     left = {0, 1} - ({who} if how == "SIGKILL" else set())
     assert {path.name for path in tmp_path.glob("finally*")} == {f"finally{rank}" for rank in left}
     assert UNDER_TORCHRUN[who, how] in result.stderr

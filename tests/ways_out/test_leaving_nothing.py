@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from torchbus_testing.forking import fork_script
+from torchbus_testing.processes import stretched
 from torchbus_testing.scripts import run_script, start
 
 SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
-WITHIN_S = 8.0
-LOAD_S = 12.0  # how much longer a busy machine may take
+WITHIN_S = 20.0
 DESCRIPTORS = """
     import gc, os
     import torch
@@ -72,7 +72,7 @@ def test_ctrl_c_at_the_terminal(tmp_path, launch):
         sent_s = time.monotonic()
         result = script.wait()
     assert result.ok(-signal.SIGINT)
-    assert time.monotonic() - sent_s < WITHIN_S + LOAD_S
+    assert time.monotonic() - sent_s < stretched(WITHIN_S)
     assert {path.name for path in tmp_path.glob("finally*")} == {"finally0", "finally1"}
     assert (tmp_path / "state").read_text() == ""
     assert result.stderr.count("Traceback") == 1 and result.stderr.rstrip().endswith(
@@ -145,7 +145,7 @@ def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, told):
     """With Python's lock released, and held."""
     result = run_script(STUCK.replace("NATIVE", native))
     assert result.ok(1) and "ValueError: boom" in result.stderr
-    assert result.seconds < 40
+    assert result.seconds < stretched(40)
     assert f"torchbus: {told}" in result.stderr
 
 

@@ -15,7 +15,7 @@ import torch
 from torchbus import session
 
 import torchbus_testing as testing
-from torchbus_testing.processes import until_lost
+from torchbus_testing.processes import stretched, until_lost
 from torchbus_testing.recorder import Recorder
 from torchbus_testing.scripts import run_script
 from torchbus_testing.state import assert_torch_unchanged, torch_state
@@ -47,6 +47,13 @@ def test_what_a_script_found():
         run_script(source, "fail").json()
 
 
+@pytest.mark.parametrize(("processes_per_core", "seconds"), [(0.5, 2), (1, 2), (10, 20)])
+def test_a_loaded_machine_gets_more_time(processes_per_core, seconds, monkeypatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (processes_per_core * 4, 0.0, 0.0))
+    assert stretched(2) == seconds
+
+
 def test_a_script_that_hangs_is_killed_with_its_children():
     source = """
         import subprocess, sys, time
@@ -57,7 +64,7 @@ def test_a_script_that_hangs_is_killed_with_its_children():
     started_s = time.monotonic()
     with pytest.raises(TimeoutError, match=r"no end within 1 s(.|\n)*begun"):
         run_script(source, timeout_s=1)
-    assert time.monotonic() - started_s < 20
+    assert time.monotonic() - started_s < stretched(20)
 
 
 def test_orphans_are_found_and_killed(tmp_path):

@@ -25,7 +25,7 @@ from torchbus.bus.selection import default_strategy
 from torchbus.compat.torch_names import compiler
 
 from torchbus_testing.compat import run_exit_functions
-from torchbus_testing.processes import kill
+from torchbus_testing.processes import kill, stretched
 
 ORPHANS_S = 8.0
 
@@ -83,7 +83,7 @@ def run(
         if kill_after_s is not None:
             time.sleep(kill_after_s)
             kill(process_of(pid, whom))
-        status, late = wait(pid, begun_s + timeout_s)
+        status, late = wait(pid, timeout_s)
     seconds = time.monotonic() - begun_s
     stdout, stderr = (path.read_text(errors="replace") for path in outputs)
     return {
@@ -114,9 +114,10 @@ def process_of(pid: int, whom: int) -> int:
     return pids[min(whom, len(pids) - 1)]
 
 
-def wait(pid: int, deadline: float) -> tuple[int, bool]:
+def wait(pid: int, timeout_s: float) -> tuple[int, bool]:
     """Wait for a script; return its exit status, and whether it was killed for being late."""
-    while time.monotonic() < deadline:
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + stretched(timeout_s):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status), False
@@ -130,9 +131,9 @@ def wait_for_group(pid: int) -> list[str]:
 
     The next script must not run beside one of them.
     """
-    deadline = time.monotonic() + ORPHANS_S
+    begun_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
+        while time.monotonic() < begun_s + stretched(ORPHANS_S):
             os.killpg(pid, 0)
             time.sleep(0.005)
         os.killpg(pid, signal.SIGKILL)

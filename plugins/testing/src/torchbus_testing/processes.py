@@ -33,9 +33,14 @@ def orphans(marker: str) -> list[str]:
     return [_command(pid) for pid in marked(marker)]
 
 
+def stretched(seconds: float) -> float:
+    """Return how long to wait now for what takes at most ``seconds`` on an idle machine."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def until_lost(marker: str, seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while (left := orphans(marker)) and time.monotonic() < deadline:
+    begun_s = time.monotonic()
+    while (left := orphans(marker)) and time.monotonic() < begun_s + stretched(seconds):
         time.sleep(0.02)
     return left
 

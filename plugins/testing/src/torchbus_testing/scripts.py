@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus_testing.processes import MARKER, kill, marked, take_signals, until_lost
+from torchbus_testing.processes import (
+    MARKER,
+    kill,
+    marked,
+    stretched,
+    take_signals,
+    until_lost,
+)
 
 
 @dataclass(frozen=True)
@@ -92,20 +100,27 @@ class Script:
     def wait(self, timeout_s: float = 60.0, orphans_s: float = 8.0) -> Result:
         """Wait for the command, then at most ``orphans_s`` for processes that it left behind.
 
-        If the command does not end, it kills every process and raises TimeoutError with the output.
+        Both are for an idle machine; a loaded one gets more. If the command does not end, it kills
+        every process and raises TimeoutError with the output.
         """
-        try:
-            status = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        status = self._status(timeout_s)
+        if status is None:
             self.kill()
             stdout, stderr = self._written()
             raise TimeoutError(
                 f"no end within {timeout_s:g} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
-            ) from None
+            )
         left = until_lost(self.marker, orphans_s)
         seconds = time.monotonic() - self._begun
         self.kill()
         return Result(status, *self._written(), seconds, left)
+
+    def _status(self, timeout_s: float) -> int | None:
+        begun_s = time.monotonic()
+        while (left_s := begun_s + stretched(timeout_s) - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(left_s)
+        return None
 
     def kill(self) -> None:
         """Kill the command and everything that it started."""
