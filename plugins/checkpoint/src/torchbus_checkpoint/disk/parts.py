@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
-from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import folder, formats, pickled, tensors
 from torchbus_checkpoint.disk.divided import Groups, Part, Whole, numbers, refuse_gaps
 from torchbus_checkpoint.disk.formats import Entry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.exchange import Exchange
 
 PREFIX = "part-"
 Index = dict[str, Whole]

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop.contents import Contents, Named, class_name
-from torchbus_checkpoint.state.capture import loose, shapes_in
+from torchbus_checkpoint.state.common import loose, shapes_in
 from torchbus_checkpoint.state.plain import State
 
 

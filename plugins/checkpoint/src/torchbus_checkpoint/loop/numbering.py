@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 from torchbus.plugin import Context, LoaderIterator, UsageError, warn
 
+from torchbus_checkpoint.loop import history
 from torchbus_checkpoint.loop.frames import Counters, is_users, place, user_frames
+from torchbus_checkpoint.loop.history import Gap, Pass, Section, Standing
 from torchbus_checkpoint.loop.loaders import OpenPass, signature
 from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.replay import history
-from torchbus_checkpoint.replay.gaps import Gap, Standing
-from torchbus_checkpoint.replay.history import Pass, Section
 from torchbus_checkpoint.state.plain import State
 
 

@@ -1,6 +1,8 @@
-"""The lock of a folder of checkpoints: only one job at a time writes to it.
+"""Only one job at a time writes checkpoints to a folder, or to a URL.
 
-It holds a lock of the operating system, and leaves a note for people that says who it is."""
+In a folder, a job holds a lock of the operating system, and leaves a note for people that says who
+it is. A store has no locks: there a job leaves its note, and one that finds a later note stops.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import errno
 import json
 import os
 import socket
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +20,9 @@ from torchbus.plugin import warn
 
 from torchbus_checkpoint.disk import formats
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.remote.store import Store
 from torchbus_rank0.whole_files import OpenHere, try_lock
+from torchbus_redaction.redactor import redacted
 
 NAME = ".lock"
 PATIENCE_S = 5.0
@@ -178,3 +183,60 @@ def _began(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
     return ""
+
+
+NOTE = ".torchbus-job.json"
+
+
+class Claim:
+    """This job's lock file in the store. All methods raise StoreError.
+
+    ``take`` and ``check`` raise CheckpointError if another job writes there.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._owner = Owner.here()
+        self.is_consumed = False
+
+    def take(self) -> None:
+        """Write this job's lock file, unless the last job is alive on this host.
+
+        A job on another host may be dead. If it is not, it stops at its next checkpoint.
+        """
+        other = self._other()
+        if other is not None and other.is_here and other.is_alive and other.pid != os.getpid():
+            raise CheckpointError(
+                f"another job writes its checkpoints to {self._store.url}: {other}. Wait until it"
+                " ends, or use another folder"
+            )
+        if other is not None and not other.is_here:
+            say(
+                f"the last job that wrote to {self._store.url} was {other}, which did not record"
+                " its end: if it still runs, it stops at its next checkpoint"
+            )
+        self._store.write(NOTE, self._owner.note())
+        self.is_consumed = True
+
+    def check(self) -> None:
+        """Raise if another job has taken the lock. Call it before each write."""
+        if not self.is_consumed:
+            return self.take()
+        other = self._other()
+        if other is not None and other != self._owner:
+            raise CheckpointError(
+                f"another job now writes its checkpoints to {self._store.url}: {other}. This job"
+                " stops; its own checkpoints are in the local folder"
+            )
+
+    def release(self) -> None:
+        if self.is_consumed and self._other() == self._owner:
+            self._store.remove(NOTE)
+
+    def _other(self) -> Owner | None:
+        note = self._store.read(NOTE)
+        return None if note is None else Owner.read(note)
+
+
+def say(text: str) -> None:
+    print(f"torchbus: {redacted(text)}", file=sys.stderr, flush=True)

@@ -19,16 +19,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl
 
+from torchbus_checkpoint.loop import course, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
-from torchbus_checkpoint.loop import loaders
+from torchbus_checkpoint.loop.course import REMEDY, refuse_hidden
 from torchbus_checkpoint.loop.frames import user_frames
+from torchbus_checkpoint.loop.history import UNKNOWN, Section
+from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.scopes import generators_named
-from torchbus_checkpoint.replay import course
-from torchbus_checkpoint.replay.course import REMEDY, refuse_hidden
-from torchbus_checkpoint.replay.gaps import UNKNOWN
-from torchbus_checkpoint.replay.history import Section
-from torchbus_checkpoint.replay.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.state.plain import State
 from torchbus_strategy.script_generators import Generator
 

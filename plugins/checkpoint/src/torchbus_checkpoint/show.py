@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -121,17 +121,14 @@ def show(path: Path, as_json: bool) -> int:
         except CheckpointError as error:
             broken.append({"checkpoint": _name(checkpoint), "error": str(error)})
     if as_json:
-        print(json.dumps(sorted([*whole, *broken], key=_order(found)), indent=2))
+        names = [_name(checkpoint) for checkpoint in found]
+        in_order = sorted([*whole, *broken], key=lambda one: names.index(one["checkpoint"]))
+        print(json.dumps(in_order, indent=2))
     elif found == [path]:
         print(_one(whole[0]) if whole else broken[0]["error"])
     else:
         print(_many(whole, broken))
     return int(bool(broken))
-
-
-def _order(found: list[Path]) -> Callable[[Facts | Broken], int]:
-    names = [_name(checkpoint) for checkpoint in found]
-    return lambda one: names.index(one["checkpoint"])
 
 
 def _name(checkpoint: Path) -> str:
@@ -164,7 +161,7 @@ def _one(facts: Facts) -> str:
         ("written by", _writer(facts)),
     ]
     rows += [("metric", f"{facts['metric']:g}")] if facts["metric"] is not None else []
-    rows += [(kind, _listed(facts[kind])) for kind in KINDS if facts[kind]]
+    rows += [(kind, ", ".join(map(one_line, facts[kind]))) for kind in KINDS if facts[kind]]
     rows += [("files", f"{', '.join(map(one_line, facts['files']))}: {amount(facts['bytes'])}")]
     return "\n".join([facts["checkpoint"], table([(f"  {name}", text) for name, text in rows])])
 
@@ -175,26 +172,14 @@ def _many(whole: list[Facts], broken: list[Broken]) -> str:
 
 
 def _row(one: Facts) -> tuple[str, ...]:
+    counts = (str(one["step"]), str(one["epoch"]), str(one["ranks"]))
     metric = "" if one["metric"] is None else f"{one['metric']:g}"
-    name = Path(one["checkpoint"]).name
-    return (
-        name,
-        str(one["step"]),
-        str(one["epoch"]),
-        str(one["ranks"]),
-        metric,
-        amount(one["bytes"]),
-        _writer(one),
-    )
+    return (Path(one["checkpoint"]).name, *counts, metric, amount(one["bytes"]), _writer(one))
 
 
 def _writer(facts: Facts) -> str:
     programs = [f"{name} {version}" for name, version in facts["written_by"].items()]
     return one_line(", ".join([*programs, f"format {facts['format']}"]))
-
-
-def _listed(entries: list[str]) -> str:
-    return ", ".join(map(one_line, entries))
 
 
 def amount(num_bytes: float) -> str:

@@ -1,4 +1,7 @@
-"""``torchbus checkpoint export``: write plain state dicts, which can be read without torchbus."""
+"""``torchbus checkpoint``: look into checkpoints without the script that wrote them.
+
+``show`` has a module of its own; ``export`` writes plain state dicts, which need no torchbus.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,71 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
-from torchbus_checkpoint.command import show
-from torchbus_checkpoint.command.show import amount, check
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.loop.contents import Contents
+from torchbus_checkpoint.show import amount, check, checkpoints, reading, show, verify
 from torchbus_checkpoint.state.plain import State, decode
+from torchbus_cli.parser import Parser, complain
 from torchbus_redaction.redactor import one_line
+
+DESCRIPTION = """Look into checkpoints without the script that wrote them. No code is run from them.
+
+  show     print the contents of one, or a table of all in a folder
+  verify   read every file, and compare it with what was written
+  export   write the state_dict of each model to a file that torch.load, or safetensors, reads
+
+PATH is a checkpoint, or the folder given to session(checkpoint=...). Given a folder, export takes
+the newest whole checkpoint in it.
+"""
+EXAMPLES = """  torchbus checkpoint show checkpoints
+  torchbus checkpoint show checkpoints/step-00000120 --json
+  torchbus checkpoint verify checkpoints
+  torchbus checkpoint export checkpoints -o weights --format safetensors
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Show, verify and export checkpoints, without the script."""
+    given = _parser().parse(argv)
+    try:
+        if given.action == "show":
+            return show(given.path, given.json)
+        if given.action == "verify":
+            return verify(given.path)
+        return export(given.path, given.output, given.format, given.optimizers)
+    except TorchbusError as error:
+        return complain("torchbus checkpoint", error)
+
+
+def _parser() -> Parser:
+    parser = Parser("checkpoint", DESCRIPTION, EXAMPLES)
+    parser.add_argument("action", choices=["show", "verify", "export"])
+    parser.add_argument("path", type=Path, metavar="PATH", help="a checkpoint, or a folder of them")
+    parser.add_argument(
+        "--json", action="store_true", help="show: print a JSON list of objects instead of a table"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("exported"),
+        help="export: the folder to write to (default: exported)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="export: the format of the weights (default: pt)",
+    )
+    parser.add_argument(
+        "--optimizers",
+        action="store_true",
+        help="export: the state_dict of each optimizer as well, by torch.save",
+    )
+    return parser
+
 
 FORMATS = ("pt", "safetensors")
 NO_LOOP = Contents([], [], [], [], [], lambda parameter: parameter.shape)
@@ -26,7 +86,7 @@ def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
     """Write a file for each model, and print its name."""
     checkpoint = _chosen(path)
     check(checkpoint)
-    with show.reading(checkpoint):
+    with reading(checkpoint):
         files = _files(checkpoint, format, optimizers)
     for name, content in files.items():
         num_bytes = _write(output, name, content)
@@ -38,10 +98,10 @@ def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
 
 def _chosen(path: Path) -> Path:
     """Return the checkpoint at the path, or the newest whole one in the folder."""
-    found = show.checkpoints(path)
+    found = checkpoints(path)
     if found == [path]:
         return path
-    with show.reading(path):
+    with reading(path):
         latest = choice.latest(path)
     if latest is None:
         names = ", ".join(one_line(one.name) for one in found)

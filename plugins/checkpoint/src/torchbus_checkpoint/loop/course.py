@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from torch.utils.data import DataLoader
 from torchbus.plugin import TorchbusError, UsageError, warn
 
+from torchbus_checkpoint.loop import history
 from torchbus_checkpoint.loop.frames import Counter, Counters
+from torchbus_checkpoint.loop.history import Gap, Pass, Section
 from torchbus_checkpoint.loop.loaders import signature
-from torchbus_checkpoint.replay import gaps
-from torchbus_checkpoint.replay.gaps import Gap
-from torchbus_checkpoint.replay.history import Pass, Section
 
 REMEDY = (
     "write `for epoch in s.epochs(...):` instead of `range(...)`, so that the run continues where"
@@ -50,7 +49,7 @@ def draws_alike(saved: Pass, now: Gap | None, section: Section, number: int) -> 
     Before the very first pass, warn instead, and return False: most draws there are weights, which
     will be restored.
     """
-    others = gaps.differing(saved.gap, now)
+    others = history.differing(saved.gap, now)
     if others and (section, number) == ((0, 0), 0):
         warn(
             "before its first pass over a loader the script draws other random numbers"
