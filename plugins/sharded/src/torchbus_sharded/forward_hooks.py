@@ -15,9 +15,11 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
 from torchbus.plugin import Context
 
-from torchbus_sharded._compat.fsdp2 import (
+from torchbus_sharded._compat import (
     can_reset,
+    current_graph_task_id,
     gather_ahead,
+    let_go_of_early,
     names_in,
     original_class,
     pairs_in,
@@ -26,11 +28,9 @@ from torchbus_sharded._compat.fsdp2 import (
     units_in,
     unsharded,
 )
-from torchbus_sharded._compat.gathering import let_go_of_early
-from torchbus_sharded._compat.tensors import current_graph_task_id
-from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives, refuse_replaced
-from torchbus_sharded.engine.writes import Writes
+from torchbus_sharded.agreement import Agreement
+from torchbus_sharded.refusals import refuse_borrowed, refuse_derivatives, refuse_replaced
+from torchbus_sharded.writes import Writes
 
 CLOSELY = 3
 """Number of backwards that compare the ranks before each gather; later ones compare at the end."""

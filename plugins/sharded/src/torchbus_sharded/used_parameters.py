@@ -12,10 +12,16 @@ from torch import Tensor
 from torch.nn import Module
 from torchbus.plugin import RanksDiverged
 
-from torchbus_sharded._compat.fsdp2 import Pair, original_class, pairs_in, unsharded
-from torchbus_sharded._compat.tensors import backward_hooks, call_when_accumulated
-from torchbus_sharded.checks.agreement import REMEDY, Agreement
-from torchbus_sharded.engine.meta import forward_to
+from torchbus_sharded._compat import (
+    Pair,
+    backward_hooks,
+    call_when_accumulated,
+    original_class,
+    pairs_in,
+    unsharded,
+)
+from torchbus_sharded.agreement import REMEDY, Agreement
+from torchbus_sharded.meta import forward_to
 
 REACHED, COUNTED = 1, 2
 """A backward has reached a parameter; the ranks take the maximum of their flags."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchbus.plugin import Context, RanksDiverged, hookimpl
 
-from torchbus_sharded._compat.tensors import count_of_collectives
+from torchbus_sharded._compat import count_of_collectives
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.groups import guarded_groups
 from torchbus_strategy.loss import terms

@@ -16,15 +16,16 @@ from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
 from torchbus.plugin import Unsupported, UsageError
 
-from torchbus_sharded._compat.fsdp2 import (
+from torchbus_sharded._compat import (
+    as_plain_tensors,
     names_in,
     original_class,
     pairs_in,
+    parameters,
     places_in,
     units_in,
     unsharded,
 )
-from torchbus_sharded._compat.tensors import as_plain_tensors, parameters
 from torchbus_strategy import sharding
 
 OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")

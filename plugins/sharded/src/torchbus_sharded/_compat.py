@@ -1,28 +1,98 @@
-"""The private parts of torch's ``fully_shard`` that this package needs.
+"""Private names of torch: nothing else in this package uses one.
 
-Each parameter has two tensors: the part that this rank keeps, and the whole one, which is there
-while its unit computes.
-
-All were seen in 2.13; the package needs 2.6. Without one of them: AttributeError by its name,
-when a model is divided, computes or is made whole; UsageError where it would be missed quietly.
+Those of tensors and modules were seen in torch 2.6 to 2.13; those of ``fully_shard``, from ``Pair``
+on, in 2.13 (the package needs 2.6). Without one of these: AttributeError by its name, when a model
+is divided, computes or is made whole; UsageError where it would be missed quietly.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
-from torchbus.compat.required import absent, require
+from torch.utils import _pytree
+from torchbus.compat.required import absent, private, require
 from torchbus.plugin import Unsupported
 
-from torchbus_sharded._compat.tensors import MODULE_HOOKS, buffers, parameters
+parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
+buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+temporary_buffers: Callable[[Module], set[str]] = attrgetter("_non_persistent_buffers_set")
+"""Of one module, by name. Without one of the three: AttributeError when a model is divided."""
+
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Without it: AttributeError when a meta tensor gets values."""
+
+backward_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter("_backward_hooks")
+post_accumulate_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
+    "_post_accumulate_grad_hooks"
+)
+"""Of a tensor. Without one of the two: AttributeError when a model is divided."""
+
+RESET_METHODS = ("reset_parameters", "_reset_parameters")
+"""Methods that give a module its first values; the second is MultiheadAttention's.
+
+Without it: Unsupported, if such a module is on the meta device.
+"""
+
+call_when_accumulated: Callable[[Tensor, Callable[[Tensor], None]], object] = (
+    Tensor.register_post_accumulate_grad_hook
+)
+"""Of any tensor: the method of a DTensor is fsdp's refusal."""
+
+is_view: Callable[[Tensor], bool] = Tensor._is_view
+"""Without it: AttributeError when the package is imported."""
+
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
+"""Without it: AttributeError when the package is imported."""
+
+DATA: Any = torch._C.TensorBase.data
+"""Of all tensors, ``data``. Without it: AttributeError when the package is imported."""
+
+as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
+"""Without it: AttributeError when the package is imported."""
+
+current_graph_task_id: Callable[[], int] = private(
+    torch._C, "_current_graph_task_id", "distinguishes a forward inside a backward from the loop's"
+)
+"""Without it: UsageError at the first forward."""
+
+MODULE_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""A module's tables of hooks. Without one: AttributeError at the end of the session."""
+
+
+def share_backward_hooks(old: Any, new: Any) -> None:
+    """Keep ``handle.remove()`` working. Without ``_backward_hooks``: see ``backward_hooks``."""
+    if backward_hooks(old):
+        new._backward_hooks = backward_hooks(old)
+
+
+def count_of_collectives() -> Callable[[], int]:
+    """How many the main process group has begun. Without ``_get_sequence_number_for_group``:
+    AttributeError when a strategy starts.
+    """
+    count: Callable[[], int] = dist.group.WORLD._get_sequence_number_for_group  # type: ignore[union-attr]
+    return count
+
 
 T = TypeVar("T")
 SEEN_BY = "2.13"
@@ -234,3 +304,61 @@ def forget_engine(module: Module) -> None:
     _composable_state._module_state_mapping.pop(module, None)
     if isinstance(module, FSDPModule):
         module.__class__ = original_class(module)  # type: ignore[assignment]
+
+
+def gathered_now(group: Group) -> list[tuple[Pair, nn.Parameter]]:
+    """Yield the parameters with their whole tensors; nothing while they are not gathered."""
+    gathered = [pair for pair in group.fsdp_params if pair.sharded_state.name == "UNSHARDED"]
+    found = [(pair, unsharded(pair)) for pair in gathered]
+    return [(pair, whole) for pair, whole in found if whole is not None]
+
+
+def is_in_forward(group: Group) -> bool:
+    """Whether its unit is at the end of a forward, for which it was gathered."""
+    return bool(group._training_state.name == "FORWARD")
+
+
+def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable[[], None]:
+    """Call a function before a group's whole parameters are freed.
+
+    Returns a function that undoes it.
+
+    The engine reshards at the end of a forward and of a backward, in compiled models as well.
+    """
+    reference = weakref.ref(group)
+
+    def reshard() -> None:
+        alive = reference()
+        if alive is not None:
+            call(alive)
+            type(alive).reshard(alive)
+
+    def undo() -> None:
+        alive = reference()
+        if alive is not None:
+            del alive.reshard
+
+    group.reshard = reshard  # type: ignore[method-assign]
+    return undo
+
+
+def gather_after_writes(group: Group) -> None:
+    """Let later gathers wait for the writes that are queued on the device.
+
+    Torch's engine waits at the beginning of a forward only.
+    """
+    context = group.comm_ctx
+    context.all_gather_copy_in_stream.wait_stream(context.device_handle.current_stream())
+
+
+def let_go_of_early(module: Module) -> None:
+    """Drop prefetched parameters that were not used, because their values are stale.
+
+    Its unit is gathered again.
+    """
+    for group in groups_in(module):
+        if group._all_gather_result is not None:
+            work = group._all_gather_result.all_gather_work
+            if work is not None:
+                work.wait()
+            group._all_gather_result = None

@@ -16,16 +16,20 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
 from torchbus.plugin import Context
 
-from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, pairs_in
-from torchbus_sharded._compat.gathering import (
+from torchbus_sharded._compat import (
+    DATA,
+    Group,
+    Pair,
     call_before_reshard,
     gather_after_writes,
     gathered_now,
+    groups_in,
     is_in_forward,
     let_go_of_early,
+    pairs_in,
+    version,
 )
-from torchbus_sharded._compat.tensors import DATA, version
-from torchbus_sharded.checks.agreement import Agreement
+from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.dtensor import check_alike, set_data
 from torchbus_strategy import compat, sharding
 from torchbus_strategy.checks.constants import Digest, byte_sum

@@ -12,14 +12,13 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import Context, World, expect, hookimpl
 
-from torchbus_sharded import events
-from torchbus_sharded.engine import meta, wrapping
-from torchbus_sharded.engine.meta import MetaModules, ParamInit
-from torchbus_sharded.fsdp.backward import ShardedBackward
-from torchbus_sharded.fsdp.loss_counts import LossCounts
-from torchbus_sharded.fsdp.models import ShardedModels
-from torchbus_sharded.fsdp.options import ShardingOptions
-from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
+from torchbus_sharded import events, meta, wrapping
+from torchbus_sharded.backward import LossCounts, ShardedBackward
+from torchbus_sharded.meta import MetaModules, ParamInit
+from torchbus_sharded.models import ShardedModels
+from torchbus_sharded.optimizers import parameters_of
+from torchbus_sharded.options import ShardingOptions
+from torchbus_sharded.unmanaged import UnmanagedTensors
 from torchbus_strategy import groups, sharding
 from torchbus_strategy.strategy import Strategy
 
@@ -152,13 +151,8 @@ class SingleRank:
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None or not self._session.captures(optimizer):
             return
-        for model in objects.models_of(
-            [
-                parameter
-                for parameter in parameters
-                if parameter.is_meta and id(parameter) not in self._replaced
-            ]
-        ):
+        new = [one for one in parameters if one.is_meta and id(one) not in self._replaced]
+        for model in objects.models_of(new):
             self._fill(model)
         sharding.swap(optimizer, self._replaced)
 
@@ -169,10 +163,7 @@ class SingleRank:
 
     def fill_made_before(self) -> None:
         for optimizer in objects.optimizers():
-            self.parameters_added(
-                optimizer,
-                [parameter for group in optimizer.param_groups for parameter in group["params"]],
-            )
+            self.parameters_added(optimizer, parameters_of(optimizer))
 
     def _fill(self, model: Module) -> None:
         modules = MetaModules(model, self._param_init_fn)

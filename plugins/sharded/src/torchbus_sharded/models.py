@@ -17,25 +17,31 @@ from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_launch.place import END
-from torchbus_sharded._compat.fsdp2 import (
+from torchbus_sharded import meta
+from torchbus_sharded._compat import (
     gathered_in,
     name_as_before,
     original_class,
     pairs_in,
     reduce_late,
 )
-from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.checks.refusals import empty, refuse_copies, refuse_optimizer, translate
-from torchbus_sharded.checks.undivided import UndividedModels, can_be_divided, refuse_unlike_dtypes
-from torchbus_sharded.checks.used_parameters import UsedParameters
+from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.dtensor import as_whole
-from torchbus_sharded.engine import meta
-from torchbus_sharded.engine.forward_hooks import ForwardHooks
-from torchbus_sharded.engine.meta import MetaModules
-from torchbus_sharded.engine.unshard import Strides, make_contiguous, make_whole, put_strides
-from torchbus_sharded.engine.wrapping import called_parts, units
-from torchbus_sharded.fsdp.options import ShardingOptions
-from torchbus_sharded.optimizers import Optimizers
+from torchbus_sharded.forward_hooks import ForwardHooks
+from torchbus_sharded.meta import MetaModules
+from torchbus_sharded.optimizers import Optimizers, parameters_of
+from torchbus_sharded.options import ShardingOptions
+from torchbus_sharded.refusals import empty, refuse_copies, refuse_optimizer, translate
+from torchbus_sharded.undivided import UndividedModels, can_be_divided, refuse_unlike_dtypes
+from torchbus_sharded.used_parameters import UsedParameters
+from torchbus_sharded.wrapping import (
+    Strides,
+    called_parts,
+    make_contiguous,
+    make_whole,
+    put_strides,
+    units,
+)
 from torchbus_strategy import sharding
 from torchbus_strategy.checks import first_steps, hyperparameters
 from torchbus_strategy.checks.hyperparameters import Settings
@@ -98,7 +104,7 @@ class ShardedModels:
         for optimizer in common_optimizers(self.agreement):
             self.parameters_added(
                 optimizer,
-                [parameter for group in optimizer.param_groups for parameter in group["params"]],
+                parameters_of(optimizer),
             )
 
     # For the backward ----------------------------------------------------------------------------
@@ -285,7 +291,7 @@ def common_optimizers(agreement: Agreement) -> list[Optimizer]:
 
 def _form(optimizer: Optimizer) -> Form:
     return type(optimizer).__qualname__, tuple(
-        tuple(parameter.shape) for parameter in _parameters(optimizer)
+        tuple(parameter.shape) for parameter in parameters_of(optimizer)
     )
 
 
@@ -299,12 +305,8 @@ def _values(optimizer: Optimizer) -> tuple[str, ...]:
         ""
         if one.is_meta or isinstance(one, DTensor)
         else f"{float(one.detach().double().sum()):.9e}"
-        for one in _parameters(optimizer)
+        for one in parameters_of(optimizer)
     )
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def divide_layers(session: Context, model: Module) -> None:

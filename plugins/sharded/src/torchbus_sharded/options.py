@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torchbus.plugin import UsageError, World, expect
 
-from torchbus_sharded.engine import wrapping
-from torchbus_sharded.engine.meta import ParamInit
+from torchbus_sharded import wrapping
+from torchbus_sharded.meta import ParamInit
 from torchbus_strategy.groups import mesh_sizes
 
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 from torchbus.plugin import Unsupported, UsageError
 
-from torchbus_sharded._compat.tensors import (
+from torchbus_sharded._compat import (
     RESET_METHODS,
     backward_hooks,
     buffers,
@@ -23,7 +23,7 @@ from torchbus_sharded._compat.tensors import (
     share_backward_hooks,
     temporary_buffers,
 )
-from torchbus_sharded._compat.tensors import version as version_of
+from torchbus_sharded._compat import version as version_of
 
 ParamInit = Callable[[Module], object]
 REMEDY = "give it reset_parameters(), or pass param_init_fn=..., a function that gets each module"

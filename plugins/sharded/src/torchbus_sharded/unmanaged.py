@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
-from torchbus_sharded.engine.wrapping import called_parts
+from torchbus_sharded.optimizers import parameters_of
+from torchbus_sharded.wrapping import called_parts
 from torchbus_strategy.backward import before_step
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.parameters import averaging, leaves, per_rank, rank0_values
@@ -58,16 +59,12 @@ class UnmanagedTensors:
         A ParameterList, for example, is not called.
         """
         new = [tensor for tensor in tensors if not self._knows(tensor)]
-        models = (
-            [
-                part
-                for model in objects.models_of(new)
-                for part in called_parts(model, self._forward_methods)
-            ]
-            if new
-            else []
-        )
-        owned = {id(parameter) for model in models for parameter in model.parameters()}
+        owned = {
+            id(parameter)
+            for model in (objects.models_of(new) if new else ())
+            for part in called_parts(model, self._forward_methods)
+            for parameter in part.parameters()
+        }
         return [tensor for tensor in new if id(tensor) not in owned]
 
     def shared(self) -> list[Tensor]:
@@ -97,13 +94,8 @@ class UnmanagedTensors:
         if tensors:
             averaging.average(tensors, 1.0)
         for tensor, retained in zip(tensors, before, strict=True):
-            tensor.grad = (
-                retained
-                if tensor.grad is None
-                else tensor.grad
-                if retained is None
-                else retained + tensor.grad
-            )
+            if retained is not None:
+                tensor.grad = retained if tensor.grad is None else retained + tensor.grad
         self._assigned.synchronised()
 
     @hookimpl
@@ -122,12 +114,7 @@ class UnmanagedTensors:
             f"{len(self._shared)} tensors that no module owns are whole on every rank, and averaged"
             " after each backward"
         )
-        return {
-            "notes": [
-                *([many] if self._shared else []),
-                *([self._per_rank.note] if self._per_rank.note else []),
-            ]
-        }
+        return {"notes": [*filter(None, [many if self._shared else "", self._per_rank.note])]}
 
 
 def _refuse_empty(what: str, tensors: list[Tensor]) -> None:
@@ -141,9 +128,4 @@ def _refuse_empty(what: str, tensors: list[Tensor]) -> None:
 
 
 def _whole_tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [
-        parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if not isinstance(parameter, DTensor)
-    ]
+    return [one for one in parameters_of(optimizer) if not isinstance(one, DTensor)]
