@@ -15,7 +15,7 @@ from torch.nn import Module
 from torchbus.plugin import Unsupported
 from torchbus.tree import leaves
 
-from torchbus_deepspeed._compat import zero
+from torchbus_deepspeed import _compat
 
 EMPTY = (
     "{} of {}: under strategy='{}', parameters are empty outside of the forward of their own module"
@@ -30,7 +30,7 @@ FACTS = (
     "__hash__",
     "__repr__",
     "__deepcopy__",
-    zero.SHALLOW_COPY,
+    _compat.SHALLOW_COPY,
     "data_ptr",
     "element_size",
     "get_device",
@@ -68,7 +68,7 @@ class Partitioned(nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given, (name, is_fact) = kwargs or {}, _kind(function)
-        with zero.as_plain_tensors():
+        with _compat.as_plain_tensors():
             empty = None if is_fact else _first_empty((*args, *given.values()))
             if empty is None:
                 return function(*args, **given)
@@ -130,13 +130,13 @@ class Watch:
 
 def is_empty(value: object) -> bool:
     """Whether it is a parameter of stage 3 that is empty now."""
-    return isinstance(value, Partitioned) and not zero.is_gathered(value)
+    return isinstance(value, Partitioned) and not _compat.is_gathered(value)
 
 
 def _first_empty(given: Iterable[object]) -> Partitioned | None:
     for one in given:
         for leaf in leaves(one) if isinstance(one, list | tuple) else (one,):
-            if isinstance(leaf, Partitioned) and not zero.is_gathered(leaf):
+            if isinstance(leaf, Partitioned) and not _compat.is_gathered(leaf):
                 return leaf
     return None
 
@@ -160,10 +160,10 @@ def _alias(made: Any, of: Partitioned) -> Any:
     if type(made) is Tensor:
         made = made.as_subclass(Partitioned)
         made.torchbus_called = of.torchbus_called
-        made.ds_shape = zero.shape_of(of)
+        made.ds_shape = _compat.shape_of(of)
     return made
 
 
 def _on_meta(empty: Partitioned) -> Tensor:
     """Return an empty tensor that reports the whole shape."""
-    return torch.empty(zero.shape_of(empty), dtype=empty.dtype, device="meta")
+    return torch.empty(_compat.shape_of(empty), dtype=empty.dtype, device="meta")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Unsupported
 
-from torchbus_deepspeed._compat import zero
+from torchbus_deepspeed import _compat
 
 REENTRANT = (
     "backward has made a gradient that its graph did not announce, or has made it twice, as"
@@ -90,7 +90,7 @@ class Queue:
         """
         gradient = parameter.grad
         if gradient is None:
-            zero.give_zeros(parameter)
+            _compat.give_zeros(parameter)
             return
         if gradient.is_sparse:
             gradient = parameter.grad = gradient.to_dense()

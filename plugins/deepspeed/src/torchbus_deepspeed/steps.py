@@ -13,11 +13,11 @@ from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Unsupported, hookimpl
 
-from torchbus_deepspeed.engine.engine import Engine
-from torchbus_deepspeed.engine.shadow import parameters_of
-from torchbus_deepspeed.training import refusals
-from torchbus_deepspeed.training.backward import refuse_some
-from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed import refusals
+from torchbus_deepspeed.backward import refuse_some
+from torchbus_deepspeed.engine import Engine
+from torchbus_deepspeed.engines import Engines
+from torchbus_deepspeed.shadow import parameters_of
 from torchbus_strategy.loss.gradients import isolated_gradients
 
 

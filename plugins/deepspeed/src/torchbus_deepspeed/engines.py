@@ -17,15 +17,13 @@ from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 from torchbus.tree import map_tensors
 
-from torchbus_deepspeed._compat import hooks, zero
+from torchbus_deepspeed import _compat, refusals, states
 from torchbus_deepspeed.config import Config
-from torchbus_deepspeed.engine import states
-from torchbus_deepspeed.engine.engine import Engine, Held, end
-from torchbus_deepspeed.engine.partitioned import Watch
-from torchbus_deepspeed.engine.shadow import parameters_of
-from torchbus_deepspeed.engine.states import put_states
+from torchbus_deepspeed.engine import Engine, Held, end
 from torchbus_deepspeed.optimizers import Kernel, refuse_unless_by_element
-from torchbus_deepspeed.training import refusals
+from torchbus_deepspeed.partitioned import Watch
+from torchbus_deepspeed.shadow import parameters_of
+from torchbus_deepspeed.states import put_states
 
 
 class Clipping:
@@ -170,10 +168,10 @@ class Engines:
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            owner, known = reference(), set(hooks.pre_hooks(module))
+            owner, known = reference(), set(_compat.pre_hooks(module))
             if owner is not None:
                 self._make_of(owner)
-            return hooks.run_pre_hooks(module, known, args, kwargs)
+            return _compat.run_pre_hooks(module, known, args, kwargs)
 
         self._hooks[id(model)] = [
             module.register_forward_pre_hook(called, with_kwargs=True) for module in model.modules()
@@ -282,7 +280,7 @@ class Engines:
 
     @hookimpl
     def whole_shape(self, parameter: Tensor) -> torch.Size | None:
-        return zero.shape_of(parameter) if self._engines else None
+        return _compat.shape_of(parameter) if self._engines else None
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
@@ -301,14 +299,14 @@ def hook(engines: Held, engine: Engine) -> None:
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
         if engine not in engines:
             return
-        for name, parameter in zero.direct_parameters(module).items():
+        for name, parameter in _compat.direct_parameters(module).items():
             if prefix + name in state and parameter is not None:
-                state[prefix + name] = zero.whole_parameter(parameter)
+                state[prefix + name] = _compat.whole_parameter(parameter)
 
     def divide(module: Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         if engine not in engines:
             return
-        for name, parameter in zero.direct_parameters(module).items():
+        for name, parameter in _compat.direct_parameters(module).items():
             value = state.get(prefix + name)
             if isinstance(value, Tensor) and parameter is not None:
                 put(engine, parameter, value)
@@ -323,8 +321,8 @@ def hook(engines: Held, engine: Engine) -> None:
 @torch.no_grad()
 def put(engine: Engine, parameter: Tensor, value: Tensor) -> None:
     """Write this rank's shard of a whole value, and DeepSpeed's float32 copy of it."""
-    if value.shape != zero.shape_of(parameter):
+    if value.shape != _compat.shape_of(parameter):
         return  # torch reports the error
-    zero.put_parameter(parameter, value)
+    _compat.put_parameter(parameter, value)
     if parameter in engine.layout:
         engine.layout.put(parameter, value, engine.masters)

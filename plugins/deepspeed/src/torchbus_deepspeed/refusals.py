@@ -10,8 +10,8 @@ from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus.plugin import TorchbusError, Unsupported, UsageError
 
-from torchbus_deepspeed._compat import hooks
-from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.engine import Engine
 
 LATE = (
     "strategy='{}': {} gets more parameters after its DeepSpeed engine was made, which has flat"
@@ -115,7 +115,7 @@ def refuse_shared(
 
 def refuse_compiled(models: Iterable[Module], strategy: str) -> None:
     """Raise Unsupported, for stage 3, if torch's compiler makes the calls of a part of a model."""
-    for compiled in map(hooks.compiled_in, models):
+    for compiled in map(_compat.compiled_in, models):
         if compiled is not None:
             raise Unsupported(COMPILED.format(strategy, type(compiled).__name__))
 

@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import mark_internal
 
-from torchbus_deepspeed._compat import zero
+from torchbus_deepspeed import _compat
 from torchbus_strategy.checks.constants import Digest
 
 NOT_COPIED = ("step", "state", "param_groups")
@@ -77,7 +77,7 @@ class Writes:
     """Copies a forward's writes to this rank's shard, before DeepSpeed frees the parameters."""
 
     def __init__(self, model: Module) -> None:
-        self._versions = {id(one): zero.version(one) for one in model.parameters()}
+        self._versions = {id(one): _compat.version(one) for one in model.parameters()}
         self._forwards: Counter[int] = Counter()
         self._hidden: set[int] = set()
         self.digest = Digest()
@@ -93,15 +93,15 @@ class Writes:
             hook.remove()
 
     def _keep(self, module: Module, inputs: object, outputs: object) -> None:
-        for parameter in zero.direct_parameters(module).values():
-            if parameter is None or not zero.is_gathered(parameter):
+        for parameter in _compat.direct_parameters(module).values():
+            if parameter is None or not _compat.is_gathered(parameter):
                 continue
-            if zero.version(parameter) != self._versions[id(parameter)]:
-                self._versions[id(parameter)] = zero.version(parameter)
+            if _compat.version(parameter) != self._versions[id(parameter)]:
+                self._versions[id(parameter)] = _compat.version(parameter)
                 self.digest.add(parameter)
-                zero.put_parameter(parameter, parameter)
+                _compat.put_parameter(parameter, parameter)
             elif self._is_hidden(parameter):
-                zero.put_parameter(parameter, parameter)
+                _compat.put_parameter(parameter, parameter)
 
     def _is_hidden(self, parameter: Tensor) -> bool:
         """Whether it was written through ``data``.
@@ -111,6 +111,6 @@ class Writes:
         key = id(parameter)
         if self._forwards[key] < CLOSELY and key not in self._hidden:
             self._forwards[key] += 1
-            if not zero.equals_local_part(parameter):
+            if not _compat.equals_local_part(parameter):
                 self._hidden.add(key)
         return key in self._hidden

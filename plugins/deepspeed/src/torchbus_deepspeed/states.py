@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import Unsupported, hookimpl
 
-from torchbus_deepspeed.engine.engine import Engine, Held
-from torchbus_deepspeed.engine.layout import Gather
-from torchbus_deepspeed.engine.shadow import parameters_of
+from torchbus_deepspeed.engine import Engine, Held
+from torchbus_deepspeed.layout import Gather
+from torchbus_deepspeed.shadow import parameters_of
 
 MASTER = "deepspeed_master"
 """In 16 bits, a parameter's value as DeepSpeed steps it, in float32."""

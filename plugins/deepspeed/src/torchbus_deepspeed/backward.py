@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import Module
 from torchbus.plugin import BackwardCall, Unsupported, hookimpl
 
-from torchbus_deepspeed._compat import zero
-from torchbus_deepspeed.engine.engine import Engine
-from torchbus_deepspeed.engine.partitioned import is_empty
-from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.engine import Engine
+from torchbus_deepspeed.engines import Engines
+from torchbus_deepspeed.partitioned import is_empty
 from torchbus_strategy.backward import engine, gradients, header
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward.header import WEIGHT
@@ -117,13 +117,13 @@ class ShardedReduction:
                 self._loss = None
                 self._finish()
                 for each, counts in zip(self._engines, again, strict=True):
-                    each.recover() if failed else zero.put_backward_counts(counts)
+                    each.recover() if failed else _compat.put_backward_counts(counts)
 
     def _counts_of(self, roots: engine.Roots) -> list[list[tuple[Module, str, int]]]:
         """Prepare the same graph to run again under stage 3."""
         retained = bool(roots.retain_graph)
         return [
-            zero.backward_counts(each.model) if retained and each.stage == 3 else []
+            _compat.backward_counts(each.model) if retained and each.stage == 3 else []
             for each in self._engines
         ]
 
@@ -227,13 +227,13 @@ class Others:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
         self.wanted: set[int] = set()
-        self._nodes = [zero.gradient_node(one, stage=0) for one in self.parameters]
+        self._nodes = [_compat.gradient_node(one, stage=0) for one in self.parameters]
         self._before: list[Tensor | None] = []
 
     def announced(self) -> set[int]:
         """Return the ids of those that the graph about to run will reach."""
         pairs = zip(self.parameters, self._nodes, strict=True)
-        return {id(one) for one, node in pairs if zero.will_execute(node)}
+        return {id(one) for one, node in pairs if _compat.will_execute(node)}
 
     def begin(self) -> None:
         """Set earlier gradients aside, so that ``p.grad`` holds only this backward's."""

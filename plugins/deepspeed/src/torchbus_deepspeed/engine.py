@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Context
 
-from torchbus_deepspeed._compat import hooks, package, zero
-from torchbus_deepspeed.engine.layout import Gather, layout_of
-from torchbus_deepspeed.engine.partitioned import Watch
-from torchbus_deepspeed.engine.queue import Queue
-from torchbus_deepspeed.engine.shadow import Writes, copy_hyperparameters, shadow_of
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.layout import Gather, layout_of
 from torchbus_deepspeed.optimizers import Kernel
+from torchbus_deepspeed.partitioned import Watch
+from torchbus_deepspeed.queue import Queue
+from torchbus_deepspeed.shadow import Writes, copy_hyperparameters, shadow_of
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy.internal import making_internal
 
@@ -30,7 +30,7 @@ def end(engine: Engine, gather: Gather) -> None:
     gradients = engine.whole_gradients(gather)
     parameters = list(engine.model.parameters())
     if engine.stage == 3:
-        values = [zero.whole_parameter(one) for one in parameters]
+        values = [_compat.whole_parameter(one) for one in parameters]
     else:
         values = [one.detach().clone() for one in parameters]
     if engine.watch is not None:
@@ -39,11 +39,11 @@ def end(engine: Engine, gather: Gather) -> None:
         engine.writes.end()
     engine.ds.destroy()
     for parameter, value in zip(parameters, values, strict=True):
-        zero.make_plain(parameter, value)
+        _compat.make_plain(parameter, value)
         if id(parameter) in gradients:
             parameter.grad = gradients[id(parameter)].to(parameter.dtype)
     for module in engine.model.modules():
-        zero.unwrap_parameters(module)
+        _compat.unwrap_parameters(module)
     engine.traces.remove()
     if engine.waits is not None:
         engine.waits.remove()
@@ -86,9 +86,9 @@ class Engine:
         ]
         self.ds = self._initialized(session, config)
         self.zero: Any = self.ds.optimizer
-        zero.remove_hooks(self.zero)
+        _compat.remove_hooks(self.zero)
         self._lay_out(session)
-        self._nodes = [zero.gradient_node(one, stage) for one in self.parameters]
+        self._nodes = [_compat.gradient_node(one, stage) for one in self.parameters]
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
         self.has_stepped = self.is_stale = False
@@ -96,7 +96,7 @@ class Engine:
         self.writes = Writes(model) if stage == 3 else None
         self.reached: set[int]
         """The ids of parameters that some rank has reached since gradients were cleared."""
-        zero.share_memory(self.zero, stage)
+        _compat.share_memory(self.zero, stage)
         self.take_gradients({id(one): one.grad for one in self.parameters if one.grad is not None})
         for parameter in self.parameters:
             parameter.grad = None
@@ -104,10 +104,10 @@ class Engine:
     def _lay_out(self, session: Context) -> None:
         """Find the parameters and this rank's shards of them."""
         self.layout = layout_of(self.zero, self.stage, session.rank)
-        held = parameters_of_groups(zero.groups_of(self.zero, self.stage))
+        held = parameters_of_groups(_compat.groups_of(self.zero, self.stage))
         order = {id(one): number for number, one in enumerate(self.model.parameters())}
         self.parameters = sorted(held, key=lambda one: order[id(one)])
-        self.masters = zero.masters_of(self.zero, self.stage)
+        self.masters = _compat.masters_of(self.zero, self.stage)
         self.gradients = [_holder(master, session.device) for master in self.masters]
 
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
@@ -116,7 +116,7 @@ class Engine:
         self.waits = Waits(session, self.model) if self.stage == 3 else None
         place = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
         with environment_variables(place), making_internal():
-            engine, *_ = package.deepspeed().initialize(
+            engine, *_ = _compat.deepspeed().initialize(
                 model=self.model,
                 optimizer=self.shadow,
                 config=dict(config),
@@ -125,8 +125,8 @@ class Engine:
         self.traces.note()
         if self.waits is not None:
             self.waits.end()
-        package.hide_model(engine, self.model)
-        package.keep_optimizer(engine.optimizer, self.shadow)
+        _compat.hide_model(engine, self.model)
+        _compat.keep_optimizer(engine.optimizer, self.shadow)
         engine.set_gradient_accumulation_boundary(True)
         return engine
 
@@ -169,12 +169,12 @@ class Engine:
         return {
             id(one)
             for one, node in zip(self.parameters, self._nodes, strict=True)
-            if zero.will_execute(node)
+            if _compat.will_execute(node)
         }
 
     def begin(self, wanted: set[int], announced: set[int], counts: bool) -> None:
         """Called when a graph begins to run. ``wanted``: see ``Queue.open``."""
-        zero.begin_backward(self.zero, self.stage)
+        _compat.begin_backward(self.zero, self.stage)
         self.queue.open(wanted, announced, counts)
 
     def finish(self, wanted: set[int], scale: float) -> None:
@@ -185,7 +185,7 @@ class Engine:
         self.queue.close()
         self.reached |= wanted
         self.is_stale = self.has_stepped
-        zero.end_backward(self.ds, self.zero)
+        _compat.end_backward(self.ds, self.zero)
         for number, holder in enumerate(self.gradients):
             holder.grad = self._averaged(number).to(holder.dtype)
             if scale != 1.0:
@@ -204,17 +204,17 @@ class Engine:
     def recover(self) -> None:
         """Called when the graph has failed. Frees the parameters that stage 3 has gathered."""
         if self.stage == 3:
-            zero.free_parameters(self.zero, self.model)
+            _compat.free_parameters(self.zero, self.model)
 
     def _take(self, parameter: Tensor) -> None:
-        zero.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
+        _compat.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
 
     def _averaged(self, number: int) -> Tensor:
         """Move the gradients of an offloaded shard, which ZeRO stores with the shard."""
         gradient = self.masters[number].grad
         if self.is_offloaded and gradient is not None:
             return gradient.detach().to(self.gradients[number].device, copy=True)
-        return zero.averaged(self.zero, number)
+        return _compat.averaged(self.zero, number)
 
     @property
     def is_offloaded(self) -> bool:
@@ -229,7 +229,7 @@ class Engine:
         assert optimizer is not None
         for index, group in zip(self._indices, self.shadow.param_groups, strict=True):
             copy_hyperparameters(optimizer.param_groups[index], group)
-        zero.take_changes(self.zero, self.stage)
+        _compat.take_changes(self.zero, self.stage)
         scale = self.loss_scale
         for number, holder in enumerate(self.gradients):
             gradient = torch.zeros_like(holder) if holder.grad is None else holder.grad
@@ -240,7 +240,7 @@ class Engine:
     def _give(self, number: int, gradient: Tensor) -> None:
         master = self.masters[number]
         if not self.is_offloaded:
-            zero.give_averaged(self.zero, number, gradient)
+            _compat.give_averaged(self.zero, number, gradient)
         elif master.grad is None:
             master.grad = gradient.to(master.device, copy=True)
         else:
@@ -284,7 +284,7 @@ class Traces:
     def __init__(self, model: Module) -> None:
         self._things: list[Thing] = [*model.modules(), *model.parameters()]
         self._attributes = [set(vars(thing)) for thing in self._things]
-        self._tables = [hooks.hook_tables(module) for module in model.modules()]
+        self._tables = [_compat.hook_tables(module) for module in model.modules()]
         self._hooks = [set(table) for tables in self._tables for table in tables]
 
     def note(self) -> None:
@@ -319,7 +319,7 @@ class Waits:
         self._named = [
             (name or type(model).__name__, module)
             for name, module in model.named_modules()
-            if zero.direct_parameters(module)
+            if _compat.direct_parameters(module)
         ]
         self._handles: list[RemovableHandle] = []
         for name, module in self._named:

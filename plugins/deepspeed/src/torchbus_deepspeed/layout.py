@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbus_deepspeed._compat import zero as deepspeed_zero
+from torchbus_deepspeed import _compat as deepspeed_zero
 
 
 def layout_of(zero: Any, stage: int, rank: int) -> Layout:
