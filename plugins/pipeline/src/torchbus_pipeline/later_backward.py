@@ -13,7 +13,8 @@ from torchbus.plugin import warn
 from torchbus.tree import leaves
 
 from torchbus_pipeline._compat import Order, interleaved_order
-from torchbus_pipeline.lazily.later import (
+from torchbus_pipeline.cut import Cut
+from torchbus_pipeline.later import (
     OF_A_PART,
     Later,
     Replay,
@@ -26,8 +27,7 @@ from torchbus_pipeline.lazily.later import (
     weights_of,
 )
 from torchbus_pipeline.meeting import Team
-from torchbus_pipeline.model.cut import Cut
-from torchbus_pipeline.schedule.run import Pass
+from torchbus_pipeline.passes import Pass
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.loss.gradients import isolated_gradients
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torchbus.plugin import Context, Unsupported
 
+from torchbus_pipeline.cut import Cut
+from torchbus_pipeline.inputs import Given, Inputs, mutable_in, refuse_reading
 from torchbus_pipeline.meeting import Team
-from torchbus_pipeline.model.cut import Cut
-from torchbus_pipeline.schedule.inputs import Given, Inputs, mutable_in, refuse_reading
 from torchbus_strategy import random_streams
 
 MICROBATCHES_AT_MOST = 4096

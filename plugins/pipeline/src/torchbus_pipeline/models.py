@@ -12,12 +12,12 @@ from torch.optim import LBFGS, Optimizer
 from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
+from torchbus_pipeline import cut
+from torchbus_pipeline.cut import Cut, Layers, Marks
+from torchbus_pipeline.elsewhere import Elsewhere
 from torchbus_pipeline.meeting import CheckedBarrier, Team
-from torchbus_pipeline.model import cut
-from torchbus_pipeline.model.cut import Cut, Layers, Marks
-from torchbus_pipeline.model.elsewhere import Elsewhere
-from torchbus_pipeline.model.timing import FirstCalls, is_waiting
 from torchbus_pipeline.options import TIME, PipelineOptions
+from torchbus_pipeline.timing import FirstCalls, is_waiting
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.parameters import rank0_values
 

@@ -16,8 +16,8 @@ from torchbus.plugin import Context, Unsupported, mark_internal
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_device import accelerators
+from torchbus_pipeline.cut import Layers
 from torchbus_pipeline.meeting import CheckedBarrier
-from torchbus_pipeline.model.cut import Layers
 
 MARK = "torchbus_pipeline_undivided"
 COPIED = (

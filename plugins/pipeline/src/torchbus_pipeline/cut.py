@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Unsupported, UsageError
 
+from torchbus_pipeline import elsewhere
 from torchbus_pipeline._compat import as_plain_tensors
-from torchbus_pipeline.model import elsewhere
 
 
 class Cut:
