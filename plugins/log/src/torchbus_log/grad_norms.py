@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torchbus.plugin import Context, hookimpl
 
-from torchbus_log.metrics.gatherer import Gatherer, How
+from torchbus_log.gatherer import Gatherer, How
 from torchbus_strategy import sharding
 
 Parts = Literal["layer", "parameter"]

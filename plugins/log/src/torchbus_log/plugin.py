@@ -15,10 +15,10 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
+from torchbus_log.gatherer import PLAINLY, Gatherer, LogOptions, how
 from torchbus_log.grad_norms import GradNorms, Parts
-from torchbus_log.metrics.gatherer import PLAINLY, Gatherer, LogOptions, how
-from torchbus_log.metrics.totals import Metric, Value, check_name, to_value
 from torchbus_log.passes import Passes
+from torchbus_log.totals import Metric, Value, check_name, to_value
 from torchbus_log.trackers.values import Image, Values
 from torchbus_strategy import sharding
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from torchbus.plugin import Context, UsageError, warn
 
-from torchbus_log.metrics.exchange import Exchange, Key, Pair, Record, merged, numbers_of
+from torchbus_log.exchange import Exchange, Key, Pair, Record, merged, numbers_of
 
 
 class Monitors:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchbus.plugin import Context, RanksDiverged
 
-from torchbus_log.metrics.totals import Metric, Value, combine, to_host, to_value
+from torchbus_log.totals import Metric, Value, combine, to_host, to_value
 
 
 def local_values(ready: Sequence[Record]) -> list[float]:

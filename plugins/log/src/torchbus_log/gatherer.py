@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl
 
 from torchbus_log.autolog import Autolog
-from torchbus_log.metrics.exchange import (
+from torchbus_log.exchange import (
     Exchange,
     Record,
     computed,
@@ -22,9 +22,9 @@ from torchbus_log.metrics.exchange import (
     local_values,
     over_ranks,
 )
-from torchbus_log.metrics.monitors import Monitors
-from torchbus_log.metrics.totals import Metric, Value
+from torchbus_log.monitors import Monitors
 from torchbus_log.passes import LoaderPass, Passes
+from torchbus_log.totals import Metric, Value
 from torchbus_log.trackers.values import Values, table_of
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
