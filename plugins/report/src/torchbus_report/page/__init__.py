@@ -6,7 +6,7 @@ import html
 from collections import Counter
 
 from torchbus_cli import html_page
-from torchbus_report.page import chart, configuration, media, ranks, sheets
+from torchbus_report.page import chart, configuration, media, ranks
 from torchbus_report.page.script import LIVE, SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
 from torchbus_report.page.table import chip, table
@@ -32,7 +32,7 @@ def page(runs: list[Run], *, live: bool = False) -> str:
         ranks.section(runs, heading),
         _charts(runs, system=False),
         media.section(runs, heading),
-        sheets.section(runs, heading),
+        media.tables(runs, heading),
         _charts(runs, system=True),
         _configuration(runs),
     ]
