@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
-from torchbus_accumulate.place import position
-from torchbus_accumulate.place.loop import Place, last_by_torch
+from torchbus_accumulate import position
+from torchbus_accumulate.position import Place, last_by_torch
 from torchbus_accumulate.toggle import Toggle
 from torchbus_accumulate.windows.owner import Windows
 from torchbus_strategy.loss.terms import Count

@@ -20,9 +20,9 @@ from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, Surround, hookimpl
 from torchbus.tree import leaves
 
-from torchbus_advise.observing import inventory as kept
-from torchbus_advise.observing.facts import Facts, Loading, PassFacts
-from torchbus_advise.observing.inventory import SavedTensors
+from torchbus_advise import inventory as kept
+from torchbus_advise.facts import Facts, Loading, PassFacts
+from torchbus_advise.inventory import SavedTensors
 
 PATIENCE = 10
 """So many times the steps that were asked for, by one optimizer: the others step rarely."""

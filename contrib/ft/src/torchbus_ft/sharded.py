@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import Context, Unsupported, hookimpl
 
+from torchbus_ft.averaging import SharedBuffers, over_replicas
 from torchbus_ft.live import Live
-from torchbus_ft.meeting.averaging import SharedBuffers, over_replicas
 from torchbus_ft.replicas import Replicas
 from torchbus_strategy import compat
 from torchbus_strategy.parameters import averaging

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from torchbus_advise.estimate.plans import Installed, Plan, Strategy, plans, sent_bytes
-from torchbus_advise.observing.facts import (
+from torchbus_advise.facts import (
     NO_OPTIMIZER,
     ROOT_UNIT,
     Facts,
     ParameterFacts,
     PassFacts,
 )
+from torchbus_advise.plans import Installed, Plan, Strategy, plans, sent_bytes
 
 UNITS_AT_ONCE = 2
 """The one that computes, and the next, which is gathered meanwhile."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from torchbus_advise.observing.facts import Facts
+from torchbus_advise.facts import Facts
 
 
 def sent_bytes(facts: Facts, plan: Plan, ranks: int, ranks_per_node: int) -> int:

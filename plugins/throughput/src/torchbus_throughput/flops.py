@@ -11,7 +11,7 @@ from torchbus.plugin import Context, warn
 
 from torchbus_device import accelerators
 from torchbus_throughput import _compat
-from torchbus_throughput.measures.counts import Tally
+from torchbus_throughput.counts import Tally
 
 TERA = 1e12
 OTHERS = ("MIG", "Laptop", "Max-Q", "D")

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torchbus import objects
 
 from torchbus_advise._compat import count_of_values, storage_key
-from torchbus_advise.observing.facts import NO_OPTIMIZER, ROOT_UNIT, OptimizerFacts, ParameterFacts
+from torchbus_advise.facts import NO_OPTIMIZER, ROOT_UNIT, OptimizerFacts, ParameterFacts
 
 
 def models() -> list[Module]:
