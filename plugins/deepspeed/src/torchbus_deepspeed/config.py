@@ -192,7 +192,7 @@ class Config:
         zero = config["zero_optimization"]
         sizes = [parameter.numel() for parameter in model.parameters()]
         for key, value in _filled(sizes, self.stage).items():
-            if _compat.get(key, AUTO) == AUTO:
+            if zero.get(key, AUTO) == AUTO:
                 zero[key] = value
         drop_auto(config)
         config |= {
@@ -348,7 +348,7 @@ NO_PATH = "config: {}.device='nvme' needs {}.nvme_path, a folder on the NVMe dis
 def check_offload(zero: Mapping[str, Any]) -> None:
     """Raise UsageError if NVMe offload is configured but not available."""
     for name in SECTIONS:
-        section = _compat.get(name) or {}
+        section = zero.get(name) or {}
         if section.get("device") != "nvme":
             continue
         if not section.get("nvme_path"):
