@@ -20,7 +20,7 @@ from torchbus_checkpoint.disk.divided import Groups
 from torchbus_checkpoint.disk.formats import Entry, Facts
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.exchange import Exchange
-from torchbus_checkpoint.state.completeness import Held, refuse_separate
+from torchbus_checkpoint.state.checks import Held, refuse_separate
 from torchbus_checkpoint.state.plain import State, copied
 
 

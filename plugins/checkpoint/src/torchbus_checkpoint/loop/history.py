@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from torchbus.plugin import Context
 
 from torchbus_checkpoint.loop import frames as checkpoint_frames
-from torchbus_checkpoint.loop import scopes
+from torchbus_checkpoint.loop import variables
 from torchbus_checkpoint.loop.frames import Loop
 from torchbus_checkpoint.state.plain import State, copied, digest, encode
 
@@ -95,7 +95,7 @@ class Gaps:
     def standing(self, frames: list[FrameType]) -> Standing:
         """Return the states of all generators now."""
         streams = encode(self._session.random.state(), "the random state")
-        return {"random": streams, "own": dict(scopes.generators_in(frames))}
+        return {"random": streams, "own": dict(variables.generators_in(frames))}
 
 
 def differing(saved: Gap | None, now: Gap | None) -> list[str]:

@@ -21,8 +21,7 @@ from torchbus_checkpoint.loop.course import refuse_hidden
 from torchbus_checkpoint.loop.frames import Counters, user_frames
 from torchbus_checkpoint.loop.history import NESTED, Gaps, History, Pass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
-from torchbus_checkpoint.loop.scopes import put_generators
-from torchbus_checkpoint.loop.variables import Variables
+from torchbus_checkpoint.loop.variables import Variables, put_generators
 from torchbus_checkpoint.state.plain import State, decode, encode
 
 

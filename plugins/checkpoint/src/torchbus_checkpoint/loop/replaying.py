@@ -26,7 +26,7 @@ from torchbus_checkpoint.loop.frames import user_frames
 from torchbus_checkpoint.loop.history import UNKNOWN, Section
 from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.scopes import generators_named
+from torchbus_checkpoint.loop.variables import generators_named
 from torchbus_checkpoint.state.plain import State
 from torchbus_strategy.script_generators import Generator
 

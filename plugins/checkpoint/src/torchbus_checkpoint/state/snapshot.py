@@ -16,7 +16,7 @@ from torchbus_checkpoint.loop.contents import Contents, Finder
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Epochs, Steps
 from torchbus_checkpoint.options import Options
-from torchbus_checkpoint.state import common, comparison, completeness, forms
+from torchbus_checkpoint.state import checks, common, forms
 from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
 from torchbus_strategy.collectives import in_parts
@@ -78,8 +78,8 @@ class Snapshot:
         with in_parts(self._session):
             weights = common.weights(contents)
             training = common.training(contents, self._gradients_of, registered)
-            completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
-            held = completeness.held(weights, training)
+            checks.warn_of_absent_states(contents.optimizers, self._session.steps)
+            held = checks.held(weights, training)
             shared, groups = choice.files(
                 self._options.in_parts, weights, training, self._session.is_main
             )
@@ -191,7 +191,7 @@ class Snapshot:
     def _put_shared(self, found: Path, contents: Contents) -> State:
         saved, weights, read_parts = choice.loaded(found, contents)
         with forms.as_written(found, choice.TRAINING):
-            comparison.check(contents, saved, weights, self._registered, f"checkpoint {found}")
+            checks.check(contents, saved, weights, self._registered, f"checkpoint {found}")
         read_parts()
         common.put_weights(contents, weights)
         with forms.as_written(found, choice.TRAINING):
