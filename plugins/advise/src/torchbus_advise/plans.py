@@ -61,51 +61,23 @@ def _deepspeed(stage: int, **divided: Any) -> Strategy:
     return Strategy(name, f'strategy="{name}"', name, flat=True, **divided)
 
 
+def _divided(
+    name: str, option: str = "", called: str = "", gathers: int = 0, **others: bool
+) -> Strategy:
+    """A strategy that divides everything. ``called``: what the label says of the option."""
+    arguments = f'strategy="{name}"' + (f", {option}" if option else "")
+    label = f"{name}, {called}" if called else name
+    everything = {"parameters": True, "gradients": True, "states": True}
+    return Strategy(label, arguments, name, gathers=gathers, **everything, **others)
+
+
 STRATEGIES = (
     Strategy("ddp", 'strategy="ddp"', "ddp"),
     Strategy("ddp_sharded", 'strategy="ddp_sharded"', "ddp_sharded", states=True),
-    Strategy(
-        "ddp_sharded, gradients",
-        'strategy="ddp_sharded", shard_gradients=True',
-        "ddp_sharded",
-        parameters=True,
-        gradients=True,
-        states=True,
-        gathers=1,
-        is_whole=True,
-    ),
-    Strategy(
-        "fsdp",
-        'strategy="fsdp"',
-        "fsdp",
-        parameters=True,
-        gradients=True,
-        states=True,
-        gathers=2,
-        casts=True,
-    ),
-    Strategy(
-        "fsdp, no reshard",
-        'strategy="fsdp", reshard_after_forward=False',
-        "fsdp",
-        parameters=True,
-        gradients=True,
-        states=True,
-        gathers=1,
-        is_whole=True,
-        casts=True,
-    ),
-    Strategy(
-        "fsdp, hybrid",
-        'strategy="fsdp", hybrid=True',
-        "fsdp",
-        parameters=True,
-        gradients=True,
-        states=True,
-        gathers=2,
-        casts=True,
-        hybrid=True,
-    ),
+    _divided("ddp_sharded", "shard_gradients=True", "gradients", gathers=1, is_whole=True),
+    _divided("fsdp", gathers=2, casts=True),
+    _divided("fsdp", "reshard_after_forward=False", "no reshard", 1, is_whole=True, casts=True),
+    _divided("fsdp", "hybrid=True", "hybrid", gathers=2, casts=True, hybrid=True),
     _deepspeed(1, states=True),
     _deepspeed(2, states=True, gradients=True),
     _deepspeed(3, states=True, gradients=True, parameters=True, gathers=2),
