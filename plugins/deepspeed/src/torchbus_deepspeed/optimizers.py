@@ -126,12 +126,8 @@ class Kernel:
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
         """Return an optimizer for DeepSpeed to hold, as ``engine.shadow.shadow_of`` does."""
         keys = ("params", *self.takes)
-        return self.made(
-            [
-                {name: value for name, value in group.items() if name in keys}
-                for group in groups_with(optimizer, parameters)
-            ]
-        )
+        groups = [group.items() for group in groups_with(optimizer, parameters)]
+        return self.made([{key: one for key, one in group if key in keys} for group in groups])
 
     def made(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Make it. Raises UsageError if its operator can't be built or loaded."""

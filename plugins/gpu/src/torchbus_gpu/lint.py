@@ -304,13 +304,8 @@ class LoaderAdvice:
 def advice(loader: DataLoader[object], share: float, session: Context) -> str:
     cores = max(1, _cores() // session.world.local_world_size)
     wanted = workers_needed(loader.num_workers, share)
-    changes = [
-        (
-            f"num_workers={min(wanted, cores)} instead of {loader.num_workers}"
-            if min(wanted, cores) > loader.num_workers
-            else ""
-        )
-    ]
+    more = f"num_workers={min(wanted, cores)} instead of {loader.num_workers}"
+    changes = [more if min(wanted, cores) > loader.num_workers else ""]
     if wanted > cores:
         changes.append(
             f"{wanted} workers would be needed and this rank has {cores} cores, so make a sample"

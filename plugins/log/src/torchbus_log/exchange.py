@@ -127,14 +127,11 @@ class Exchange:
         places = [place for place in range(len(mine)) if keys[place].reduce in EXTREMES]
         if places:
             signs = [EXTREMES[keys[place].reduce] for place in places]
-            largest = self._all_reduced(
-                step,
-                [
-                    _or_empty(sign * mine[place][0], mine[place][1])
-                    for place, sign in zip(places, signs, strict=True)
-                ],
-                dist.ReduceOp.MAX,
-            )
+            signed = [
+                _or_empty(sign * mine[place][0], mine[place][1])
+                for place, sign in zip(places, signs, strict=True)
+            ]
+            largest = self._all_reduced(step, signed, dist.ReduceOp.MAX)
             for place, sign, number in zip(places, signs, largest, strict=True):
                 is_nan, weight = summed[place]
                 found[place] = sign * number if weight and not is_nan else math.nan

@@ -126,23 +126,9 @@ class Gatherer:
         """Gather a value for this step without options, in half the time."""
         if self._monitors is not None:
             return self.add(name, number, PLAINLY)
-        self.waiting.append(
-            _new(
-                Record,
-                (
-                    name,
-                    self._steps.count,
-                    self.passes.epoch,
-                    (number,),
-                    1.0,
-                    1.0,
-                    "mean",
-                    False,
-                    False,
-                    False,
-                ),
-            )
-        )
+        step, epoch = self._steps.count, self.passes.epoch
+        fields = (name, step, epoch, (number,), 1.0, 1.0, "mean", False, False, False)
+        self.waiting.append(_new(Record, fields))
 
     def _wait(self, record: Record) -> None:
         if self._monitors is not None:

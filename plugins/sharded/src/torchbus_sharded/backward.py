@@ -257,14 +257,13 @@ class MeanLoss:
             self.numbers = [float(number) for number in reported]
         else:
             dtype = torch.promote_types(loss.dtype, torch.float32)
-            self._totals = torch.stack(
-                [
-                    number.to(dtype)
-                    if isinstance(number, Tensor)
-                    else torch.full((), number, dtype=dtype, device=loss.device)
-                    for number in reported
-                ]
-            )
+            numbers = [
+                number.to(dtype)
+                if isinstance(number, Tensor)
+                else torch.full((), number, dtype=dtype, device=loss.device)
+                for number in reported
+            ]
+            self._totals = torch.stack(numbers)
             self._work = dist.all_reduce(self._totals, async_op=True)
 
     def means(self, reported: Sequence[float]) -> Sequence[float] | Tensor:

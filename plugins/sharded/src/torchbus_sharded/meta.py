@@ -74,13 +74,8 @@ class MetaModules:
             self._initialise(path, module, blank)
             for name in names:
                 share(getattr(module, name).data)
-            _put(
-                module,
-                {
-                    name: self._part(part, getattr(module, name), parts_on)
-                    for name, part in held.items()
-                },
-            )
+            parts = [(name, part, getattr(module, name)) for name, part in held.items()]
+            _put(module, {name: self._part(part, one, parts_on) for name, part, one in parts})
 
     def _initialise(self, path: str, module: Module, blank: dict[str, Tensor]) -> None:
         versions = {name: version_of(tensor) for name, tensor in blank.items()}

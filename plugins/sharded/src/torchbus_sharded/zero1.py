@@ -127,12 +127,8 @@ class ShardedSteps:
             vars(optimizer)["__getstate__"] = lambda: _no_copy(name)  # not a circle of references
             stack.callback(vars(optimizer).pop, "__getstate__")
         owners, local = self._owners[optimizer], self._per_rank.get(optimizer, set())
-        owners.add(
-            [
-                None if id(parameter) in local else parameter.numel()
-                for parameter in parameters_of(optimizer)[len(owners.of) :]
-            ]
-        )
+        new = parameters_of(optimizer)[len(owners.of) :]
+        owners.add([None if id(one) in local else one.numel() for one in new])
         self._keep_local(optimizer)
 
     @hookimpl

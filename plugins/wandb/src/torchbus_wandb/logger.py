@@ -178,12 +178,8 @@ class WandbLogger(Tracker):
         self.experiment.config.update(values, allow_val_change=True)
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        self.experiment.log(
-            {
-                **{f"system/{name}": value for name, value in metrics.items()},
-                "system/time_s": time_s,
-            }
-        )
+        found = {**metrics, "time_s": time_s}
+        self.experiment.log({f"system/{name}": value for name, value in found.items()})
 
     def close_run(self, run: wandb.Run, failed: bool) -> None:
         """End the run. Raises TimeoutError if the client does not end in time."""
@@ -204,13 +200,9 @@ class WandbLogger(Tracker):
 
     def secrets(self) -> list[str | None]:
         settings = self._settings
-        return [
-            (
-                settings.get("api_key")
-                if isinstance(settings, dict)
-                else getattr(settings, "api_key", None)
-            )
-        ]
+        if isinstance(settings, dict):
+            return [settings.get("api_key")]
+        return [getattr(settings, "api_key", None)]
 
     def _place(self, session: Context, mode: str | None) -> dict[str, Any]:
         """The run of a rank, if several ranks report: one for all, or one of a group."""

@@ -163,13 +163,8 @@ class Variables:
         """
         for scope in scopes_of(frames):
             missing = saved.get(scope.place, {}).items()
-            scope.bind(
-                {
-                    name: restored(None, value)
-                    for name, value in missing
-                    if scope.values.get(name) is None
-                }
-            )
+            absent = [(name, value) for name, value in missing if scope.values.get(name) is None]
+            scope.bind({name: restored(None, value) for name, value in absent})
 
     def _changes(self, scope: Scope) -> dict[str, object]:
         first = self._first.get(scope.place, {})

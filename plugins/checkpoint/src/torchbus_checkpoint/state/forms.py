@@ -232,15 +232,11 @@ def _chosen(value: object, forms: tuple[Form, ...]) -> Form:
 
 
 def _kinds(form: Form) -> tuple[type, ...]:
-    return (
-        (list, tuple)
-        if isinstance(form, list)
-        else (dict,)
-        if isinstance(form, dict)
-        else (form,)
-        if isinstance(form, type)
-        else ()
-    )
+    if isinstance(form, list):
+        return (list, tuple)
+    if isinstance(form, dict):
+        return (dict,)
+    return (form,) if isinstance(form, type) else ()
 
 
 def _expect(value: object, kinds: tuple[type, ...], at: str) -> None:
