@@ -124,7 +124,7 @@ class Kernel:
     """The loop's own optimizer is of this class."""
 
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
-        """Return an optimizer for DeepSpeed to hold, as ``engine.shadow.shadow_of`` does."""
+        """Return an optimizer for DeepSpeed to hold, as ``shadow.shadow_of`` does."""
         keys = ("params", *self.takes)
         groups = [group.items() for group in groups_with(optimizer, parameters)]
         return self.made([{key: one for key, one in group if key in keys} for group in groups])

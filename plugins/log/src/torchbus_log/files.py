@@ -1,6 +1,6 @@
 """The folder of a run: files that are complete up to their last line, on disks that may fail.
 
-Of ranks and metrics, the modules here know only names and numbers."""
+Of ranks and metrics, it knows only names and numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads, writes, initialises and copies sharded tensors as whole ones for the script.
 
-This folder replaces functions of tensors until the session ends. It knows no model."""
+It replaces functions of tensors until the session ends. It knows no model."""
 
 from __future__ import annotations
 

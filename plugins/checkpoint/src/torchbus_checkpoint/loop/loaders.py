@@ -1,6 +1,6 @@
 """Loaders, passes over them, and wrappers that prefetch batches.
 
-The modules here look at loaders and their iterators. They restore only random states."""
+It looks at loaders and their iterators, and restores only random states."""
 
 from __future__ import annotations
 
