@@ -39,7 +39,7 @@ from torchbus_launch.freeze import Pulse
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import Place
 from torchbus_launch.store import SealedStore, StoreBarrier
-from torchbus_testing.counted_store import CountedStore
+from torchbus_testing.recorder import CountedStore
 
 WORLD_SIZES = (2, 8, 64, 512, 4096, 10000, 16384)
 KEY = "a secret of both scripts"

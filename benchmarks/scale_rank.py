@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchbus import session
 
 import torchbus_checkpoint.plugin
-import torchbus_log.metrics.gatherer
+import torchbus_log.gatherer
 import torchbus_log.plugin
 import torchbus_sampler.divider
 import torchbus_sampler.order
@@ -97,7 +97,7 @@ def timed_parts() -> Parts:
     parts = Parts()
     parts.time_listeners("sampler", torchbus_sampler.divider)
     parts.time(torchbus_sampler.orders.sliced.Slices, "__next__", "sampler")
-    parts.time_listeners("log", torchbus_log.plugin, torchbus_log.metrics.gatherer)
+    parts.time_listeners("log", torchbus_log.plugin, torchbus_log.gatherer)
     parts.time_listeners("checkpoint", torchbus_checkpoint.plugin)
     parts.time(torchbus_checkpoint.plugin.Checkpoint, "_boundary", "checkpoint")
     AutomaticSaves.at_end = lambda saves: None  # type: ignore[method-assign]  # no files to wait for

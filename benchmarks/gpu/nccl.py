@@ -382,7 +382,7 @@ def frozen() -> None:
 
 def start(job: str) -> bool:
     """Run the ranks of a job; print the rows of rank 0, and what is wrong."""
-    from torchbus_testing.separate_hosts import run_on_separate_hosts
+    from torchbus_testing.environments import run_on_separate_hosts
 
     words = [__file__, "--job", job, *(["--gloo"] if CPU else [])]
     begun = time.time()

@@ -38,7 +38,7 @@ def train(backend: str | None, small: bool, sim: bool) -> None:
 
 def start(size: int, backend: str) -> None:
     """The ranks as processes, each on a host of its own."""
-    from torchbus_testing.separate_hosts import run_on_separate_hosts
+    from torchbus_testing.environments import run_on_separate_hosts
 
     os.environ["KIT_BACKEND"] = backend
     for rank in run_on_separate_hosts([__file__, *sys.argv[1:]], size, 150):

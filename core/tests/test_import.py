@@ -65,7 +65,7 @@ def test_it_says_what_is_public():
     [
         ("torchbus.plugin", False),
         ("torchbus_strategy.strategy", False),
-        ("torchbus_sharded.fsdp.strategy", True),
+        ("torchbus_sharded.strategy", True),
     ],
 )
 def test_only_strategies_that_divide_parameters_import_dtensors(door: str, imported: bool) -> None:

@@ -194,16 +194,16 @@ def test_loops_that_are_not_read_as_they_should(monkeypatch: pytest.MonkeyPatch)
 def test_caches_of_dtensor_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import tensor
 
-    from torchbus_sharded._compat import fsdp2
+    from torchbus_sharded import _compat
     from torchbus_strategy import compat
 
     monkeypatch.setattr(compat, "SEEN_BY", "2.0")
-    monkeypatch.setattr(fsdp2, "SEEN_BY", "2.0")
+    monkeypatch.setattr(_compat, "SEEN_BY", "2.0")
     monkeypatch.setattr(tensor, "_redistribute", Empty)
     with pytest.raises(UsageError, match="has no .*_gen_transform_infos, which forgets the ranks"):
         compat.forget_meshes()
     with pytest.raises(UsageError, match="has no .*_set_unshard_async_op, which lets a unit"):
-        fsdp2.gather_ahead(Empty())  # type: ignore[arg-type]
+        _compat.gather_ahead(Empty())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

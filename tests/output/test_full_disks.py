@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbus_testing.disks import small_disk
+from torchbus_testing.environments import small_disk
 from torchbus_testing.scripts import run, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchbus_testing.separate_hosts import run_on_separate_hosts
+from torchbus_testing.environments import run_on_separate_hosts
 
 SCRIPT = Path(__file__).parent / "scripts" / "on_one_gpu.py"
 GLOBAL = {"batch": "global"}

@@ -16,7 +16,7 @@ from harness import Run
 from judgement_division import judge_division
 from loop import Loop
 
-from torchbus_verify.compare import files, printed
+from torchbus_verify.compare import output
 from torchbus_verify.compare.difference import Gap, gap
 from torchbus_verify.record.writing import Record, Stored
 
@@ -112,7 +112,7 @@ def judge_output(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
     if run.stdout.count("AFTER") != 1:
         yield f"(d) what follows the block ran {run.stdout.count('AFTER')} times"
     if loop.exact and loop.same_output:
-        for line in printed.compare(run.stdout, reference.stdout):
+        for line in output.compare(run.stdout, reference.stdout):
             yield f"(d) printed {line.ours!r} for {line.theirs!r}"
     if len(run.stdout) != len(reference.stdout):
         yield f"(d) {len(run.stdout)} lines printed, not {len(reference.stdout)}"
@@ -123,7 +123,7 @@ def judge_files(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
     calls of torch.save that wrote.
     """
     same_numbers = loop.exact and loop.same_output
-    for file in files.compare(run, reference, None, loop.tolerance if same_numbers else math.inf):
+    for file in output.compare(run, reference, None, loop.tolerance if same_numbers else math.inf):
         yield f"(d) {file.name} {file.text}"
     # What another rank writes into an open file has no name, and is none of the script's files.
     saved = [record.of("end")[-1]["saves"] for record in run.ranks]

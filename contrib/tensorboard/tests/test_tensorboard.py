@@ -15,7 +15,7 @@ from torchbus.errors import UsageError
 
 from torchbus_log.trackers import tracker
 from torchbus_tensorboard.logger import TensorBoardLogger
-from torchbus_testing.disks import small_disk
+from torchbus_testing.environments import small_disk
 
 
 @pytest.mark.timeout(600)

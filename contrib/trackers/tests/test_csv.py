@@ -12,7 +12,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_log.trackers import tracker
-from torchbus_testing.disks import small_disk
+from torchbus_testing.environments import small_disk
 from torchbus_trackers.csv import CSVLogger, Table
 
 pytestmark = [pytest.mark.timeout(300)]

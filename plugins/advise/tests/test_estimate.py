@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchbus_advise.estimate.plans import Installed, Plan, Strategy
-from torchbus_advise.estimate.rows import GPUS, Machine, Row, activations, choose, rows
-from torchbus_advise.observing.facts import (
+from torchbus_advise.facts import (
     Facts,
     LoaderFacts,
     OptimizerFacts,
     ParameterFacts,
     PassFacts,
 )
-from torchbus_advise.observing.inventory import described
+from torchbus_advise.inventory import described
+from torchbus_advise.plans import Installed, Plan, Strategy
+from torchbus_advise.rows import GPUS, Machine, Row, activations, choose, rows
 from torchbus_advise.text import largest_batch
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torchbus_advise.observing.facts import Facts
+from torchbus_advise.facts import Facts
 from torchbus_advise.trial import Outcome, read_outcome
 from torchbus_testing.forking import fork_script
 

@@ -22,7 +22,7 @@ from torchbus import session
 
 from torchbus_checkpoint.disk.parts import refuse_missing
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.completeness import held, keeps_state, refuse_separate
+from torchbus_checkpoint.state.checks import held, keeps_state, refuse_separate
 from torchbus_testing.forking import fork_script
 
 ALONE = Path(__file__).parent / "scripts" / "state_of_one_rank.py"

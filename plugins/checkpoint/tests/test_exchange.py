@@ -14,13 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchbus_checkpoint.agreement import requests
-from torchbus_checkpoint.agreement.exchange import Exchange
+from torchbus_checkpoint import requests
 from torchbus_checkpoint.disk import parts, tensors
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.exchange import Exchange
 from torchbus_launch.store import SealedStore
 from torchbus_strategy import ahead
-from torchbus_testing.counted_store import CountedStore
+from torchbus_testing.recorder import CountedStore
 
 SIZES = (2, 8, 48)
 

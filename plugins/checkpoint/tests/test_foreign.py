@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchbus_checkpoint.command.export import NO_LOOP
-from torchbus_checkpoint.command.show import check
+from torchbus_checkpoint.command import NO_LOOP
 from torchbus_checkpoint.disk import choice, folder, tensors
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.show import check
 
 from .test_formats import FORMATS
 

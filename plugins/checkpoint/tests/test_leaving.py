@@ -17,8 +17,8 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint.agreement.requests import seconds
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.requests import seconds
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from torchbus import session
 
-from torchbus_checkpoint import folder_lock
+from torchbus_checkpoint import locks
 from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.folder_lock import FolderLock, Owner
+from torchbus_checkpoint.locks import FolderLock, Owner
 from torchbus_rank0 import whole_files
 
 from .short_run import train
@@ -38,7 +38,7 @@ def test_a_second_job_in_a_folder_is_refused(run: Any, tmp_path: Path, ranks: in
         and "Wait until it ends, or use another folder" in second.stderr
     )
     assert len(folder.found(tmp_path / "all")) == 3
-    assert not (tmp_path / "all" / folder_lock.NAME).exists()
+    assert not (tmp_path / "all" / locks.NAME).exists()
     assert "ended at 5" in run(TRAIN, ranks, folder=tmp_path).ok().stdout
 
 
@@ -47,12 +47,12 @@ def test_a_killed_job_goes_on_at_once(run: Any, tmp_path: Path, ranks: int) -> N
     """Though a process that it has forked is alive still."""
     try:
         assert run(TRAIN, ranks, "deadly", folder=tmp_path).status == -signal.SIGKILL
-        assert (tmp_path / "all" / folder_lock.NAME).exists()
+        assert (tmp_path / "all" / locks.NAME).exists()
         os.kill(int((tmp_path / "child").read_text()), 0)
         assert "begun at 1 ended at 5" in run(TRAIN, ranks, folder=tmp_path).ok().stdout
     finally:
         (tmp_path / "end").touch()
-    assert not (tmp_path / "all" / folder_lock.NAME).exists()
+    assert not (tmp_path / "all" / locks.NAME).exists()
 
 
 def test_a_lock_is_released_by_errors_too(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_lock_is_released_by_errors_too(tmp_path: Path) -> None:
 
 
 def test_a_lock_whose_note_is_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
     for note in (
         b"",
         b"\xff",
@@ -73,9 +73,9 @@ def test_a_lock_whose_note_is_anything(tmp_path: Path, monkeypatch: pytest.Monke
         b'{"host": 1, "pid": -1, "since": 2}',
         b'{"pid": 1}',
     ):
-        (tmp_path / folder_lock.NAME).write_bytes(note)
+        (tmp_path / locks.NAME).write_bytes(note)
         held = FolderLock(tmp_path)
-        (tmp_path / folder_lock.NAME).write_bytes(note)
+        (tmp_path / locks.NAME).write_bytes(note)
         with pytest.raises(CheckpointError, match="an unknown one"):
             FolderLock(tmp_path)
         held.release()
@@ -86,12 +86,12 @@ def test_a_lock_that_was_removed_is_another_one(tmp_path: Path) -> None:
     the second's.
     """
     first = FolderLock(tmp_path)
-    (tmp_path / folder_lock.NAME).unlink()
+    (tmp_path / locks.NAME).unlink()
     second = FolderLock(tmp_path)
     first.release()
-    assert (tmp_path / folder_lock.NAME).exists()
+    assert (tmp_path / locks.NAME).exists()
     second.release()
-    assert not (tmp_path / folder_lock.NAME).exists()
+    assert not (tmp_path / locks.NAME).exists()
 
 
 def test_a_lock_that_ends_between_two_looks(
@@ -106,8 +106,8 @@ def test_a_lock_that_ends_between_two_looks(
         first.release()
         return whole_files.try_lock(descriptor)
 
-    monkeypatch.setattr(folder_lock, "try_lock", try_lock)
-    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(locks, "try_lock", try_lock)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
     second = FolderLock(tmp_path)
     with pytest.raises(CheckpointError, match=f"process {os.getpid()} on"):
         FolderLock(tmp_path)
@@ -129,7 +129,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(whole_files.fcntl, "flock", flock)
-    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
 
 
 @pytest.mark.usefixtures("no_locks")
@@ -137,14 +137,14 @@ def test_without_locks_the_note_counts_on_one_host(tmp_path: Path) -> None:
     alive = subprocess.Popen(["sleep", "60"])
     here = Owner.here()
     note = Owner(here.host, alive.pid, here.since)
-    (tmp_path / folder_lock.NAME).write_bytes(note.note())
+    (tmp_path / locks.NAME).write_bytes(note.note())
     with pytest.raises(CheckpointError, match=rf"process {alive.pid} on '{here.host}', since"):
         FolderLock(tmp_path)
-    (tmp_path / folder_lock.NAME).write_bytes(
+    (tmp_path / locks.NAME).write_bytes(
         Owner(here.host, alive.pid, here.since, "another process had this number").note()
     )
     FolderLock(tmp_path).release()
-    (tmp_path / folder_lock.NAME).write_bytes(note.note())
+    (tmp_path / locks.NAME).write_bytes(note.note())
     alive.kill()
     alive.wait()
     FolderLock(tmp_path).release()
@@ -152,7 +152,7 @@ def test_without_locks_the_note_counts_on_one_host(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_another_host_is_named(tmp_path: Path) -> None:
-    (tmp_path / folder_lock.NAME).write_bytes(Owner("far", 7, "2026-01-01 00:00:00 +0000").note())
+    (tmp_path / locks.NAME).write_bytes(Owner("far", 7, "2026-01-01 00:00:00 +0000").note())
     with pytest.warns(
         UserWarning,
         match="has no locks: make sure that only one job at a time writes there; the last job .* process 7 on 'far'",

@@ -88,7 +88,7 @@ NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
     ],
 )
 def test_what_the_installed_release_does_not_have(monkeypatch, config, words):
-    monkeypatch.setattr(_compat.package, "has_async_io", lambda: False)
+    monkeypatch.setattr(_compat, "has_async_io", lambda: False)
     session = SimpleNamespace(options={}, device=torch.device("cpu"))
     with pytest.raises(UsageError, match=words):
         DeepSpeed(config=config).config.check(session)

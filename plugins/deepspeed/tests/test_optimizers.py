@@ -37,7 +37,7 @@ def made(monkeypatch):
 
         return make
 
-    monkeypatch.setattr(_compat.package, "optimizer_class", fake)
+    monkeypatch.setattr(_compat, "optimizer_class", fake)
     return calls
 
 
@@ -189,7 +189,7 @@ def test_an_operator_that_can_not_be_built_is_an_error_before_any_rank_starts(mo
 
         return make
 
-    monkeypatch.setattr(_compat.package, "optimizer_class", unbuilt)
+    monkeypatch.setattr(_compat, "optimizer_class", unbuilt)
     offload = {"offload_optimizer": {"device": "cpu"}}
     config = {"optimizer": {"type": "AdamW"}, "zero_optimization": offload}
     with pytest.raises(

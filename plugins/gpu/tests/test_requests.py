@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torchbus_gpu import diagnoses
 from torchbus_gpu.diagnoses import REPORTS_PER_S, Report, SlowRank
 from torchbus_launch.store import SealedStore
-from torchbus_testing.counted_store import CountedStore
+from torchbus_testing.recorder import CountedStore
 
 WORLDS = (2, 64, 16384)
 EVERY_S, LOOKS = 2.0, 100

@@ -14,7 +14,7 @@ from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.freeze import LocalProcesses
 from torchbus_launch.relaunch import wait_until_joined
 from torchbus_launch.store import SealedStore, StoreBarrier
-from torchbus_testing.counted_store import CountedStore
+from torchbus_testing.recorder import CountedStore
 
 SIZES = (2, 8, 16384)
 

@@ -16,7 +16,7 @@ from torchbus import session
 from torchbus.errors import PluginError
 
 from torchbus_log import files
-from torchbus_testing.disks import small_disk
+from torchbus_testing.environments import small_disk
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchbus.errors import RanksDiverged
 
-from torchbus_log.metrics import exchange
-from torchbus_log.metrics.exchange import Exchange, Key, merged
+from torchbus_log import exchange
+from torchbus_log.exchange import Exchange, Key, merged
 
 
 class Together:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchbus_log.metrics.exchange import Record, lines, merged, numbers_of
-from torchbus_log.metrics.totals import Total
+from torchbus_log.exchange import Record, lines, merged, numbers_of
+from torchbus_log.totals import Total
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 BATCHES = st.lists(st.lists(NUMBERS, min_size=0, max_size=7), min_size=1, max_size=150)

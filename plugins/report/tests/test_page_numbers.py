@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchbus_cli import html_page
-from torchbus_report.page import scale
-from torchbus_report.page.series import MOST_POINTS, series, smooth
+from torchbus_report.page.series import MOST_POINTS, fit, series, smooth, tick_text
 from torchbus_report.page.style import DARK, LIGHT
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -76,7 +75,7 @@ def test_smoothing_stays_within_the_values(y: list[float]) -> None:
 def test_every_value_has_a_place_and_ticks_are_round(
     values: list[float], from_zero: bool, log: bool
 ) -> None:
-    found = scale.fit(values, from_zero=from_zero, log=log)
+    found = fit(values, from_zero=from_zero, log=log)
     assert all(-1e-6 <= found.place(value) <= 1 + 1e-6 for value in values)
     ticks = found.ticks()
     assert (
@@ -85,4 +84,4 @@ def test_every_value_has_a_place_and_ticks_are_round(
         and ticks == sorted(ticks)
     )
     if max(values) - min(values) > 1e-6 * max(map(abs, values)):
-        assert len({scale.tick_text(tick) for tick in ticks}) >= 1
+        assert len({tick_text(tick) for tick in ticks}) >= 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from torchbus_testing.environments import run_on_separate_hosts
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result
-from torchbus_testing.separate_hosts import run_on_separate_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -9,7 +9,7 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_sharded.engine.wrapping import units
+from torchbus_sharded.wrapping import units
 from torchbus_sharded.zero1 import Owners
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchbus_throughput.measures import flops
+from torchbus_throughput import flops
 
 
 @pytest.mark.parametrize(

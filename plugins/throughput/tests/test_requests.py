@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchbus_launch.store import SealedStore
-from torchbus_testing.counted_store import CountedStore
+from torchbus_testing.recorder import CountedStore
 from torchbus_throughput.meter import END, Exchange, Part
 
 WORLDS = (2, 64, 4096)

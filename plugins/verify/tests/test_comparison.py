@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchbus_strategy.checks import rounding
-from torchbus_verify.compare import printed, samples
+from torchbus_verify.compare import output, samples
 from torchbus_verify.compare.difference import distance
 from torchbus_verify.record.writing import Record, Writer
 
@@ -56,13 +56,13 @@ def test_nan_and_infinity_are_the_same_as_themselves():
     ],
 )
 def test_lines(ours, theirs, same):
-    assert printed.alike(ours, theirs) is same
+    assert output.alike(ours, theirs) is same
 
 
 def test_numbers_of_ranks_that_add_up():
-    line = printed.Line(0, "seen 4 of 60: 0.5", "seen 8 of 60: 0.5")
-    assert printed.sums(line, [["seen 4 of 60: 0.5"], ["seen 4 of 60: 0.5"]])
-    assert not printed.sums(line, [["seen 4 of 60: 0.5"], ["seen 5 of 60: 0.5"]])
+    line = output.Line(0, "seen 4 of 60: 0.5", "seen 8 of 60: 0.5")
+    assert output.sums(line, [["seen 4 of 60: 0.5"], ["seen 4 of 60: 0.5"]])
+    assert not output.sums(line, [["seen 4 of 60: 0.5"], ["seen 5 of 60: 0.5"]])
 
 
 def record(folder, *batches):

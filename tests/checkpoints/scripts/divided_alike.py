@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from divided_checkpoints_head import apart, divided, found, made, train
 
-from torchbus_checkpoint.command.export import NO_LOOP
+from torchbus_checkpoint.command import NO_LOOP
 from torchbus_checkpoint.disk import choice
 
 alone = train()

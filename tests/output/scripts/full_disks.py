@@ -5,7 +5,7 @@ from pathlib import Path
 from torchbus import session
 
 from torchbus_neptune.logger import NeptuneLogger
-from torchbus_testing.disks import SmallDisk
+from torchbus_testing.environments import SmallDisk
 from torchbus_wandb.logger import WandbLogger
 
 disk = SmallDisk(Path.cwd())

@@ -7,7 +7,7 @@ import torch
 from torchbus import session
 
 from torchbus_ft.strategy import FT
-from torchbus_sharded.fsdp.strategy import FSDP
+from torchbus_sharded.strategy import FSDP
 
 URL = sys.argv[sys.argv.index("--lighthouse") + 1]
 

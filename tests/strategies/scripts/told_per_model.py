@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_checkpoint.agreement import exchange
+from torchbus_checkpoint import exchange
 from torchbus_strategy import collectives
 
 told = []

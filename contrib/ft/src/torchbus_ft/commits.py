@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Unsupported, hookimpl
 
+from torchbus_ft.averaging import average_held
 from torchbus_ft.live import Live, Undo
-from torchbus_ft.meeting.averaging import average_held
-from torchbus_ft.meeting.local import Local
+from torchbus_ft.local import Local
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
 from torchbus_strategy.elastic import ElasticOrder, elastic_order

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torchbus.plugin import Context, DataPlace, LaunchError, RankFailed, TorchbusError, warn
 
-from torchbus_ft import lighthouse
 from torchbus_ft._compat import Links
-from torchbus_ft.options import Options
+from torchbus_ft.options import SILENT, Options, reach
 from torchbus_ft.transport import Transport
 from torchbus_launch import listening
 from torchbus_strategy.collectives import broadcast_object
@@ -73,7 +72,7 @@ class Replicas:
         if not self._session.is_main:
             host, port = broadcast_object(None)
             return None, (host, port)
-        lighthouse.reach(self._options.lighthouse, self._options.timeout_s)
+        reach(self._options.lighthouse, self._options.timeout_s)
         host = self._options.host
         timeout = timedelta(seconds=self._options.timeout_s)
         store = listening.serve(host, 0, one_host=False, timeout=timeout)
@@ -103,7 +102,7 @@ class Replicas:
                 quorum_timeout=timedelta(seconds=options.quorum_timeout_s),
             )
         except (RuntimeError, TimeoutError) as error:
-            raise LaunchError(lighthouse.SILENT.format(options.lighthouse, error)) from None
+            raise LaunchError(SILENT.format(options.lighthouse, error)) from None
 
     @property
     def steps(self) -> int:
@@ -160,7 +159,7 @@ class Replicas:
         """Why there is no quorum."""
         name, url = self._options.name, self._options.lighthouse
         try:
-            lighthouse.reach(url, self._options.timeout_s)
+            reach(url, self._options.timeout_s)
         except LaunchError:
             return LOST.format(name, url, self.steps, error)
         return NO_QUORUM.format(name, url, self._options.quorum_timeout_s, self.steps)

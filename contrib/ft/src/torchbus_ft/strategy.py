@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torchbus.plugin import Context, World, hookimpl
 
 from torchbus_ft._compat import require_torchft
+from torchbus_ft.averaging import AcrossReplicas
 from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
-from torchbus_ft.meeting.averaging import AcrossReplicas
-from torchbus_ft.meeting.local import ALGORITHMS, Local
+from torchbus_ft.local import ALGORITHMS, Local
 from torchbus_ft.options import Given
 from torchbus_ft.passes import Passes, Resumed
 from torchbus_ft.replicas import Replicas
@@ -128,7 +128,7 @@ class FT(Strategy):
         for part in (passes, live, commits, Resumed(replicas, passes)):
             session.bus.register(part, f"ft.{type(part).__name__.lower()}")
         if self._given.shards:
-            from torchbus_ft.meeting.sharded import share
+            from torchbus_ft.sharded import share
 
             share(session, replicas, live, commits.averaged)
         else:

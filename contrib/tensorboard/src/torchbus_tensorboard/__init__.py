@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_tensorboard.logger import TensorBoardLogger
-from torchbus_tensorboard.one_run import OneRun
+from torchbus_tensorboard.logger import OneRun, TensorBoardLogger
 
 __all__ = ["OneRun", "TensorBoardLogger"]

@@ -1,4 +1,4 @@
-"""The logger "tensorboard"."""
+"""The logger "tensorboard"; and one run, rank 0's, for a script that makes a ``SummaryWriter``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Context, expect
+from torchbus.plugin import Context, expect, hookimpl
 
 from torchbus_log.trackers.tracker import Tracker
 from torchbus_log.trackers.values import Histogram, Image
@@ -110,3 +110,58 @@ class TensorBoardLogger(Tracker):
 def _as_text(values: dict[str, Any]) -> str:
     """A code block in Markdown, which TensorBoard shows unchanged."""
     return "\n".join(f"    {line}" for line in json.dumps(values, indent=1).splitlines())
+
+
+class Silent:
+    """A file writer that discards everything, for a ``SummaryWriter`` on the other ranks."""
+
+    def __init__(self, logdir: str, *args: object, **kwargs: object) -> None:
+        self._logdir = logdir
+
+    def get_logdir(self) -> str:
+        return self._logdir
+
+    def add_event(self, event: object) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class OneRun:
+    """On the other ranks, writers write nothing.
+
+    A script that has asked for its rank may have a writer for each: they are left as they are.
+    """
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        from torch.utils.tensorboard import writer
+
+        if session.is_main or TensorBoardLogger.has_all_ranks(session):
+            return
+
+        def made(original: Callable[..., Any]) -> Callable[..., Any]:
+            def make(logdir: str, *args: object, **kwargs: object) -> Any:
+                kind = original if session.rank_asked else Silent
+                return kind(logdir, *args, **kwargs)
+
+            return make
+
+        session.replace(writer, "EventFileWriter", made)
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
+        if session.world_size == 1 or TensorBoardLogger.has_all_ranks(session):
+            return None
+        return {"loggers": ["tensorboard: of the script's own writers, rank 0's write"]}
+
+
+def before_the_block() -> None:
+    """Silence writers that a launched rank makes before the block."""
+    from torch.utils.tensorboard import writer
+
+    writer.EventFileWriter = Silent  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
-from torchbus_accumulate.place import position
-from torchbus_accumulate.place.loop import Place, last_by_torch
-from torchbus_accumulate.toggle import Toggle
+from torchbus_accumulate import position
+from torchbus_accumulate.position import Place, last_by_torch
 from torchbus_accumulate.windows.owner import Windows
+from torchbus_accumulate.windows.sums import parameters_of
 from torchbus_strategy.loss.terms import Count
 
 
@@ -197,3 +197,32 @@ class Accumulate:
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
         return None if self._windows is None else {"accumulate": self._windows.lines()}
+
+
+class Toggle:
+    """Remembers ``requires_grad`` of each parameter before the outermost block. Blocks may nest."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, bool] = {}
+
+    @contextmanager
+    def block(self, optimizer: Optimizer, all_optimizers: Iterable[Optimizer]) -> Iterator[None]:
+        """Freeze the parameters of all other optimizers. At the end, undo that."""
+        everything = {
+            id(parameter): parameter
+            for other in all_optimizers
+            for parameter in parameters_of(other)
+        }
+        entry = {key: parameter.requires_grad for key, parameter in everything.items()}
+        first = [key for key in entry if key not in self._before]
+        self._before.update((key, entry[key]) for key in first)
+        mine = {id(parameter) for parameter in parameters_of(optimizer)}
+        try:
+            for key, parameter in everything.items():
+                parameter.requires_grad_(self._before[key] and key in mine)
+            yield
+        finally:
+            for key, parameter in everything.items():
+                parameter.requires_grad_(entry[key])
+            for key in first:
+                del self._before[key]

@@ -17,7 +17,7 @@ from torchbus.plugin import Context, hookimpl
 
 from torchbus_accumulate._compat import STEP_COUNT, index_sampler, require_step_count
 from torchbus_accumulate.averages import Optimizers
-from torchbus_accumulate.place.position import Position
+from torchbus_accumulate.position import Position
 
 DEPTH = 4
 AVERAGES = (

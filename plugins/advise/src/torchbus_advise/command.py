@@ -7,9 +7,9 @@ import sys
 
 from torchbus.plugin import TorchbusError, UsageError
 
-from torchbus_advise.estimate.plans import installed
-from torchbus_advise.estimate.rows import GPUS, Gpu
 from torchbus_advise.page import Page
+from torchbus_advise.plans import installed
+from torchbus_advise.rows import GPUS, Gpu
 from torchbus_advise.trial import NoStep, Request, survey
 from torchbus_cli.parser import Parser, complain
 from torchbus_redaction.redactor import redacted_output

@@ -27,7 +27,7 @@ from torchbus_advise._compat import (
     current_frame,
     unset_fake_temporarily,
 )
-from torchbus_advise.observing.facts import ASKED_FOR
+from torchbus_advise.facts import ASKED_FOR
 
 Original = Callable[..., object]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from torchbus_advise.estimate.plans import Installed
-from torchbus_advise.estimate.rows import Choice, Gpu, Machine, Row, choose, rows
+from torchbus_advise.plans import Installed
+from torchbus_advise.rows import Choice, Gpu, Machine, Row, choose, rows
 from torchbus_advise.text import (
     LEGEND,
     by_part,

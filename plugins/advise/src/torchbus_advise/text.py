@@ -7,9 +7,9 @@ import os
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from torchbus_advise.estimate.plans import PRECISIONS
-from torchbus_advise.estimate.rows import Choice, Machine, Row
-from torchbus_advise.observing.facts import Facts
+from torchbus_advise.facts import Facts
+from torchbus_advise.plans import PRECISIONS
+from torchbus_advise.rows import Choice, Machine, Row
 from torchbus_advise.trial import Survey
 
 

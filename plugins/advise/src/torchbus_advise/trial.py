@@ -21,10 +21,10 @@ import torch
 from torchbus import Session
 from torchbus.plugin import TorchbusError
 
-from torchbus_advise.estimate.plans import Installed
+from torchbus_advise.facts import Facts, from_json
 from torchbus_advise.fake import Answers, fake_tensors, sessions_replaced, uncompiled
-from torchbus_advise.observing.facts import Facts, from_json
-from torchbus_advise.observing.observer import Enough, Observer
+from torchbus_advise.observer import Enough, Observer
+from torchbus_advise.plans import Installed
 from torchbus_cli import programs as program
 
 TIMED_S = 10.0

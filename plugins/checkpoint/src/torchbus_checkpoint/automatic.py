@@ -8,9 +8,8 @@ from pathlib import Path
 
 from torchbus.plugin import Context, LoaderIterator, warn
 
-from torchbus_checkpoint.agreement.exchange import agree
-from torchbus_checkpoint.agreement.requests import Requests, When
 from torchbus_checkpoint.disk import choice
+from torchbus_checkpoint.exchange import agree
 from torchbus_checkpoint.loop.contents import Finder
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
@@ -18,6 +17,7 @@ from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import fetch
 from torchbus_checkpoint.remote.mirror import Mirror
 from torchbus_checkpoint.remote.store import shown
+from torchbus_checkpoint.requests import Requests, When
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 LEFT = (

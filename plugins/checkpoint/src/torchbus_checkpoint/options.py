@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from torchbus.plugin import UsageError, expect
@@ -15,63 +14,44 @@ RESUME = ("auto", "never")
 Place = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
 class Options:
     """Where checkpoints are written, how, which are kept, and which one the run resumes from.
 
-    With a ``url``, ``folder`` is that of the local copy.
+    With a ``url``, ``folder`` is that of the local copy. Raises UsageError for a wrong type or
+    value.
     """
 
-    folder: Path | None
-    url: str | None
-    keep: int | None
-    monitor: str | None
-    mode: str
-    load_best: bool
-    resume: str | Path
-    async_save: bool
-    in_parts: bool
-
-
-def checked(
-    checkpoint: Place | None,
-    *,
-    local_copy: Place | None,
-    keep: int | None,
-    monitor: str | None,
-    mode: str,
-    load_best: bool,
-    resume: Place,
-    async_save: bool,
-    safetensors: bool,
-    sharded_save: bool,
-) -> Options:
-    """Return the options. Raises UsageError for a wrong type or value."""
-    expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
-    expect("local_copy", local_copy, (str, os.PathLike, type(None)), "a folder")
-    expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
-    expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
-    expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
-    if keep is not None and keep < 1:
-        raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
-    if mode not in MODES:
-        raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
-    expect("load_best", load_best, bool, "True or False")
-    expect("async_save", async_save, bool, "True or False")
-    expect("safetensors", safetensors, bool, "True or False")
-    expect("sharded_save", sharded_save, bool, "True or False")
-    folder, url = _places(checkpoint, local_copy)
-    return Options(
-        folder,
-        url,
-        keep,
-        monitor,
-        mode,
-        load_best,
-        _resume(resume, folder),
-        async_save,
-        sharded_save,
-    )
+    def __init__(
+        self,
+        checkpoint: Place | None,
+        *,
+        local_copy: Place | None,
+        keep: int | None,
+        monitor: str | None,
+        mode: str,
+        load_best: bool,
+        resume: Place,
+        async_save: bool,
+        safetensors: bool,
+        sharded_save: bool,
+    ) -> None:
+        expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
+        expect("local_copy", local_copy, (str, os.PathLike, type(None)), "a folder")
+        expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
+        expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
+        expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
+        if keep is not None and keep < 1:
+            raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
+        if mode not in MODES:
+            raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
+        expect("load_best", load_best, bool, "True or False")
+        expect("async_save", async_save, bool, "True or False")
+        expect("safetensors", safetensors, bool, "True or False")
+        expect("sharded_save", sharded_save, bool, "True or False")
+        self.folder, self.url = _places(checkpoint, local_copy)
+        self.resume = _resume(resume, self.folder)
+        self.keep, self.monitor, self.mode, self.load_best = keep, monitor, mode, load_best
+        self.async_save, self.in_parts = async_save, sharded_save
 
 
 def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | None, str | None]:

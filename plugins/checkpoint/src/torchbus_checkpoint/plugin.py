@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,17 +11,17 @@ from typing import Literal, TypeVar
 
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_checkpoint import events, options
-from torchbus_checkpoint.agreement.requests import Requests, When, seconds
+from torchbus_checkpoint import events
 from torchbus_checkpoint.automatic import AutomaticSaves
 from torchbus_checkpoint.loop import loaders
 from torchbus_checkpoint.loop.contents import Finder
+from torchbus_checkpoint.loop.course import explain_failure
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Epochs, Steps
-from torchbus_checkpoint.replay.course import explain_failure
+from torchbus_checkpoint.options import Options, refuse_url
+from torchbus_checkpoint.requests import Requests, When, seconds
 from torchbus_checkpoint.resume import Resume
 from torchbus_checkpoint.state.snapshot import Snapshot
-from torchbus_checkpoint.tried import Places
 
 Thing = TypeVar("Thing")
 
@@ -96,7 +97,7 @@ class Checkpoint:
         sharded_save: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
-        self._options = options.checked(
+        self._options = Options(
             checkpoint,
             local_copy=local_copy,
             keep=keep,
@@ -217,7 +218,7 @@ class Checkpoint:
         if self._resume.pending is not None:
             return self._resume.pending.save_called()
         loaders.refuse_hidden_batches(self._session)
-        options.refuse_url(path, f"s.save({str(path)!r})")
+        refuse_url(path, f"s.save({str(path)!r})")
         self._position.gaps.saves += 1
         self._snapshot.write(self._places.to_write(path))
 
@@ -227,7 +228,7 @@ class Checkpoint:
         Before the first step of this session, it also leads the loop that follows back to where the
         checkpoint was written.
         """
-        options.refuse_url(path, f"s.load({str(path)!r})")
+        refuse_url(path, f"s.load({str(path)!r})")
         self._resume.refuse_while_pending(path)
         self._resume.load(self._places.to_read(path), self._steps.count)
 
@@ -259,3 +260,37 @@ class Checkpoint:
             self._snapshot,
             self._resume.mirror,
         )
+
+
+BESIDE = ".fast_dev_run"
+
+
+class Places:
+    """Returns the script's own paths; during a trial run, temporary folders beside them."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._tried: set[Path] = set()
+        if session.dry_run and session.is_main:
+            session.on_close.callback(self._remove)
+
+    def to_write(self, path: str | os.PathLike[str]) -> Path:
+        """Return where ``s.save(path)`` writes."""
+        final = Path(path).absolute()
+        if not self._session.dry_run:
+            return final
+        self._tried.add(final)
+        return _beside(final)
+
+    def to_read(self, path: str | os.PathLike[str]) -> Path:
+        """Return where ``s.load(path)`` reads."""
+        final = Path(path).absolute()
+        return _beside(final) if final in self._tried else final
+
+    def _remove(self) -> None:
+        for path in self._tried:
+            shutil.rmtree(_beside(path), ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + BESIDE)

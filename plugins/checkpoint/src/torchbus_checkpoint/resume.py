@@ -8,17 +8,17 @@ from pathlib import Path
 
 from torchbus.plugin import Context, UsageError
 
-from torchbus_checkpoint.agreement.exchange import agree
 from torchbus_checkpoint.disk import choice
-from torchbus_checkpoint.folder_lock import FolderLock
+from torchbus_checkpoint.exchange import agree
+from torchbus_checkpoint.locks import FolderLock
 from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.replaying import Replay
 from torchbus_checkpoint.loop.steps import Epochs
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import fetch
 from torchbus_checkpoint.remote.fetch import RemoteJob
 from torchbus_checkpoint.remote.mirror import Mirror
-from torchbus_checkpoint.replay.replaying import Replay
-from torchbus_checkpoint.state import shapes
+from torchbus_checkpoint.state import forms
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 
@@ -103,7 +103,7 @@ class Resume:
             self._restored()
 
         self.found = found
-        with shapes.as_written(found, "the position in it"):
+        with forms.as_written(found, "the position in it"):
             replay = Replay(self._session, self._position, mine["position"], put_back, alike, scale)
         self._replay = self._epochs.replay = replay
         self._session.bus.register(replay, "checkpoint.replay")

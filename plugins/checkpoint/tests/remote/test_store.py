@@ -15,8 +15,8 @@ import pytest
 from torchbus import session
 from torchbus.errors import UsageError
 
+from torchbus_checkpoint import locks
 from torchbus_checkpoint.disk.choice import best, latest
-from torchbus_checkpoint.remote import claim
 from torchbus_checkpoint.remote import store as names
 from torchbus_checkpoint.remote import store as url
 from torchbus_checkpoint.remote.store import Store, StoreError
@@ -63,7 +63,7 @@ def test_a_run_goes_on_from_the_store(place: str, tmp_path: Path) -> None:
         "rank-0.safetensors",
         "training.safetensors",
     }
-    assert len(names.there(Store(place))) == 2 and Store(place).read(claim.NAME) is None
+    assert len(names.there(Store(place))) == 2 and Store(place).read(locks.NAME) is None
     assert sorted(os.listdir("here")) == ["step-00000005", "step-00000006"]
 
 
@@ -215,7 +215,7 @@ def test_never_resume(place: str) -> None:
     words = "resume='never', but .* has checkpoints of an earlier run, the last one step-00000003"
     with pytest.raises(UsageError, match=words), session(checkpoint=place, resume="never"):
         pass
-    assert Store(place).read(claim.NAME) is None
+    assert Store(place).read(locks.NAME) is None
 
 
 def test_no_password_is_shown(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torchbus import session
 from torchbus.bus import discovery
 
 from torchbus_cli.parser import Parser, table
-from torchbus_cli.plugins import InstalledPlugin, installed_plugins, misfits
+from torchbus_cli.plugins import installed_plugins, misfits
 from torchbus_device import accelerators
 from torchbus_device.devices import DevicePlan
 from torchbus_launch import inherited
@@ -53,34 +53,23 @@ class Finding:
         facts = ", ".join(
             f"{name} {'none' if value is None else value}" for name, value in self.facts.items()
         )
-        marked = [("  WRONG", text) for text in self.problems] + [
-            ("  hint", text) for text in self.hints
-        ]
-        return table(
-            [(label.ljust(12), text) for label, text in [(self.name, facts or "none"), *marked]]
-        )
+        rows = [(self.name, facts or "none")]
+        rows += [("  WRONG", text) for text in self.problems]
+        rows += [("  hint", text) for text in self.hints]
+        return table([(label.ljust(12), text) for label, text in rows])
 
 
 def packages_look() -> list[Finding]:
     """Check that each plugin can be imported and fits this version of torchbus."""
     found = installed_plugins()
     facts = {plugin.distribution: plugin.version for plugin in found}
-    return [
-        Finding(
-            "plugins",
-            facts,
-            [*misfits(), *(problem for plugin in found for problem in _problems(plugin))],
-        )
+    broken = [
+        f"{plugin.error}. Install it again: pip install --force-reinstall --no-deps"
+        f" {plugin.distribution}"
+        for plugin in found
+        if plugin.error is not None
     ]
-
-
-def _problems(plugin: InstalledPlugin) -> list[str]:
-    if plugin.error is not None:
-        return [
-            f"{plugin.error}. Install it again: pip install --force-reinstall --no-deps"
-            f" {plugin.distribution}"
-        ]
-    return []
+    return [Finding("plugins", facts, [*misfits(), *broken])]
 
 
 LAUNCHERS = {
@@ -156,10 +145,8 @@ def _contradictions() -> list[str]:
 
 
 def _rendezvous_point() -> list[str]:
-    address, port = (
-        os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        os.environ.get("MASTER_PORT", "29500"),
-    )
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = os.environ.get("MASTER_PORT", "29500")
     problems = []
     if not (port.isdigit() and int(port) < 2**16):
         problems.append(
@@ -206,20 +193,11 @@ def _processors() -> Finding:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     given = os.environ.get("OMP_NUM_THREADS", str(usable)).split(",")[0].strip()
-    facts = {
-        "present": os.cpu_count(),
-        "usable": usable,
-        "threads of torch": torch.get_num_threads(),
-    }
+    threads = torch.get_num_threads()
+    facts = {"present": os.cpu_count(), "usable": usable, "threads of torch": threads}
     if not given.isdigit() or not int(given):
-        return Finding(
-            "processors",
-            facts,
-            [
-                f"OMP_NUM_THREADS={given!r} is not a number of threads: unset it, or set it to"
-                f" {usable}"
-            ],
-        )
+        what = f"OMP_NUM_THREADS={given!r} is not a number of threads: unset it, or set it to"
+        return Finding("processors", facts, [f"{what} {usable}"])
     hint = f"OMP_NUM_THREADS={given} is more than the usable processors: set it to at most {usable}"
     return Finding("processors", facts, hints=[hint] if int(given) > usable else [])
 
@@ -234,14 +212,11 @@ def _shared_memory() -> Finding:
     facts = {"free": f"{free_mib} MiB", "size": f"{total_mib} MiB"}
     if free_mib >= SMALL_MIB:
         return Finding(SHARED_MEMORY, facts)
-    advice = "start the container with --shm-size=2g or --ipc=host, or use num_workers=0"
-    return Finding(
-        SHARED_MEMORY,
-        facts,
-        hints=[
-            f"{SHARED_MEMORY} is small, and DataLoader workers pass batches through it: {advice}"
-        ],
+    hint = (
+        f"{SHARED_MEMORY} is small, and DataLoader workers pass batches through it: start the"
+        " container with --shm-size=2g or --ipc=host, or use num_workers=0"
     )
+    return Finding(SHARED_MEMORY, facts, hints=[hint])
 
 
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
@@ -344,13 +319,8 @@ def loopback_look() -> list[Finding]:
     except OSError as error:
         works, problem = False, f"127.0.0.1 can't be reached ({error})"
     remedy = "bring the interface up (ip link set lo up), and let the firewall pass it"
-    return [
-        Finding(
-            "loopback",
-            {"TCP": "works" if works else "fails"},
-            [] if works else [f"{problem}: {remedy}"],
-        )
-    ]
+    problems = [] if works else [f"{problem}: {remedy}"]
+    return [Finding("loopback", {"TCP": "works" if works else "fails"}, problems)]
 
 
 def _send() -> bytes:
@@ -378,9 +348,8 @@ def train(rank: int = 0, world_size: int = 1) -> tuple[torch.Tensor, float]:
     generator = torch.Generator().manual_seed(1)
     began = time.perf_counter()
     for _ in range(STEPS):
-        x = torch.randn(BATCH_SIZE, 4, generator=generator, dtype=torch.float64).chunk(world_size)[
-            rank
-        ]
+        batch = torch.randn(BATCH_SIZE, 4, generator=generator, dtype=torch.float64)
+        x = batch.chunk(world_size)[rank]
         optimizer.zero_grad()
         mse_loss(model(x), x.sin().sum(1, keepdim=True)).backward()
         optimizer.step()
@@ -407,11 +376,8 @@ COMMAND = [sys.executable, "-m", "torchbus_cli.doctor"]
 def run(timeout_s: float) -> Finding:
     """Train on two gloo ranks on CPU, and compare the parameters with those of one process."""
     if "ddp" not in discovery.installed("strategy"):
-        return Finding(
-            NAME,
-            {"result": "not run"},
-            hints=["training on several devices needs a plugin: pip install torchbus-ddp"],
-        )
+        hint = "training on several devices needs a plugin: pip install torchbus-ddp"
+        return Finding(NAME, {"result": "not run"}, hints=[hint])
     began = time.perf_counter()
     with subprocess.Popen(
         COMMAND,
@@ -439,27 +405,16 @@ def _judged(reported: dict[str, Any], wall_s: float) -> Finding:
         "ms/step": f"{reported['train_s'] / reported['steps'] * 1000:.2f}",
         "seconds in all": f"{wall_s:.1f}",
     }
-    return Finding(
-        NAME,
-        facts,
-        (
-            []
-            if same
-            else [
-                "two ranks learn different parameters than one process: please report it with this"
-                " output"
-            ]
-        ),
+    wrong = (
+        "two ranks learn different parameters than one process: please report it with this output"
     )
+    return Finding(NAME, facts, [] if same else [wrong])
 
 
 def _failed(what: str, errors: str) -> Finding:
-    see_all = f"{shlex.join(COMMAND)} shows all of it"
-    return Finding(
-        NAME,
-        {"result": "failed"},
-        [f"{what}: {_last_error(errors) or 'no output'}. See the lines above; {see_all}"],
-    )
+    see_all = f"See the lines above; {shlex.join(COMMAND)} shows all of it"
+    problem = f"{what}: {_last_error(errors) or 'no output'}. {see_all}"
+    return Finding(NAME, {"result": "failed"}, [problem])
 
 
 def _last_error(errors: str) -> str:
@@ -535,10 +490,9 @@ def _look(self_test_s: float | None) -> Iterator[Finding]:
 
 
 def _summary(wrong: int) -> str:
+    are = "is" if wrong == 1 else "are"
     return (
-        f"{wrong} of these {'is' if wrong == 1 else 'are'} wrong: see the lines marked WRONG"
-        if wrong
-        else "nothing is wrong"
+        f"{wrong} of these {are} wrong: see the lines marked WRONG" if wrong else "nothing is wrong"
     )
 
 
@@ -547,6 +501,5 @@ def _as_json(found: list[Finding]) -> str:
         finding.name: {name: value for name, value in asdict(finding).items() if name != "name"}
         for finding in found
     }
-    return json.dumps(
-        {"ok": not any(finding.problems for finding in found), "findings": findings}, indent=2
-    )
+    ok = not any(finding.problems for finding in found)
+    return json.dumps({"ok": ok, "findings": findings}, indent=2)

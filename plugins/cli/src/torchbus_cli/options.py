@@ -123,7 +123,9 @@ def _makers() -> Iterator[tuple[EntryPoint, Callable[..., object]]]:
 
 
 def _option(name: str, maker: Callable[..., object], package: str, plugin: str) -> Option:
-    function = _constructor(maker, name)
+    made: Any = maker
+    # a class inherits its constructor
+    function: Callable[..., object] = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
     parameter = inspect.signature(function).parameters[name]
     modules: set[str] = set()
     kind = text(of_parameter(function, parameter), modules)
@@ -136,12 +138,6 @@ def _parameters(maker: Callable[..., object]) -> Iterator[str]:
     for name, one in inspect.signature(maker).parameters.items():
         if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD):
             yield name
-
-
-def _constructor(maker: Any, name: str) -> Callable[..., object]:
-    """Return the function that has the parameter: a class inherits its constructor."""
-    found: Callable[..., object] = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]
-    return found
 
 
 def _meaning(maker: object, name: str) -> str:

@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_compress import codecs
-from torchbus_compress.averaging import AVERAGERS
+from torchbus_compress.averaging import AVERAGERS, LocalModels
 from torchbus_compress.codecs import Bfloat16, Bytes
-from torchbus_compress.models import LocalModels
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState

@@ -15,8 +15,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError
 
-from torchbus_deepspeed import known
-from torchbus_deepspeed._compat import package
+from torchbus_deepspeed import _compat, known
 from torchbus_deepspeed.optimizers import Choice
 from torchbus_launch import config_file
 
@@ -144,8 +143,8 @@ class Config:
 
     def check(self, session: Context) -> None:
         """Raise UsageError if it contradicts the session, or needs something unavailable."""
-        known.refuse_unknown_zero(self.zero, package.zero_keys())
-        for name, keys in package.section_keys().items():
+        known.refuse_unknown_zero(self.zero, _compat.zero_keys())
+        for name, keys in _compat.section_keys().items():
             known.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
         check(self._given, session.options)
         fill_precision(self._given, session.options)
@@ -154,7 +153,7 @@ class Config:
                 "config: zero_optimization.stage=0 divides nothing, so bf16, fp16 and offload have"
                 " no effect: use stage 1, 2 or 3"
             )
-        if self.dtype == torch.float16 and not package.takes_fp16():
+        if self.dtype == torch.float16 and not _compat.takes_fp16():
             raise UsageError(NO_FP16.format(session.device.type))
         if self.stage == 3 and session.options.get("accumulate_grad_batches", 1) != 1:
             raise UsageError(
@@ -354,5 +353,5 @@ def check_offload(zero: Mapping[str, Any]) -> None:
             continue
         if not section.get("nvme_path"):
             raise UsageError(NO_PATH.format(name, name))
-        if not package.has_async_io():
+        if not _compat.has_async_io():
             raise UsageError(NO_AIO.format(name))

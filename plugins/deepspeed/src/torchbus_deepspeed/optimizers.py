@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torchbus.plugin import UsageError, hookimpl
 
-from torchbus_deepspeed._compat import package
-from torchbus_deepspeed.engine.shadow import groups_with, shadow_of, unhook
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.shadow import groups_with, shadow_of, unhook
 from torchbus_strategy.internal import making_internal
 
 TOGETHER = (
@@ -124,20 +124,16 @@ class Kernel:
     """The loop's own optimizer is of this class."""
 
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
-        """Return an optimizer for DeepSpeed to hold, as ``engine.shadow.shadow_of`` does."""
+        """Return an optimizer for DeepSpeed to hold, as ``shadow.shadow_of`` does."""
         keys = ("params", *self.takes)
-        return self.made(
-            [
-                {name: value for name, value in group.items() if name in keys}
-                for group in groups_with(optimizer, parameters)
-            ]
-        )
+        groups = [group.items() for group in groups_with(optimizer, parameters)]
+        return self.made([{key: one for key, one in group if key in keys} for group in groups])
 
     def made(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Make it. Raises UsageError if its operator can't be built or loaded."""
         try:
-            with making_internal(), package.quiet():
-                made: Optimizer = package.optimizer_class(self.module, self.name)(
+            with making_internal(), _compat.quiet():
+                made: Optimizer = _compat.optimizer_class(self.module, self.name)(
                     groups, **self.arguments
                 )
         except Exception as error:  # of compilers, loaders and devices

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 from torchbus.plugin import Context, UsageError, World, hookimpl
 
-from torchbus_deepspeed._compat import package
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.backward import ShardedReductions, ShardedSync
 from torchbus_deepspeed.config import Config, Given, require_deepspeed
-from torchbus_deepspeed.engine.states import Gradients
-from torchbus_deepspeed.training.backward import ShardedReductions, ShardedSync
-from torchbus_deepspeed.training.engines import Clipping, Engines, Inputs
-from torchbus_deepspeed.training.steps import Intake, Steps
+from torchbus_deepspeed.engines import Clipping, Engines, Inputs
+from torchbus_deepspeed.states import Gradients
+from torchbus_deepspeed.steps import Intake, Steps
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy import options
 from torchbus_strategy.checks import replicas
@@ -83,7 +83,7 @@ class DeepSpeed(Strategy):
     @hookimpl
     def launch(self, session: Context) -> World:
         if session.launcher.has_many_ranks():
-            package.load()  # ranks that are forked share the imports
+            _compat.load()  # ranks that are forked share the imports
             self.config.build()
         return super().launch(session)
 
@@ -100,7 +100,7 @@ class DeepSpeed(Strategy):
         """Replace each gradient by its mean over ranks, in its dtype, at stage 0. All ranks call
         it.
         """
-        package.average(tensors)
+        _compat.average(tensors)
 
     def division(self, session: Context) -> options.Division:
         """A rank without samples runs its backward as well, for ZeRO's collectives in it."""
@@ -120,19 +120,19 @@ class DeepSpeed(Strategy):
 
     def _open(self, session: Context) -> None:
         """Open DeepSpeed's communication, and silence warnings that a user can't act on."""
-        session.on_close.callback(package.close_comm)
+        session.on_close.callback(_compat.close_comm)
         # stage 3 puts its own there
         session.on_close.callback(setattr, functional, "linear", functional.linear)
         if session.device.type == "cpu":
-            session.on_close.callback(package.use_cpu())
-        session.on_close.enter_context(package.quiet())
-        session.on_close.enter_context(package.no_deprecations())
+            session.on_close.callback(_compat.use_cpu())
+        session.on_close.enter_context(_compat.quiet())
+        session.on_close.enter_context(_compat.no_deprecations())
         session.on_close.enter_context(environment_variables({"LOCAL_RANK": session.local_rank}))
-        session.replace(package.comm_module(), "build_shm_op", lambda _: lambda: None)
-        for owner, name, make in package.broadcasts():
+        session.replace(_compat.comm_module(), "build_shm_op", lambda _: lambda: None)
+        for owner, name, make in _compat.broadcasts():
             session.replace(owner, name, make)
         self.config.check(session)
-        package.open_comm()
+        _compat.open_comm()
 
     def _register(self, session: Context, engines: Engines) -> None:
         gradients = ShardedSync(

@@ -22,11 +22,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from torchbus.plugin import Context, hookimpl
 from torchbus.runtime.steps import Steps
+from torchbus.runtime.user_code import outwards
 
 from torchbus_device import accelerators
 from torchbus_gpu._compat import FILE_OF_TENSOR, current_frame
 from torchbus_gpu.monitor import Monitor
-from torchbus_gpu.users_code import Line, is_users, line_of, loader_line, outwards
+from torchbus_gpu.users_code import Line, is_users, line_of, loader_line
 
 
 def listeners(session: Context, monitor: Monitor) -> list[tuple[str, object]]:
@@ -81,9 +82,7 @@ class Sites:
         line, step = Line(frame.f_code.co_filename, frame.f_lineno), self._steps.count
         site = self._sites.get(line)
         if site is None:
-            self._sites[line] = _Site(
-                step, step, warned=loader_line(list(outwards(frame))) is not None
-            )
+            self._sites[line] = _Site(step, step, warned=loader_line(outwards(frame)) is not None)
         elif not site.warned and site.last_step != step:
             site.last_step = step
             site.steps += 1
@@ -305,13 +304,8 @@ class LoaderAdvice:
 def advice(loader: DataLoader[object], share: float, session: Context) -> str:
     cores = max(1, _cores() // session.world.local_world_size)
     wanted = workers_needed(loader.num_workers, share)
-    changes = [
-        (
-            f"num_workers={min(wanted, cores)} instead of {loader.num_workers}"
-            if min(wanted, cores) > loader.num_workers
-            else ""
-        )
-    ]
+    more = f"num_workers={min(wanted, cores)} instead of {loader.num_workers}"
+    changes = [more if min(wanted, cores) > loader.num_workers else ""]
     if wanted > cores:
         changes.append(
             f"{wanted} workers would be needed and this rank has {cores} cores, so make a sample"

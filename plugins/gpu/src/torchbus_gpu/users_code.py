@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import FrameType
 from typing import NamedTuple
@@ -51,13 +51,6 @@ def is_users(frame: FrameType) -> bool:
     return not (frame.f_globals.get("__name__") or "").startswith("torchbus") and not _is_foreign(
         frame.f_code.co_filename
     )
-
-
-def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame, and then those that called it."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def line_of(frames: Iterable[FrameType]) -> Line | None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, hookimpl
 
-from torchbus_log.metrics.exchange import Record
-from torchbus_log.metrics.totals import Value
+from torchbus_log.exchange import Record
 from torchbus_log.passes import Passes
+from torchbus_log.totals import Value
 from torchbus_strategy.loss.held import unscaled
 
 

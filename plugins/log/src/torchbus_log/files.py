@@ -1,6 +1,6 @@
 """The folder of a run: files that are complete up to their last line, on disks that may fail.
 
-Of ranks and metrics, the modules here know only names and numbers."""
+Of ranks and metrics, it knows only names and numbers."""
 
 from __future__ import annotations
 
@@ -228,16 +228,9 @@ class Local:
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         lost = self._disk.lost if self._disk is not None else 0
-        return {
-            "loggers": [
-                (
-                    f"local: each rank writes into {self.folder}"
-                    if self.folder
-                    else "local: not running"
-                )
-                + (f"; {lost} records of this one could not be written" if lost else "")
-            ]
-        }
+        line = f"each rank writes into {self.folder}" if self.folder else "not running"
+        line += f"; {lost} records of this one could not be written" if lost else ""
+        return {"loggers": [f"local: {line}"]}
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:

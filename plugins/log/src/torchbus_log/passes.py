@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, Share
 
-from torchbus_log.metrics.totals import Metric, Total
+from torchbus_log.totals import Metric, Total
 from torchbus_strategy.batches import collect
 
 

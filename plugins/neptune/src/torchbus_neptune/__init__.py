@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_neptune.logger import NeptuneLogger
-from torchbus_neptune.one_run import OneRun
+from torchbus_neptune.logger import NeptuneLogger, OneRun
 
 __all__ = ["NeptuneLogger", "OneRun"]

@@ -1,13 +1,17 @@
-"""The logger "neptune"."""
+"""The logger "neptune"; and one run, rank 0's, for a script that calls ``init_run`` itself."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import math
 import os
 import secrets
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol, cast
 
@@ -239,3 +243,51 @@ def storable(values: Mapping[str, object]) -> dict[str, object]:
         )
         for key, value in values.items()
     }
+
+
+FOLDER = "NEPTUNE_DATA_DIRECTORY"  # the client reads it when a run begins
+
+
+class OneRun:
+    """On the other ranks, runs have the client's mode "debug": they send nothing.
+
+    What that mode writes goes to a temporary folder.
+    """
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        from neptune import Run
+
+        if not session.is_main and not NeptuneLogger.has_all_ranks(session):
+            folder = tempfile.mkdtemp()
+            session.on_close.callback(shutil.rmtree, folder, ignore_errors=True)
+            session.replace(Run, "__init__", partial(silent, folder))
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
+        if session.world_size == 1 or NeptuneLogger.has_all_ranks(session):
+            return None
+        return {"loggers": ["neptune: where the script calls it itself, rank 0's calls count"]}
+
+
+def silent(folder: str, original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
+        before = os.environ.get(FOLDER)
+        os.environ[FOLDER] = folder
+        try:
+            original(self, *args, **{**kwargs, "mode": "debug"})
+        finally:
+            del os.environ[FOLDER]
+            if before is not None:
+                os.environ[FOLDER] = before
+
+    return __init__
+
+
+def before_the_block() -> None:
+    """Silence runs that a launched rank makes before the block."""
+    from neptune import Run
+
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Run.__init__ = silent(folder, Run.__init__)  # type: ignore[method-assign]

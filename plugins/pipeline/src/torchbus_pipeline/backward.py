@@ -13,11 +13,11 @@ from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, h
 
 from torchbus_pipeline._compat import buffers, is_view
 from torchbus_pipeline.calls import Calls
-from torchbus_pipeline.lazily.backward import LaterBackward, batch_of
-from torchbus_pipeline.lazily.later import Later
+from torchbus_pipeline.cut import mark_of
+from torchbus_pipeline.later import Later
+from torchbus_pipeline.later_backward import LaterBackward, batch_of
 from torchbus_pipeline.meeting import CheckedBarrier, Team
-from torchbus_pipeline.model.cut import mark_of
-from torchbus_pipeline.model.models import Models
+from torchbus_pipeline.models import Models
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header as strategy_header
 from torchbus_strategy.backward import loss_counts

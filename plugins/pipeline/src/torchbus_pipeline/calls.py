@@ -12,13 +12,9 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Context, Surround, Unsupported
 
-from torchbus_pipeline.lazily.backward import Deferred
-from torchbus_pipeline.lazily.later import Later, number, output
-from torchbus_pipeline.meeting import CheckedBarrier, Team
-from torchbus_pipeline.model.cut import Between, Cut, after
-from torchbus_pipeline.options import GPIPE, PipelineOptions
-from torchbus_pipeline.schedule import run
-from torchbus_pipeline.schedule.inputs import (
+from torchbus_pipeline import passes
+from torchbus_pipeline.cut import Between, Cut, after
+from torchbus_pipeline.inputs import (
     NO_EXTRA,
     Extra,
     Inputs,
@@ -27,7 +23,11 @@ from torchbus_pipeline.schedule.inputs import (
     refuse_reading,
     rows_in,
 )
-from torchbus_pipeline.schedule.run import Link, LocalStream, Pass, Run
+from torchbus_pipeline.later import Later, number, output
+from torchbus_pipeline.later_backward import Deferred
+from torchbus_pipeline.meeting import CheckedBarrier, Team
+from torchbus_pipeline.options import GPIPE, PipelineOptions
+from torchbus_pipeline.passes import Link, LocalStream, Pass, Run
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Calls:
         """Return the output, after all forwards. All ranks of the pipeline call it."""
         before, self._computes = self._computes, True
         try:
-            whole = run.forward(one)
+            whole = passes.forward(one)
         finally:
             self._computes = before
         if whole is None:
@@ -153,7 +153,7 @@ class Calls:
             raise AssertionError("some rank has had an error")
         if not one.run.trains:
             return whole
-        made: Tensor = run.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
+        made: Tensor = passes.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
         return made
 
     def _may_wait(self, cut: Cut) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any, NoReturn
 
 import torch
@@ -14,14 +15,15 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import Context, Unsupported, hookimpl
+from torchbus.tree import map_tensors
 
 from torchbus_launch.place import END
+from torchbus_pipeline import elsewhere
 from torchbus_pipeline._compat import buffers, parameters
+from torchbus_pipeline.cut import Cut, first_mark, mark_of
+from torchbus_pipeline.elsewhere import Elsewhere
 from torchbus_pipeline.meeting import CheckedBarrier, Team
-from torchbus_pipeline.model import elsewhere
-from torchbus_pipeline.model.cut import Cut, first_mark, mark_of
-from torchbus_pipeline.model.elsewhere import Elsewhere
-from torchbus_pipeline.model.models import Models
+from torchbus_pipeline.models import Models
 from torchbus_strategy import sharding
 
 
@@ -209,9 +211,6 @@ class WholeNorm:
         return torch.get_default_dtype() if model is None else next(model.parameters()).dtype
 
 
-CPU = torch.device("cpu")
-
-
 class WholeOptimizers:
     """Gathers the optimizer states of all places. All ranks call it."""
 
@@ -243,7 +242,7 @@ class WholeOptimizers:
 
     def _whole(self, state: dict[Any, Any]) -> dict[Any, Any]:
         whole = dict(state)
-        for part in self._barrier.gather_in_pipeline(_to(state, CPU)):
+        for part in self._barrier.gather_in_pipeline(map_tensors(state, Tensor.cpu)):
             whole = {**part, **whole}
         return dict(sorted(whole.items()))
 
@@ -258,7 +257,8 @@ class WholeOptimizers:
             whole = self._whole(mine)
             for index, one in enumerate(_parameters(optimizer)):
                 if index in whole and index not in mine:
-                    optimizer.state[one] = _to(whole[index], one.device)
+                    to_device = methodcaller("to", one.device)
+                    optimizer.state[one] = map_tensors(whole[index], to_device)
 
 
 def _keep_local(optimizer: Optimizer) -> None:
@@ -270,12 +270,3 @@ def _keep_local(optimizer: Optimizer) -> None:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _to(value: object, device: torch.device) -> object:
-    """Return the same nested dicts, with their tensors on this device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    return value

@@ -10,9 +10,9 @@ from torchbus.plugin import Context, Unsupported, UsageError, World, hookimpl
 
 from torchbus_pipeline.backward import PipelineBackward, Replicas
 from torchbus_pipeline.calls import Calls
-from torchbus_pipeline.lazily.backward import LaterBackward, Orders
+from torchbus_pipeline.later_backward import LaterBackward, Orders
 from torchbus_pipeline.meeting import CheckedBarrier, make_team
-from torchbus_pipeline.model.models import Models
+from torchbus_pipeline.models import Models
 from torchbus_pipeline.options import PipelineOptions, read_balance
 from torchbus_pipeline.states import End, WholeModules, WholeNorm, WholeOptimizers
 from torchbus_strategy import groups

@@ -1,6 +1,6 @@
 """Reads, writes, initialises and copies sharded tensors as whole ones for the script.
 
-This folder replaces functions of tensors until the session ends. It knows no model."""
+It replaces functions of tensors until the session ends. It knows no model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchbus.plugin import Context, Unsupported
 
-from torchbus_sharded._compat.tensors import tree_map
-from torchbus_sharded.engine.meta import refuse_accumulated
+from torchbus_sharded._compat import tree_map
+from torchbus_sharded.meta import refuse_accumulated
 from torchbus_strategy import sharding
 
 

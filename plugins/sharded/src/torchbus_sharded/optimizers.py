@@ -1,6 +1,4 @@
-"""Optimizers of sharded models, which hold shards; their ``state_dict`` is made whole.
-
-This folder knows optimizers and parameters. Models belong to ``fsdp``."""
+"""Optimizers of sharded models, which hold shards; their ``state_dict`` is made whole."""
 
 from __future__ import annotations
 
@@ -10,17 +8,21 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import Context
 
-from torchbus_sharded.checks.agreement import Agreement
+from torchbus_sharded.agreement import Agreement
 from torchbus_strategy import sharding
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.checks.hyperparameters import Settings
 
 T = TypeVar("T")
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def added_methods(optimizer: Optimizer) -> list[str]:
@@ -87,12 +89,7 @@ class Optimizers:
         place = {id(parameter): index for index, parameter in enumerate(parameters)}
         found = []
         for optimizer in objects.optimizers():
-            held = [
-                place[id(one)]
-                for group in optimizer.param_groups
-                for one in group["params"]
-                if id(one) in place
-            ]
+            held = [place[id(one)] for one in parameters_of(optimizer) if id(one) in place]
             if held and self._session.captures(optimizer):
                 found.append((min(held), optimizer))
         for _, optimizer in sorted(found, key=lambda pair: pair[0]):

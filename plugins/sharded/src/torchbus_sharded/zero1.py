@@ -9,17 +9,19 @@ import functools
 import inspect
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from operator import methodcaller
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
+from torchbus.tree import map_tensors
 
-from torchbus_sharded._compat.tensors import version
-from torchbus_sharded.fsdp.strategy import FSDP
-from torchbus_sharded.optimizers import surround
+from torchbus_sharded._compat import version
+from torchbus_sharded.optimizers import parameters_of, surround
+from torchbus_sharded.strategy import FSDP
 
 
 class ShardedGradients(FSDP):
@@ -54,9 +56,6 @@ def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedG
     """
     expect("shard_gradients", shard_gradients, bool, "True or False")
     return ShardedGradients() if shard_gradients else ShardedOptimizer()
-
-
-T = TypeVar("T")
 
 
 class ShardedOptimizer:
@@ -128,12 +127,8 @@ class ShardedSteps:
             vars(optimizer)["__getstate__"] = lambda: _no_copy(name)  # not a circle of references
             stack.callback(vars(optimizer).pop, "__getstate__")
         owners, local = self._owners[optimizer], self._per_rank.get(optimizer, set())
-        owners.add(
-            [
-                None if id(parameter) in local else parameter.numel()
-                for parameter in _parameters(optimizer)[len(owners.of) :]
-            ]
-        )
+        new = parameters_of(optimizer)[len(owners.of) :]
+        owners.add([None if id(one) in local else one.numel() for one in new])
         self._keep_local(optimizer)
 
     @hookimpl
@@ -166,13 +161,13 @@ class ShardedSteps:
         self._hidden.show()
         assert self._session.job is not None
         self._session.job.wait_in(f"{type(optimizer).__name__}.step")
-        send(_parameters(optimizer), self._owners[optimizer].of, self._session.world_size)
+        send(parameters_of(optimizer), self._owners[optimizer].of, self._session.world_size)
         self._session.job.go_on()
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Make ``optimizer.state_dict()`` whole. All ranks must call it."""
         whole: dict[int, dict[str, object]] = {}
-        for part in self._session.all_gather_object(_to(state_dict["state"], torch.device("cpu"))):
+        for part in self._session.all_gather_object(map_tensors(state_dict["state"], Tensor.cpu)):
             # a loop that looks at the state of another rank's parameter leaves an empty entry
             whole |= {key: entry for key, entry in part.items() if entry or key not in whole}
         return {**state_dict, "state": dict(sorted(whole.items()))}
@@ -180,7 +175,7 @@ class ShardedSteps:
     def _keep_local(self, optimizer: Optimizer) -> None:
         """Drop the state of other ranks' parameters: loaded, or from before the block."""
         for parameter, owner in zip(
-            _parameters(optimizer), self._owners[optimizer].of, strict=True
+            parameters_of(optimizer), self._owners[optimizer].of, strict=True
         ):
             if not self._is_local(owner):
                 optimizer.state.pop(parameter, None)
@@ -251,15 +246,12 @@ def takes_more_than_a_closure(optimizer: Optimizer) -> bool:
     return any(one.name != "closure" for one in first)
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _fill(optimizer: Optimizer, whole: Mapping[int, object]) -> None:
     """Add the state of the parameters that other ranks step."""
-    for index, parameter in enumerate(_parameters(optimizer)):
+    for index, parameter in enumerate(parameters_of(optimizer)):
         if not optimizer.state.get(parameter) and index in whole:
-            optimizer.state[parameter] = _to(whole[index], parameter.device)
+            to_device = methodcaller("to", parameter.device)
+            optimizer.state[parameter] = map_tensors(whole[index], to_device)
 
 
 def _no_copy(name: str) -> NoReturn:
@@ -268,16 +260,6 @@ def _no_copy(name: str) -> NoReturn:
         " copy.deepcopy): a rank has only a part of its state. Save optimizer.state_dict(), which"
         " is whole, or use strategy='ddp'"
     )
-
-
-def _to(value: T, device: torch.device) -> T:
-    """The same nested dicts, with their tensors on this device."""
-    moved: object = value
-    if isinstance(value, Tensor):
-        moved = value.to(device)
-    elif isinstance(value, dict):
-        moved = {key: _to(item, device) for key, item in value.items()}
-    return cast(T, moved)
 
 
 HALF_DONE = (

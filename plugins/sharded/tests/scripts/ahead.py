@@ -31,7 +31,7 @@ EARLY = []  # at the end of the first block: whether the second one is on its wa
 
 
 def look(net):
-    from torchbus_sharded._compat.fsdp2 import groups_in
+    from torchbus_sharded._compat import groups_in
 
     net.blocks[0].register_forward_hook(
         lambda *_: EARLY.append(groups_in(net.blocks[1])[0]._all_gather_result is not None)

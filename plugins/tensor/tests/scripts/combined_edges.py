@@ -8,7 +8,7 @@ import torch
 from tensor_head import PLAN, Mlp, differ, loss_of, numbers, opened, session, state, train
 from torch.utils.data import DataLoader
 
-from torchbus_sharded.fsdp.strategy import FSDP
+from torchbus_sharded.strategy import FSDP
 from torchbus_tensor_parallel.beside import TensorLayers
 
 warnings.simplefilter("ignore")

@@ -5,7 +5,7 @@ import json
 import torch
 from tensor_head import PLAN, Mlp, loss_of, numbers, opened, session, train
 
-from torchbus_sharded.fsdp.strategy import FSDP
+from torchbus_sharded.strategy import FSDP
 
 found = {}
 

@@ -22,12 +22,10 @@ from typing import Any
 
 from torchbus.bus import discovery
 
-from torchbus_testing.counted_store import CountedStore
-from torchbus_testing.disks import SmallDisk, small_disk
-from torchbus_testing.environments import empty_environment
+from torchbus_testing.environments import SmallDisk, empty_environment, small_disk
 from torchbus_testing.forking import ForkServer, fork_script
 from torchbus_testing.processes import MARKER, listening_ports, orphans
-from torchbus_testing.recorder import ALL_EVENTS, Recorder, RecordingLogger
+from torchbus_testing.recorder import ALL_EVENTS, CountedStore, Recorder, RecordingLogger
 from torchbus_testing.recording import RecordingServer, recording_server
 from torchbus_testing.scripts import Result, Script, run, run_script, start, write_script
 from torchbus_testing.state import OWNERS, assert_torch_unchanged, torch_state

@@ -81,10 +81,5 @@ def listening_ports() -> list[int]:
         for table in ("tcp", "tcp6")
         for line in Path("/proc/net", table).read_text().splitlines()[1:]
     ]
-    return sorted(
-        {
-            int(line[1].split(":")[1], 16)
-            for line in lines
-            if line[3] == "0A" and f"socket:[{line[9]}]" in mine
-        }
-    )
+    listening = [line for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine]
+    return sorted({int(line[1].split(":")[1], 16) for line in listening})

@@ -1,12 +1,14 @@
-"""Records the events that a plugin receives, and the numbers that a logger receives."""
+"""Records the events of a plugin, the numbers of a logger, and the requests to the shared store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.distributed as dist
 from torchbus import events
 from torchbus.bus.base import hookimpl
 
+from torchbus_launch.store import SealedStore
 from torchbus_log.trackers.values import Image, Values
 
 
@@ -69,3 +71,18 @@ class RecordingLogger:
 ALL_EVENTS = frozenset(
     name for name, value in vars(events).items() if hasattr(value, "torchbus_spec")
 )
+
+
+class CountedStore(SealedStore):
+    """A store of a job that counts its requests.
+
+    ``requests``: how many it has made so far.
+    """
+
+    requests = 0
+
+    @property
+    def raw(self) -> dist.Store:
+        """torch's own store; each use counts as a request."""
+        self.requests += 1
+        return super().raw

@@ -28,25 +28,17 @@ class Handler(BaseHTTPRequestHandler):
     lock = threading.Lock()
 
     def do_GET(self) -> None:
-        url, text = (
-            urlparse(self.path),
-            self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace"),
-        )
-        body = parsed(text)
+        url = urlparse(self.path)
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = parsed(data.decode(errors="replace"))
         reported = type(self).answer(url.path, body, f"http://{self.headers['Host']}")
-        self.note(
-            {
-                "path": url.path,
-                "query": parse_qs(url.query),
-                "authorization": self.headers.get("Authorization"),
-                "body": body,
-            }
-        )
+        authorization, query = self.headers.get("Authorization"), parse_qs(url.query)
+        self.note(path=url.path, query=query, authorization=authorization, body=body)
         self.respond(404 if reported is None else 200, json.dumps(reported).encode())
 
     do_POST = do_PUT = do_GET
 
-    def note(self, request: dict[str, object]) -> None:
+    def note(self, **request: object) -> None:
         with self.lock, open(self.folder / REQUESTS, "a") as file:
             file.write(json.dumps(request) + "\n")
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from torchbus.plugin import Context, SharedStore, warn
 
-from torchbus_throughput.measures.clock import Clock, Power, Span
-from torchbus_throughput.measures.counts import Counts, Tally
-from torchbus_throughput.measures.flops import Flops, Peak
+from torchbus_throughput.clock import Clock, Power, Span
+from torchbus_throughput.counts import Counts, Tally
+from torchbus_throughput.flops import Flops, Peak
 
 SLOTS = 2  # a rank may be one window ahead of another
 RANKS_THAT_REPORT_ALL = 1000

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_throughput.measures.clock import Mark
-from torchbus_throughput.measures.counts import Counts, Tokens
-from torchbus_throughput.measures.flops import Flops, Peak
+from torchbus_throughput.clock import Mark
+from torchbus_throughput.counts import Counts, Tokens
+from torchbus_throughput.flops import Flops, Peak
 from torchbus_throughput.meter import Meter, Sending, Window
 
 

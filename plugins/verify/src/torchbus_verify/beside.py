@@ -8,9 +8,9 @@ from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.gradients import adds_losses
 from torchbus_verify.causes.search import describe
-from torchbus_verify.compare import difference, files, printed, samples
+from torchbus_verify.compare import difference, output, samples
 from torchbus_verify.compare.difference import Comparison, Difference
-from torchbus_verify.compare.printed import Line
+from torchbus_verify.compare.output import Line
 from torchbus_verify.compare.samples import Samples
 from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.runs import inside
@@ -74,12 +74,12 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
 
 def _add_files(reported: Beside, lab: Laboratory, plain: Run, ours: Run, allowed: float) -> None:
     again = lab.plain(again=1) if ours.written != plain.written else None
-    chance = files.by_chance(plain, again) if again is not None else []
+    chance = output.by_chance(plain, again) if again is not None else []
     if chance:
         reported.notes.append(
             f"files named by the clock or by chance are not compared: {_some(chance)}"
         )
-    for one in files.compare(ours, plain, again, allowed):
+    for one in output.compare(ours, plain, again, allowed):
         reported.causes.append(cause.files(f"{one.name} {one.text}"))
 
 
@@ -145,18 +145,18 @@ def _add_prints(reported: Beside, lab: Laboratory, plain: Run, ours: Run, near: 
             parts = samples.compare(ours.ranks, plain.first).parts
             reported.causes.append(cause.evaluation(_some(list(parts)) or "the data"))
             return
-    of_ranks = [printed.lines_of(record) for record in ours.ranks]
+    of_ranks = [output.lines_of(record) for record in ours.ranks]
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    adds_up = all(printed.sums(line, of_ranks) for line in found)
+    adds_up = all(output.sums(line, of_ranks) for line in found)
     reported.causes.append(cause.local_number(_quoted(found[0]) + more, adds_up))
 
 
 def _different_lines(lab: Laboratory, plain: Run, ours: Run, near: float) -> list[Line]:
-    mine, theirs = printed.lines_of(ours.first), printed.lines_of(plain.first)
-    if not printed.compare(mine, theirs):
+    mine, theirs = output.lines_of(ours.first), output.lines_of(plain.first)
+    if not output.compare_printed(mine, theirs):
         return []
-    repeated = printed.lines_of(lab.plain(again=1).first)
-    return printed.compare(mine, theirs, printed.volatile(theirs, repeated), near)
+    repeated = output.lines_of(lab.plain(again=1).first)
+    return output.compare_printed(mine, theirs, output.volatile(theirs, repeated), near)
 
 
 def _quoted(line: Line) -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torchbus.plugin import UsageError
 
-from torchbus_verify import outcomes, report
+from torchbus_verify import report
 from torchbus_verify.beside import look_beside, samples_of
 from torchbus_verify.causes import cause, search
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import Search
-from torchbus_verify.compare import printed, samples
+from torchbus_verify.compare import output, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
 from torchbus_verify.laboratory import NO_CAUSES, WHOLE_BATCHES, Laboratory, Say
@@ -36,15 +36,15 @@ def verify_request(request: Request, say: Say = lambda what, steps: None) -> Ver
 
 def _verdict(lab: Laboratory) -> Verdict:
     plain = lab.plain()
-    refused = outcomes.of_plain(plain)
+    refused = report.of_plain(plain)
     if refused is not None:
         return refused
     ours = lab.session()
-    failed = outcomes.of_session(ours)
+    failed = report.of_session(ours)
     two = _Two(lab, plain, ours)
     if failed is None:
         return two.verdict()
-    notes = outcomes.before_failing(lab.compared(ours, plain), _by_parts(lab))
+    notes = report.before_failing(lab.compared(ours, plain), _by_parts(lab))
     return two.by_itself() or replace(failed, notes=notes)
 
 
@@ -74,7 +74,7 @@ class _Two:
         causes = [] if first is None else self._causes(first)
         beside = look_beside(self.lab, self.plain, self.ours, found, bool(causes))
         causes += [one for one in beside.causes if one not in causes]
-        return outcomes.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
+        return report.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
 
     def _causes(self, first: Difference) -> list[Cause]:
         """Return different samples as the cause: they explain different numbers."""
@@ -82,10 +82,10 @@ class _Two:
         return [cause.samples(mixed)] if mixed else Search(self.lab).causes(first)
 
     def _other_than_numbers(self) -> bool:
-        ours, theirs = printed.lines_of(self.ours.first), printed.lines_of(self.plain.first)
+        ours, theirs = output.lines_of(self.ours.first), output.lines_of(self.plain.first)
         wrong = samples.compare(self.ours.ranks, self.plain.first).problems
         return (
-            bool(printed.compare(ours, theirs))
+            bool(output.compare_printed(ours, theirs))
             or self.ours.written != self.plain.written
             or bool(wrong)
         )
@@ -94,10 +94,10 @@ class _Two:
         """Whether two plain runs differ, so that the session can't be judged."""
         again = self.lab.plain(again=1)
         if again.status:
-            return outcomes.of_plain(again)
+            return report.of_plain(again)
         drifted = self.lab.compared(again, self.plain).beyond()
         mixed = samples.compare([again.first], self.plain.first).problems
-        return outcomes.not_deterministic(drifted, mixed) if drifted or mixed else None
+        return report.not_deterministic(drifted, mixed) if drifted or mixed else None
 
     def _judged(self, found: Comparison) -> tuple[Comparison, str]:
         """Whether the difference is amplified rounding, which float64 would remove."""
@@ -108,10 +108,10 @@ class _Two:
             else:
                 self.lab.in_local_precision()
                 if double is not None and double.steps == found.steps:
-                    return double, outcomes.amplified(found, double)
+                    return double, report.amplified(found, double)
         self.lab.drift = self._drift(found)
         again = self.lab.compared(self.lab.session(), self.lab.plain())
-        return again, "" if again.beyond() else outcomes.DRIFTED
+        return again, "" if again.beyond() else report.DRIFTED
 
     def _drift(self, found: Comparison) -> Drift:
         terms = max((event["terms"] for event in self.plain.first.of("backward")), default=1)

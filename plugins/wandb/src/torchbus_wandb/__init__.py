@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_wandb.logger import WandbLogger
-from torchbus_wandb.one_run import OneRun
+from torchbus_wandb.logger import OneRun, WandbLogger
 
 __all__ = ["OneRun", "WandbLogger"]

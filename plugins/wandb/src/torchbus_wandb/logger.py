@@ -1,24 +1,28 @@
-"""The logger "wandb"."""
+"""The logger "wandb"; and one run, rank 0's, for a script that calls ``wandb.init`` itself."""
 
 from __future__ import annotations
 
-import importlib
+import json
 import os
-import re
-import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torchbus.plugin import Context, UsageError, expect, hookimpl
-
-from torchbus_log.trackers.tracker import NullObject, Tracker, chosen_by_rank0
-from torchbus_log.trackers.values import Histogram, Image
+from torchbus.plugin import Context, hookimpl
 
 if TYPE_CHECKING:
     import wandb
+import importlib
+import re
+import secrets
+from collections.abc import Sequence
 
+import torch
+from torchbus.plugin import UsageError, expect
+
+from torchbus_log.trackers.tracker import NullObject, Tracker, chosen_by_rank0
+from torchbus_log.trackers.values import Histogram, Image
 
 MODES = ("online", "offline", "disabled", "shared")
 MARGIN_S = 5.0
@@ -174,12 +178,8 @@ class WandbLogger(Tracker):
         self.experiment.config.update(values, allow_val_change=True)
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        self.experiment.log(
-            {
-                **{f"system/{name}": value for name, value in metrics.items()},
-                "system/time_s": time_s,
-            }
-        )
+        found = {**metrics, "time_s": time_s}
+        self.experiment.log({f"system/{name}": value for name, value in found.items()})
 
     def close_run(self, run: wandb.Run, failed: bool) -> None:
         """End the run. Raises TimeoutError if the client does not end in time."""
@@ -200,13 +200,9 @@ class WandbLogger(Tracker):
 
     def secrets(self) -> list[str | None]:
         settings = self._settings
-        return [
-            (
-                settings.get("api_key")
-                if isinstance(settings, dict)
-                else getattr(settings, "api_key", None)
-            )
-        ]
+        if isinstance(settings, dict):
+            return [settings.get("api_key")]
+        return [getattr(settings, "api_key", None)]
 
     def _place(self, session: Context, mode: str | None) -> dict[str, Any]:
         """The run of a rank, if several ranks report: one for all, or one of a group."""
@@ -296,3 +292,93 @@ def physical_gpu(device: torch.device) -> int | None:
     if device.index >= len(visible) or not visible[device.index].isdigit():
         return None
     return int(visible[device.index])
+
+
+SHARED_FIELDS = ("id", "name", "dir")
+RANK0_WITHIN_S = 60.0
+"""How long another rank waits for rank 0's run. It may have none: the script may ask for it."""
+
+
+class OneRun:
+    """Disables wandb on the other ranks until the session ends, as ``WANDB_MODE=disabled`` does.
+
+    There ``wandb.log`` and everything else still work, and do nothing. If the script has imported
+    wandb before the block, this holds also for calls with another ``mode=``.
+
+    There a run has the id, the name and the folder of rank 0's: what the script saves in it, or
+    under its id, has one place.
+
+    Source: https://docs.wandb.ai/models/track/environment-variables
+    """
+
+    def __init__(self) -> None:
+        self._runs = 0
+
+    @hookimpl(trylast=True)
+    def session_start(self, session: Context) -> None:
+        if session.world_size == 1 or WandbLogger.has_all_ranks(session):
+            return
+        if not session.is_main:
+            session.on_close.callback(_restore, os.environ.get("WANDB_MODE"))
+            os.environ["WANDB_MODE"] = "disabled"
+        wandb = sys.modules.get("wandb")
+        if wandb is None:
+            return
+        if wandb.run is not None:
+            self._agree(session, wandb.run)
+        if not session.is_main:
+            session.replace(wandb, "init", _disabled)
+        session.replace(wandb, "init", partial(self._made, session))
+
+    def _made(self, session: Context, original: Callable[..., wandb.Run]) -> Callable[..., object]:
+        def init(*args: object, **kwargs: object) -> object:
+            return self._agree(session, original(*args, **kwargs))
+
+        return init
+
+    def _agree(self, session: Context, run: wandb.Run) -> wandb.Run:
+        """Send the run's name to the other ranks, or give this run rank 0's name."""
+        self._runs += 1
+        key, store = f"wandb/run/{self._runs}", session.world.shared
+        if session.is_main:
+            store.set(key, json.dumps({name: getattr(run, name) for name in SHARED_FIELDS}))
+        elif session.job is not None and session.job.wait_until(
+            lambda store: store.check([key]), RANK0_WITHIN_S
+        ):
+            mine = {name: property(_always(value)) for name, value in _read(store.get(key)).items()}
+            run.__class__ = type(type(run).__name__, (type(run),), mine)
+        return run
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
+        if session.world_size == 1 or WandbLogger.has_all_ranks(session):
+            return None
+        return {"loggers": ["wandb: where the script calls it itself, rank 0's calls count"]}
+
+
+def _read(text: bytes) -> dict[str, Any]:
+    return dict(json.loads(text))
+
+
+def _always(value: object) -> Callable[[object], object]:
+    return lambda run: value
+
+
+def _disabled(original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
+    def init(*args: object, **kwargs: object) -> wandb.Run:
+        return original(*args, **{**kwargs, "mode": "disabled"})
+
+    return init
+
+
+def before_the_block() -> None:
+    """Silence runs that a launched rank makes before the block."""
+    wandb: Any = sys.modules["wandb"]
+    wandb.init = _disabled(wandb.init)
+
+
+def _restore(mode: str | None) -> None:
+    if mode is None:
+        os.environ.pop("WANDB_MODE", None)
+    else:
+        os.environ["WANDB_MODE"] = mode

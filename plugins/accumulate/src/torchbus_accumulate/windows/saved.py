@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context, Unsupported, UsageError
 
-from torchbus_accumulate.place.position import Position
+from torchbus_accumulate.position import Position
 from torchbus_accumulate.windows.held import is_part, whole
 from torchbus_accumulate.windows.sums import WindowSum
 

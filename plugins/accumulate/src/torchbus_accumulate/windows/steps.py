@@ -13,11 +13,9 @@ from torchbus.plugin import Answer, Context, Unsupported, hookimpl
 
 from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.messages import AGAIN, OUTLIVES
-from torchbus_accumulate.place.loop import Place
-from torchbus_accumulate.place.position import Position
-from torchbus_accumulate.toggle import parameters as parameters_of
+from torchbus_accumulate.position import Place, Position
 from torchbus_accumulate.windows.moved import Changes
-from torchbus_accumulate.windows.sums import WindowSum, check, has_others
+from torchbus_accumulate.windows.sums import WindowSum, check, has_others, parameters_of
 from torchbus_accumulate.windows.weights import Ending, Weights
 from torchbus_strategy.batches import TrackedBatch
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +14,6 @@ from torchbus.plugin import BackwardCall, Unsupported, UsageError, World
 from torchbus.tree import as_list
 
 from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, TWICE, UNCLEARED
-from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.held import HeldGradients
 from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.gradients import scale_all
@@ -88,7 +89,7 @@ class WindowSum:
 
     def parameters(self) -> list[Tensor]:
         optimizer = self.optimizer()
-        return [] if optimizer is None else parameters(optimizer)
+        return [] if optimizer is None else parameters_of(optimizer)
 
     def gradients(self) -> list[Tensor]:
         """Return those that the parameters have now."""
@@ -356,3 +357,8 @@ class PresentGradients:
         """Whether the loop has left them in place since the last real step."""
         last = self._last and self._last()
         return any(gradient is last for gradient in found)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    groups: Iterable[list[Tensor]] = map(itemgetter("params"), optimizer.param_groups)
+    return list(chain.from_iterable(groups))

@@ -11,8 +11,7 @@ from torchbus.plugin import BackwardCall, Context, Unsupported, warn
 
 from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.messages import CUT_OFF, UNLIKE
-from torchbus_accumulate.place.loop import expected_samples
-from torchbus_accumulate.place.position import Position
+from torchbus_accumulate.position import Position, expected_samples
 from torchbus_accumulate.windows.sums import WindowSum, has_others, reached
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.terms import Count, Number

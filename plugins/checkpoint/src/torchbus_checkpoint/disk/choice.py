@@ -12,7 +12,7 @@ from torchbus_checkpoint.disk import divided, folder, formats
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.options import Options, refuse_url
-from torchbus_checkpoint.state import shapes, written
+from torchbus_checkpoint.state import forms
 from torchbus_checkpoint.state.plain import State, gathered
 
 PREFIX = "step-"
@@ -162,15 +162,15 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
     """
     saved = folder.read_file(found, TRAINING)
     in_parts = isinstance(saved, dict) and "groups" in saved
-    shapes.refuse_unlike(found, TRAINING, saved, written.IN_PARTS if in_parts else written.WHOLE)
+    forms.refuse_unlike(found, TRAINING, saved, forms.IN_PARTS if in_parts else forms.WHOLE)
     if not in_parts:
         return saved, [_weights(found, name) for name in names(saved)], lambda: None
     from torchbus_checkpoint.disk import parts
 
     index = parts.index(found)
-    with shapes.as_written(found, TRAINING):
+    with forms.as_written(found, TRAINING):
         saved, weights, groups = divided.prepared(saved, contents, index)
-    shapes.refuse_unlike(found, TRAINING, saved["optimizers"], [written.OPTIMIZER])
+    forms.refuse_unlike(found, TRAINING, saved["optimizers"], [forms.OPTIMIZER])
     return saved, weights, lambda: parts.read(found, index, groups)
 
 
@@ -181,5 +181,5 @@ def names(saved: State) -> list[str]:
 
 def _weights(found: Path, name: str) -> State:
     content: State = folder.read_file(found, name)
-    shapes.refuse_unlike(found, name, content, written.WEIGHTS)
+    forms.refuse_unlike(found, name, content, forms.WEIGHTS)
     return content

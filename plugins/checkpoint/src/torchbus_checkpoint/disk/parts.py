@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
-from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import folder, formats, pickled, tensors
 from torchbus_checkpoint.disk.divided import Groups, Part, Whole, numbers, refuse_gaps
 from torchbus_checkpoint.disk.formats import Entry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.exchange import Exchange
 
 PREFIX = "part-"
 Index = dict[str, Whole]
@@ -160,19 +160,13 @@ def read(where: Path, index: Index, groups: Groups) -> None:
 
 
 def _as_of_dcp(index: Index) -> Metadata:
-    return Metadata(
-        {
-            name: TensorStorageMetadata(
-                TensorProperties(dtype=one.dtype),
-                torch.Size(one.shape),
-                [
-                    ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape))
-                    for part in one.parts
-                ],
-            )
-            for name, one in index.items()
-        }
-    )
+    found: dict[str, Any] = {}
+    for name, one in index.items():
+        shapes = [(torch.Size(part.offsets), torch.Size(part.shape)) for part in one.parts]
+        chunks = [ChunkStorageMetadata(offsets, sizes) for offsets, sizes in shapes]
+        properties = TensorProperties(dtype=one.dtype)
+        found[name] = TensorStorageMetadata(properties, torch.Size(one.shape), chunks)
+    return Metadata(found)
 
 
 def _put(planner: DefaultLoadPlanner, item: ReadItem, found: Tensor) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from torchbus.plugin import Context
 
-from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import folder, formats
 from torchbus_checkpoint.disk.divided import Groups
 from torchbus_checkpoint.disk.formats import Entry, Facts
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.completeness import Held, refuse_separate
+from torchbus_checkpoint.exchange import Exchange
+from torchbus_checkpoint.state.checks import Held, refuse_separate
 from torchbus_checkpoint.state.plain import State, copied
 
 
@@ -77,9 +77,14 @@ class Writer:
 
         if not self._in_background:
             return run()
-        self._thread = threading.Thread(
-            target=self._guarded, args=(run,), name="torchbus-checkpoint"
-        )
+
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=guarded, name="torchbus-checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -90,12 +95,6 @@ class Writer:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    def _guarded(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except BaseException as error:
-            self._error = error
 
     def _write(self, final: Path, number: int, content: Content) -> None:
         partial = final.with_name(f".{final.name}.{number}{formats.PARTIAL}")

@@ -86,19 +86,11 @@ class Finder:
     def _find(self) -> Contents:
         names, things = frames.named(frames.user_frames(self._session.frame))
         optimizers = self._alive_optimizers(things)
-        pool = list(
-            {
-                id(thing): thing
-                for thing in [*things, *self._found_by_gc()]
-                if isinstance(thing, KINDS)
-            }.values()
-        )
-        trained, other = self._models(
-            [thing for thing in pool if isinstance(thing, Module)], optimizers, names
-        )
-        schedulers = _schedulers(
-            [thing for thing in pool if isinstance(thing, LRScheduler)], optimizers, names
-        )
+        pool = {id(thing): thing for thing in [*things, *self._found_by_gc()]}.values()
+        modules = [thing for thing in pool if isinstance(thing, Module)]
+        trained, other = self._models(modules, optimizers, names)
+        found = [thing for thing in pool if isinstance(thing, LRScheduler)]
+        schedulers = _schedulers(found, optimizers, names)
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
         self._last = Contents(
             _named(trained, names),
@@ -136,11 +128,8 @@ class Finder:
         for thing in things:  # created before the block
             if isinstance(thing, Optimizer):
                 self._add(thing)
-        return [
-            optimizer
-            for optimizer in (known() for known in self._optimizers)
-            if optimizer is not None
-        ]
+        known = [reference() for reference in self._optimizers]
+        return [optimizer for optimizer in known if optimizer is not None]
 
     def _add(self, optimizer: Optimizer) -> None:
         if optimizer not in self._known and self._session.captures(optimizer):
@@ -166,9 +155,8 @@ class Finder:
                 trained[min(held)] = root
             elif id(root) in names:
                 other.append(root)
-        return [root for _, root in sorted(trained.items())], sorted(
-            other, key=lambda root: names[id(root)]
-        )
+        other.sort(key=lambda root: names[id(root)])
+        return [root for _, root in sorted(trained.items())], other
 
     def _roots(self, modules: list[Module]) -> list[Module]:
         """Return the outermost modules that have a state, each once."""

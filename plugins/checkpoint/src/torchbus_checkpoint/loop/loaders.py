@@ -1,6 +1,6 @@
 """Loaders, passes over them, and wrappers that prefetch batches.
 
-The modules here look at loaders and their iterators. They restore only random states."""
+It looks at loaders and their iterators, and restores only random states."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters
 from torchbus_checkpoint.loop.generators import parts
-from torchbus_checkpoint.loop.values import same
-from torchbus_checkpoint.replay.history import Section
+from torchbus_checkpoint.loop.history import Section
+from torchbus_checkpoint.loop.variables import same
 from torchbus_checkpoint.state.plain import State, digest
 from torchbus_strategy.script_generators import Generator
 

@@ -17,13 +17,11 @@ from torchbus.plugin import Context, LoaderIterator, hookimpl, warn
 from torchbus_checkpoint._compat import check_bytecode, has_iterator, open_iterator
 from torchbus_checkpoint.loop import frames, generators, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop.course import refuse_hidden
 from torchbus_checkpoint.loop.frames import Counters, user_frames
+from torchbus_checkpoint.loop.history import NESTED, Gaps, History, Pass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
-from torchbus_checkpoint.loop.scopes import put_generators
-from torchbus_checkpoint.loop.variables import Variables
-from torchbus_checkpoint.replay.course import refuse_hidden
-from torchbus_checkpoint.replay.gaps import Gaps, Standing
-from torchbus_checkpoint.replay.history import NESTED, History, Pass, Section
+from torchbus_checkpoint.loop.variables import Variables, put_generators
 from torchbus_checkpoint.state.plain import State, decode, encode
 
 

@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl
 from torchbus.runtime.steps import Steps as Made
 
+from torchbus_checkpoint.loop.contents import parameters
 from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.replay.replaying import Replay
+from torchbus_checkpoint.loop.replaying import Replay
 
 LEFT = -1  # the end of a loop that was left by break
 
@@ -48,7 +49,8 @@ class Epochs:
 
     def _run(self, number: int, count: int) -> Iterator[int]:
         self._steps.counts_passes = False
-        epoch = self._first(number, count)
+        replay = self.replay if self.replay is not None and self.replay.pending else None
+        epoch = 0 if replay is None else replay.first_epoch(number, count)
         self._ends[number] = LEFT
         try:
             while epoch < count and not self._session.bus.hook.end_epochs(epoch=epoch):
@@ -63,12 +65,6 @@ class Epochs:
             raise
         self._ends[number] = count
         self._enter((number + 1, 0))
-
-    def _first(self, number: int, count: int) -> int:
-        """Return the first epoch: not 0 if an earlier run has begun, or ended, this loop."""
-        if self.replay is None or not self.replay.pending:
-            return 0
-        return self.replay.first_epoch(number, count)
 
     def _enter(self, section: tuple[int, int]) -> None:
         self._position.enter(section)
@@ -130,7 +126,9 @@ class Steps:
     def before_backward(self) -> None:
         for optimizer in self._made.optimizers():
             if optimizer not in self._keeps and id(optimizer) in self._clean:
-                self._keeps[optimizer] = _has_some(optimizer)
+                # all ranks must agree, so zeros in a rank's part do not count
+                grads = [parameter.grad for parameter in parameters(optimizer)]
+                self._keeps[optimizer] = any(grad is not None for grad in grads)
 
     @hookimpl
     def after_backward(self) -> None:
@@ -161,12 +159,3 @@ class Steps:
     def loader_end(self, loader: DataLoader[object]) -> None:
         if self.counts_passes and weakref.ref(loader) == self._head:
             self.epochs += 1
-
-
-def _has_some(optimizer: Optimizer) -> bool:
-    """Whether there are gradients. All ranks must agree, so zeros in a rank's part do not count."""
-    return any(
-        parameter.grad is not None
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    )

@@ -8,15 +8,108 @@ a loader began: a constant that somebody edits between two runs keeps its new va
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torchbus.compat import python
 from torchbus.plugin import UsageError
 
-from torchbus_checkpoint.loop import values
-from torchbus_checkpoint.loop.scopes import Scope, scopes
-from torchbus_checkpoint.state.plain import copied
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop import generators
+from torchbus_checkpoint.loop.frames import is_users_class
+from torchbus_checkpoint.state.plain import copied, decode, encode, is_part
 from torchbus_strategy.batches import collect
+from torchbus_strategy.script_generators import Generator
+
+OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # their own attributes are in a state_dict
+
+
+@dataclass
+class Scope:
+    """A place with variables. ``frame`` is None for modules and objects.
+
+    A loop is about to assign the variables in ``left_out``. Names that start with ``hidden`` are
+    not the user's.
+    """
+
+    place: str
+    values: dict[str, object]
+    frame: FrameType | None = None
+    left_out: frozenset[str] = frozenset()
+    hidden: str = "__"
+
+    def bind(self, values: dict[str, object]) -> None:
+        """Assign variables, of the user's names only: the values may be a forged checkpoint's."""
+        values = {name: one for name, one in values.items() if not name.startswith(self.hidden)}
+        if self.frame is None:
+            self.values.update(values)
+        else:
+            python.assign(self.frame, values)
+
+
+def scopes_of(frames: list[FrameType]) -> Iterator[Scope]:
+    """Yield the frames, outermost first, their modules, and the user's objects that they name."""
+    seen: set[int] = set()
+    for index, frame in enumerate(frames):
+        is_module = not python.is_function(frame) and frame.f_locals is frame.f_globals
+        left_out = frozenset(checkpoint_frames.head_names(frame))
+        if id(frame.f_globals) not in seen:
+            seen.add(id(frame.f_globals))
+            module = f"module {frame.f_globals.get('__name__')}"
+            names = left_out if is_module else frozenset[str]()
+            yield from _with_objects(Scope(module, frame.f_globals, None, names), seen)
+        if not is_module:
+            place, values = checkpoint_frames.place(frames, index), python.read(frame)
+            yield from _with_objects(Scope(place, values, frame, left_out), seen)
+
+
+def _with_objects(scope: Scope, seen: set[int]) -> Iterator[Scope]:
+    yield scope
+    for name, value in list(scope.values.items()):
+        if (
+            is_users_class(type(value))
+            and hasattr(value, "__dict__")
+            and not isinstance(value, type)
+            and id(value) not in seen
+        ):
+            seen.add(id(value))
+            hidden = "_" if isinstance(value, OF_TORCH) else "__"
+            yield Scope(f"{scope.place}.{name}", vars(value), hidden=hidden)
+
+
+def generators_in(frames: list[FrameType]) -> Iterator[tuple[tuple[str, str], object]]:
+    """Yield the state of each random generator that a variable names, by place and name."""
+    for place, name, generator in _generators(frames):
+        yield (place, name), generators.state_of(generator)
+
+
+def generators_named(frames: list[FrameType]) -> list[Generator]:
+    """Return each random generator that a variable names."""
+    return [generator for _, _, generator in _generators(frames)]
+
+
+def put_generators(frames: list[FrameType], states: Mapping[tuple[str, str], object]) -> None:
+    """Set the generators that still exist to the states of ``generators_in``."""
+    for place, name, generator in _generators(frames):
+        if (place, name) in states:
+            generators.set_state(generator, states[place, name])
+
+
+def _generators(frames: list[FrameType]) -> Iterator[tuple[str, str, Generator]]:
+    for scope in scopes_of(frames):
+        for name, value in list(scope.values.items()):
+            if generators.is_one(value):
+                yield scope.place, name, value
+
 
 Saved = dict[str, dict[str, object]]
 
@@ -29,7 +122,7 @@ class Variables:
 
     def look(self, frames: list[FrameType]) -> None:
         """Called when a pass over a loader or an epoch begins."""
-        for scope in scopes(frames):
+        for scope in scopes_of(frames):
             if scope.place not in self._first:
                 self._first[scope.place] = copied(_saveable(scope))
 
@@ -45,7 +138,7 @@ class Variables:
                 for name, value in self._changes(scope).items()
                 if not (ahead and _holds(scope.values[name], ahead))
             }
-            for scope in scopes(frames)
+            for scope in scopes_of(frames)
         }
         return {place: changes for place, changes in found.items() if changes}
 
@@ -54,15 +147,12 @@ class Variables:
 
         One that has changed in this run, and had not in the saved one, gets its first value.
         """
-        for scope in scopes(frames):
+        for scope in scopes_of(frames):
             first = self._first.get(scope.place, {})
             again = {name: first[name] for name in self._changes(scope) if name in first}
             wanted = again | saved.get(scope.place, {})
             scope.bind(
-                {
-                    name: values.restored(scope.values.get(name), value)
-                    for name, value in wanted.items()
-                }
+                {name: restored(scope.values.get(name), value) for name, value in wanted.items()}
             )
 
     @staticmethod
@@ -71,22 +161,17 @@ class Variables:
 
         A pass that is left out would have assigned them, and the loop may show them.
         """
-        for scope in scopes(frames):
+        for scope in scopes_of(frames):
             missing = saved.get(scope.place, {}).items()
-            scope.bind(
-                {
-                    name: values.restored(None, value)
-                    for name, value in missing
-                    if scope.values.get(name) is None
-                }
-            )
+            absent = [(name, value) for name, value in missing if scope.values.get(name) is None]
+            scope.bind({name: restored(None, value) for name, value in absent})
 
     def _changes(self, scope: Scope) -> dict[str, object]:
         first = self._first.get(scope.place, {})
         return {
             name: value
             for name, value in _saveable(scope).items()
-            if name not in first or not values.same(value, first[name])
+            if name not in first or not same(value, first[name])
         }
 
 
@@ -99,7 +184,7 @@ def _saveable(scope: Scope) -> dict[str, object]:
     for name, value in list(scope.values.items()):
         if not name.startswith(scope.hidden) and (name not in scope.left_out or type(value) is int):
             try:
-                found[name] = values.to_save(value)
+                found[name] = to_save(value)
             except UsageError:
                 continue
     return found
@@ -109,3 +194,90 @@ def _holds(value: object, tensors: set[int]) -> bool:
     found: list[Tensor] = []
     collect(value, found)
     return any(id(tensor) in tensors for tensor in found)
+
+
+MAX_ITEMS, MAX_BYTES = 10_000, 4 << 20
+GENERATOR = "torchbus generator"
+
+
+def to_save(value: object) -> object:
+    """Encode a value. Raises UsageError if it is too large, or can't be saved."""
+    if generators.is_one(value):
+        return {GENERATOR: generators.state_of(value)}
+    if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
+        raise UsageError("too large")
+    return encode(value.detach() if _is_loss(value) else value, "")
+
+
+def _is_loss(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a scalar with a graph. The loop may print it after its last batch."""
+    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_leaf
+
+
+def _size(value: object, limit: int) -> int:
+    """Count the items, roughly, and stop beyond the limit."""
+    if isinstance(value, Tensor):
+        return 1 if _is_small(value.detach() if _is_loss(value) else value) else limit + 1
+    if not isinstance(value, list | tuple | set | dict):
+        return 1
+    if type(value) not in (list, tuple, set, dict):
+        return 1
+    if len(value) > limit:
+        return limit + 1
+    total = 1
+    for item in value.values() if isinstance(value, dict) else value:
+        total += _size(item, limit - total)
+        if total > limit:
+            break
+    return total
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether it can be saved with the variables: small, not sharded, and without a graph."""
+    num_bytes = tensor.numel() * tensor.element_size()
+    return not tensor.requires_grad and not is_part(tensor) and num_bytes <= MAX_BYTES
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether both are equal, in type, too. NaN equals NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and bool(torch.equal(one.cpu(), other.cpu()))
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    return bool(one == other)
+
+
+def restored(current: Any, saved: object) -> object:
+    """Return the saved value, in the current object if possible: others may hold that object."""
+    if isinstance(saved, dict) and set(saved) == {GENERATOR}:
+        if current is not None:
+            generators.set_state(current, saved[GENERATOR])
+        return current
+    value = decode(saved)
+    if isinstance(current, Tensor) and isinstance(value, Tensor):
+        return _tensor(current, value)
+    if type(current) is type(value) and isinstance(value, list):
+        current[:] = value
+        return current
+    if type(current) is type(value) and isinstance(value, dict | set):
+        current.clear()
+        current.update(value)
+        return current
+    return value
+
+
+def _tensor(current: Tensor, saved: Tensor) -> Tensor:
+    fits = current.shape == saved.shape and current.dtype == saved.dtype
+    if fits and not current.requires_grad:
+        return current.copy_(saved)
+    return saved.to(current.device)

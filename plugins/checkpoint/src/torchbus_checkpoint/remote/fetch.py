@@ -13,10 +13,10 @@ from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder, formats
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.locks import Claim
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import mirror
 from torchbus_checkpoint.remote import store as checkpoint_store
-from torchbus_checkpoint.remote.claim import Claim
 from torchbus_checkpoint.remote.store import Missing, Store, StoreError, patiently
 
 PATIENCE_AFTER_ERROR_S = 5.0

@@ -19,8 +19,8 @@ from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.disk.folder import MANIFEST
 from torchbus_checkpoint.disk.formats import SENDING
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.locks import Claim, say
 from torchbus_checkpoint.remote import store
-from torchbus_checkpoint.remote.claim import Claim, say
 from torchbus_checkpoint.remote.store import Store, StoreError, waits
 
 PATIENCE_S = 60.0

@@ -16,7 +16,7 @@ from torchbus_checkpoint.loop.contents import Contents, Finder
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Epochs, Steps
 from torchbus_checkpoint.options import Options
-from torchbus_checkpoint.state import capture, comparison, completeness, restore, shapes, written
+from torchbus_checkpoint.state import checks, common, forms
 from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
 from torchbus_strategy.collectives import in_parts
@@ -74,12 +74,12 @@ class Snapshot:
 
     def _content(self, contents: Contents) -> Content:
         self._refuse_gradients_in_parts(contents)
-        registered = capture.of_registered(self._registered)
+        registered = common.of_registered(self._registered)
         with in_parts(self._session):
-            weights = capture.weights(contents)
-            training = capture.training(contents, self._gradients_of, registered)
-            completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
-            held = completeness.held(weights, training)
+            weights = common.weights(contents)
+            training = common.training(contents, self._gradients_of, registered)
+            checks.warn_of_absent_states(contents.optimizers, self._session.steps)
+            held = checks.held(weights, training)
             shared, groups = choice.files(
                 self._options.in_parts, weights, training, self._session.is_main
             )
@@ -104,7 +104,7 @@ class Snapshot:
         reported: list[Tensor | None] | None = self._session.bus.hook.whole_gradients(
             optimizer=optimizer
         )
-        return capture.gradients(optimizer) if reported is None else reported
+        return common.gradients(optimizer) if reported is None else reported
 
     def _facts(self) -> Facts:
         return {
@@ -162,7 +162,7 @@ class Snapshot:
             )
         name = f"rank-{self._session.rank if alike else 0}"
         mine: State = folder.read_file(found, name)
-        shapes.refuse_unlike(found, name, mine, written.RANK)
+        forms.refuse_unlike(found, name, mine, forms.RANK)
         return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
     def put_back(self, found: Path, local: State) -> None:
@@ -171,10 +171,10 @@ class Snapshot:
         contents = self._finder.find()
         with in_parts(self._session):
             saved = self._put_shared(found, contents)
-        restore.put_registered(saved, self._registered)
+        common.put_registered(saved, self._registered)
         for name, plugin in self._stateful_plugins().items():
             if name in local["plugins"]:
-                with shapes.as_written(found, f"rank-{self._session.rank}"):
+                with forms.as_written(found, f"rank-{self._session.rank}"):
                     plugin.load_state_dict(decode(local["plugins"][name]))
         self._put_counts(contents, local)
 
@@ -184,25 +184,25 @@ class Snapshot:
         with in_parts(self._session):
             saved, weights, read_parts = choice.loaded(found, contents)
             read_parts()
-            with shapes.as_written(found, choice.TRAINING):
-                restore.put_weights(contents, weights)
-                restore.put_loose(contents, saved)
+            with forms.as_written(found, choice.TRAINING):
+                common.put_weights(contents, weights)
+                common.put_loose(contents, saved)
 
     def _put_shared(self, found: Path, contents: Contents) -> State:
         saved, weights, read_parts = choice.loaded(found, contents)
-        with shapes.as_written(found, choice.TRAINING):
-            comparison.check(contents, saved, weights, self._registered, f"checkpoint {found}")
+        with forms.as_written(found, choice.TRAINING):
+            checks.check(contents, saved, weights, self._registered, f"checkpoint {found}")
         read_parts()
-        restore.put_weights(contents, weights)
-        with shapes.as_written(found, choice.TRAINING):
-            restore.put_loose(contents, saved)
+        common.put_weights(contents, weights)
+        with forms.as_written(found, choice.TRAINING):
+            common.put_loose(contents, saved)
             self._put_training(contents, saved)
         return saved
 
     def _put_training(self, contents: Contents, saved: State) -> None:
         bus = self._session.bus
         edits = Edits(contents.built, lambda: bus.muted([one for _, one in bus.plugins()]))
-        restore.put_training(contents, saved, self._take_gradients, edits)
+        common.put_training(contents, saved, self._take_gradients, edits)
         if self._session.is_main:
             for words in edits.words:
                 warn(words)

@@ -334,10 +334,11 @@ class Tracker(Client, Plugin):
         self.offline = False
         self.experiment: Any = NullObject()
 
-    @property
-    def on_all_ranks(self) -> bool:
-        """Whether every rank reports, instead of rank 0 for all."""
-        return self._ranks == "all"
+    @classmethod
+    def has_all_ranks(cls, session: Context) -> bool:
+        """Whether a logger of this class lets every rank report, instead of rank 0 for all."""
+        loggers = [one for _, one in session.bus.plugins() if isinstance(one, cls)]
+        return any(one._ranks == "all" for one in loggers)
 
     # Events --------------------------------------------------------------------------------------
 

@@ -206,17 +206,12 @@ def describe_run(session: Context) -> dict[str, Any]:
     """Describe where, when and how a session runs, for a run's configuration."""
     from torchbus import __version__
 
+    plugins = session.bus.plugins()
+    strategies = [name for name, one in plugins if "strategy" in getattr(one, "owns", ())]
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": session.redactor.command_line(sys.orig_argv),
-        "strategy": next(
-            (
-                name
-                for name, plugin in session.bus.plugins()
-                if "strategy" in getattr(plugin, "owns", ())
-            ),
-            None,
-        ),
+        "strategy": next(iter(strategies), None),
         "world_size": session.world_size,
         "device": str(session.device),
         "torchbus": __version__,

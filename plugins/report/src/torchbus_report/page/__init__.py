@@ -6,10 +6,10 @@ import html
 from collections import Counter
 
 from torchbus_cli import html_page
-from torchbus_report.page import chart, configuration, media, ranks, sheets
+from torchbus_report.page import chart, media, ranks
 from torchbus_report.page.script import LIVE, SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
-from torchbus_report.page.table import chip, table
+from torchbus_report.page.table import chip, settings, table
 from torchbus_report.runs.files import showable
 from torchbus_report.runs.summary import Run
 
@@ -32,7 +32,7 @@ def page(runs: list[Run], *, live: bool = False) -> str:
         ranks.section(runs, heading),
         _charts(runs, system=False),
         media.section(runs, heading),
-        sheets.section(runs, heading),
+        media.tables(runs, heading),
         _charts(runs, system=True),
         _configuration(runs),
     ]
@@ -110,7 +110,4 @@ def _configuration(runs: list[Run]) -> str:
         chip(number, run.label if repeated[run.label] == 1 else showable(run.folder.name))
         for number, run in enumerate(runs)
     ]
-    return (
-        '<section id="configuration"><h2>Configuration</h2>'
-        f"{configuration.table(runs, heads)}</section>"
-    )
+    return f'<section id="configuration"><h2>Configuration</h2>{settings(runs, heads)}</section>'

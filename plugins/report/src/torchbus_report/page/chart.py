@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchbus_report.page.scale import Scale, fit, tick_text
-from torchbus_report.page.series import Series, series
+from torchbus_report.page.series import Scale, Series, fit, series, tick_text
 from torchbus_report.runs.summary import Lines, Run
 
 SIZE = 1000

@@ -1,15 +1,15 @@
 """The table of runs: facts, results, the last values that the loops logged, and the
-hyperparameters in which they differ.
+hyperparameters in which they differ; and their configurations side by side.
 """
 
 from __future__ import annotations
 
 import html
 
-from torchbus_report.page import chart, configuration
+from torchbus_report.page import chart
 from torchbus_report.runs import summary
 from torchbus_report.runs.files import showable
-from torchbus_report.runs.summary import Run
+from torchbus_report.runs.summary import Run, flat
 
 MOST_VALUES = 12
 COLUMNS = (
@@ -41,7 +41,7 @@ def table(runs: list[Run]) -> str:
             cell | {name: summary.short(one.values.get(name))}
             for cell, one in zip(cells, found, strict=True)
         ]
-    for name, texts in configuration.compared(runs).items():
+    for name, texts in compared(runs).items():
         columns.append(name)
         cells = [one | {name: text} for one, text in zip(cells, texts, strict=True)]
     head = "".join(f"<th scope=col>{html.escape(column)}</th>" for column in columns)
@@ -90,3 +90,55 @@ def chip(number: int, label: str) -> str:
         ' d="M1 4H27"/></svg>'
     )
     return f'<span class="chip">{line}{html.escape(label)}</span>'
+
+
+SHOWN_ELSEWHERE = ("name", "started", "ended")
+MOST_COLUMNS = 8
+
+
+def compared(runs: list[Run]) -> dict[str, list[str]]:
+    """Return the hyperparameters that differ between runs, by name: a text for each run."""
+    columns = [flat(run.config.get("hyperparams")) for run in runs]
+    keys = dict.fromkeys(key for column in columns for key in column)
+    found = {key: [column.get(key, "-") for column in columns] for key in keys}
+    differing = [key for key, texts in found.items() if len(set(texts)) > 1]
+    return {key: found[key] for key in differing[:MOST_COLUMNS]}
+
+
+def settings(runs: list[Run], heads: list[str]) -> str:
+    """Return a row for each setting. Rows in which runs differ are marked, and come first."""
+    columns = [
+        flat({key: value for key, value in run.config.items() if key not in SHOWN_ELSEWHERE})
+        for run in runs
+    ]
+    keys = list(dict.fromkeys(key for column in columns for key in column))
+    differing = [key for key in keys if len({column.get(key) for column in columns}) > 1]
+    rows = [_setting(key, columns, True) for key in differing] + [
+        _setting(key, columns, False) for key in keys if key not in differing
+    ]
+    head = (
+        "".join(f"<th scope=col>{one}</th>" for one in heads)
+        if len(runs) > 1
+        else "<th scope=col>value</th>"
+    )
+    note = '<p class="quiet">Marked rows differ between the runs.</p>' if differing else ""
+    return (
+        f'{note}<div class="wide"><table><thead><tr><th'
+        f" scope=col>setting</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _setting(key: str, columns: list[dict[str, str]], differs: bool) -> str:
+    cells = [html.escape(column[key]) if key in column else "-" for column in columns]
+    if not differs:
+        cells = (
+            [f'<td colspan="{len(columns)}">{cells[0]}</td>']
+            if len(columns) > 1
+            else [f"<td>{cells[0]}</td>"]
+        )
+    else:
+        cells = [f"<td>{cell}</td>" for cell in cells]
+    return (
+        f"<tr{' class=differs' if differs else ''}><th"
+        f" scope=row>{html.escape(key)}</th>{''.join(cells)}</tr>"
+    )

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchbus_report.runs import files, sheets
+from torchbus_report.runs import files
 from torchbus_report.runs.files import Unreadable, showable
-from torchbus_report.runs.sheets import Sheet
 
 PLACE = re.compile(r"media/[0-9]{1,9}\.png")
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -81,7 +80,7 @@ def _parsed(line: bytes, folder: Path) -> Picture | Distribution | Sheet | None:
         return None
     if not isinstance(record, dict) or not _is_number(record.get("step"), LARGEST_STEP):
         return None
-    return _picture(record, folder) or _histogram(record) or sheets.parsed(record)
+    return _picture(record, folder) or _histogram(record) or _sheet(record)
 
 
 def _picture(record: dict[str, Any], folder: Path) -> Picture | None:
@@ -123,3 +122,58 @@ def _are_ends(value: Any) -> bool:
         and value[0] < value[1]
         and math.isfinite(value[1] - value[0])
     )
+
+
+MOST_COLUMNS, MOST_ROWS, LONGEST_TEXT = 1025, 1025, 200
+Cell = str | float
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table. ``plot``: the columns of x and y if it is a curve."""
+
+    name: str
+    step: int
+    columns: list[str]
+    rows: list[list[Cell]]
+    plot: tuple[int, int] | None
+
+
+def _sheet(record: dict[str, Any]) -> Sheet | None:
+    """Return the table of a line, or None if it is none."""
+    name: Any = record.get("table")
+    columns: Any = record.get("columns")
+    rows: Any = record.get("rows")
+    if not (isinstance(name, str) and _are_texts(columns) and isinstance(rows, list)):
+        return None
+    if len(columns) > MOST_COLUMNS or not all(_is_row(row, len(columns)) for row in rows):
+        return None
+    shown = [[_shown(cell) for cell in row] for row in rows[:MOST_ROWS]]
+    plot = _plot(record.get("plot"), columns, rows)
+    names = [showable(column)[:LONGEST_TEXT] for column in columns]
+    return Sheet(showable(name)[:LONGEST_TEXT], int(record["step"]), names, shown, plot)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _is_row(row: Any, size: int) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == size
+        and all(isinstance(cell, str) or _is_number(cell, LARGEST_VALUE) for cell in row)
+    )
+
+
+def _shown(cell: Cell) -> Cell:
+    return showable(cell)[:LONGEST_TEXT] if isinstance(cell, str) else float(cell)
+
+
+def _plot(wanted: Any, columns: list[str], rows: list[list[Any]]) -> tuple[int, int] | None:
+    """The places of two columns that hold nothing but numbers, or None."""
+    if not isinstance(wanted, list) or len(wanted) != 2 or any(x not in columns for x in wanted):
+        return None
+    x, y = (columns.index(column) for column in wanted)
+    drawable = all(_is_number(row[at], LARGEST_VALUE) for row in rows for at in (x, y))
+    return (x, y) if drawable and len(rows) > 1 else None

@@ -1,8 +1,9 @@
 """Removes random draws in training: each is the same for all rows, whichever rank has them.
 
-Dropout, noise, latents: everything that torch draws from its default generators after the loop has
-begun is drawn for one row, from a separate generator, and repeated for all. The common streams of
-torch, NumPy and Python stay common. The order of the data and a dataset's draws do not change.
+Dropout, noise, latents: everything that torch draws from its default generators, and the loop from
+NumPy's global one, after the loop has begun is drawn for one row, from a separate generator, and
+repeated for all. The common streams of torch, NumPy and Python stay common. The order of the data
+and a dataset's draws do not change.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,96 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import Dataset
 
 from torchbus_verify._compat import DATA_ITERATOR, LOCAL_SCALAR, MAP_FETCHER, RESET, DispatchMode
-from torchbus_verify.causes import numpy_draws
 from torchbus_verify.runs.inside import Inside
+
+NUMPY_ROWS = (
+    "normal",
+    "uniform",
+    "randn",
+    "rand",
+    "random",
+    "random_sample",
+    "standard_normal",
+    "randint",
+    "beta",
+)
+NUMPY_ORDERS = ("choice", "permutation", "shuffle")
+"""They are of the data, and left as they are: the streams are common."""
+
+
+def numpy_take_away(
+    counts: Callable[[], bool], note: Callable[[str], None], names: Sequence[str] = NUMPY_ROWS
+) -> None:
+    """Make all rows of each draw equal, and the same in every run, from now on.
+
+    ``names``: the functions that are replaced; the others are only recorded. ``counts``: whether a
+    draw belongs to the loop at this time. ``note``: called with the first function.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return
+    drawn = 0
+
+    def alike(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            nonlocal drawn
+            values = original(*args, **kwargs)  # advances the generator as usual
+            if not counts():
+                return values
+            drawn += 1
+            note(f"numpy.random.{name}")
+            state = numpy.random.RandomState(zlib.crc32(f"{drawn}".encode()))
+            made = getattr(state, name)(*args, **kwargs)
+            if getattr(made, "ndim", 0):
+                made[:] = made[:1]
+            return made
+
+        return draw
+
+    for name in names:
+        setattr(numpy.random, name, alike(name, getattr(numpy.random, name)))
+    for name in {*NUMPY_ROWS, *NUMPY_ORDERS} - {*names}:
+        original = getattr(numpy.random, name)
+        setattr(numpy.random, name, noted(f"numpy.random.{name}", original, counts, note))
+
+
+PYTHON_NAMES = (
+    "random",
+    "uniform",
+    "randint",
+    "randrange",
+    "choice",
+    "choices",
+    "sample",
+    "shuffle",
+    "gauss",
+    "normalvariate",
+    "betavariate",
+    "getrandbits",
+)
+
+
+def watch_python(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
+    """``counts``: whether a draw belongs to the loop now.
+
+    ``note``: called with the first function.
+    """
+    for name in PYTHON_NAMES:
+        setattr(random, name, noted(f"random.{name}", getattr(random, name), counts, note))
+
+
+def noted(
+    name: str, original: Callable[..., Any], counts: Callable[[], bool], note: Callable[[str], None]
+) -> Callable[..., Any]:
+    """Wrap a function to record its first draw in the loop."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if counts():
+            note(name)
+        return original(*args, **kwargs)
+
+    return draw
+
 
 aten = torch.ops.aten
 IN_PLACE = {
@@ -62,14 +151,14 @@ def _replace(run: Inside, mode: Any) -> None:
             _pause_around(kind, name, mode)
     register_module_forward_pre_hook(mode.begin)
     run.steps.after_backward.append(mode.begin)
-    numpy_draws.take_away(lambda: mode.counts, mode.note, mode.NUMPY)
-    numpy_draws.watch(lambda: mode.counts, mode.note)
+    numpy_take_away(lambda: mode.counts, mode.note, mode.NUMPY)
+    watch_python(lambda: mode.counts, mode.note)
 
 
 class SameForAllRows(DispatchMode):
     """Replaces the results of random operations, and records the first one."""
 
-    NUMPY: tuple[str, ...] = numpy_draws.ROWS
+    NUMPY: tuple[str, ...] = NUMPY_ROWS
 
     def __init__(self, writer: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -54,12 +54,8 @@ class Walk:
 
     def event(self, left: dict[str, Any], right: dict[str, Any]) -> None:
         self._terms = max(self._terms, right.get("terms", 1), left.get("terms", 1))
-        self._unit = max(
-            [
-                self._unit,
-                *(_unit(one["coarsest"]) for one in (left, right) if one.get("coarsest")),
-            ]
-        )
+        coarsest = [one["coarsest"] for one in (left, right) if one.get("coarsest")]
+        self._unit = max([self._unit, *map(_unit, coarsest)])
         if right["kind"] == "backward":
             self._loss(left, right)
             return

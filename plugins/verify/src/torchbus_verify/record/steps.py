@@ -107,34 +107,29 @@ class Steps:
 
     def _by_hand(self) -> None:
         """Record the parameters of a loop without an optimizer: those after the previous step."""
-        trained = self._names.trained()
-        gradients = {name: one.grad for name, one in trained.items()}
-        self._writer.write(
-            "step",
-            optimizer=-1,
-            step=self._backwards,
-            rates=[],
-            terms=self._terms,
-            gradients=self._writer.tensors(gradients),
-            parameters=self._writer.tensors(trained),
-            buffers=self._writer.tensors(self._names.buffers(trained)),
-        )
+        self._write_step(-1, self._backwards, [], self._names.trained())
         self._writer.count_step()
 
-    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        number = self._stopping.number(optimizer)
-        parameters = self._names.parameters(optimizer, number)
+    def _write_step(
+        self, optimizer: int, step: int, rates: list[float], parameters: dict[str, Tensor]
+    ) -> None:
         gradients = {name: one.grad for name, one in parameters.items()}
         self._writer.write(
             "step",
-            optimizer=number,
-            step=self._steps[number],
+            optimizer=optimizer,
+            step=step,
             terms=self._terms,
-            rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+            rates=rates,
             gradients=self._writer.tensors(gradients),
             parameters=self._writer.tensors(parameters),
             buffers=self._writer.tensors(self._names.buffers(parameters)),
         )
+
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        number = self._stopping.number(optimizer)
+        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        parameters = self._names.parameters(optimizer, number)
+        self._write_step(number, self._steps[number], rates, parameters)
         before = self._fewest()
         self._steps[number] += 1
         if self._fewest() > before:

@@ -1,14 +1,154 @@
-"""The option ``verify_every``: when a step is checked, and incompatible options."""
+"""The option ``verify_every``: when a step is checked, its record, and incompatible options."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
+from torchbus import objects
+from torchbus.plugin import BackwardCall, Context, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_strategy.loss.weights import LossWeights
-from torchbus_verify.watch.alone import Findings
-from torchbus_verify.watch.checked_step import CheckedStep, Trained
+from torchbus_verify.record.steps import Names
+from torchbus_verify.watch.alone import Findings, Gradients, Noted, compare
+from torchbus_verify.watch.calls import Calls, dense
+
+UNKNOWN = float("nan")
+
+
+class CheckedStep:
+    """A plugin that is registered during one step, the same on all ranks.
+
+    A hook at each parameter notes the gradient of the rank's own loss, before any rank's is added.
+    A hook at the loss notes by how much the session weighs it.
+    """
+
+    def __init__(self, session: Context, trained: Trained, findings: Findings, number: int) -> None:
+        self.number = number
+        self._session, self._trained, self._findings = session, trained, findings
+        self._calls = Calls(trained.modules)
+        self._held: dict[str, Tensor] = {}
+        self._before: Gradients = {}
+        self._local: Gradients = {}
+        self._weight = UNKNOWN
+        self._hooks = ExitStack()
+        self._mixed = False
+
+    def close(self) -> None:
+        """Remove every hook, and release the loop's tensors."""
+        self._hooks.close()
+        self._local, self._before, self._held = {}, {}, {}
+        self._calls.close()
+
+    @hookimpl(trylast=True)
+    def before_backward(self, call: BackwardCall) -> None:
+        self._mixed = self._mixed or not call.sync or call.create_graph
+        if self._mixed:
+            return
+        self._held = self._trained.named()
+        self._local, self._weight = {}, UNKNOWN
+        self._before = {
+            name: one.grad.detach().clone()
+            for name, one in self._held.items()
+            if one.grad is not None
+        }
+        for name, one in self._held.items():
+            self._hooks.callback(one.register_hook(self._noting(name)).remove)
+        loss = call.loss
+        if self._findings.losses is not None:
+            self._findings.is_sum = self._findings.losses.is_sum(loss)
+        if loss is not None and loss.requires_grad and loss.numel() == 1:
+            self._hooks.callback(loss.register_hook(self._note_weight).remove)
+
+    def _noting(self, name: str) -> Callable[[Tensor], None]:
+        def note(gradient: Tensor) -> None:
+            """Called more than once if a part of the graph has a nested backward."""
+            before = self._local.get(name)
+            mine = dense(gradient.detach())
+            self._local[name] = mine.clone() if before is None else before + mine
+
+        return note
+
+    def _note_weight(self, gradient: Tensor) -> None:
+        self._weight = float(gradient)
+
+    @hookimpl
+    def backward_failed(self, call: BackwardCall) -> None:
+        self._hooks.close()
+        self._mixed = True
+
+    @hookimpl(trylast=True)
+    def after_backward(self, call: BackwardCall) -> None:
+        self._hooks.close()
+        if self._mixed:
+            return self._findings.leave_out(
+                "the step has a backward that synchronises nothing, or whose graph is kept for"
+                " another derivative"
+            )
+        with torch.no_grad():
+            self._compare()
+        self._local, self._before = {}, {}
+
+    def _compare(self) -> None:
+        if not self._session.share.weight:  # its batch only fills in for missing samples
+            self._leave_out_local()
+        found = {
+            name: _made(one.grad.detach(), self._before.get(name))
+            for name, one in self._held.items()
+            if one.grad is not None
+        }
+        noted = Noted(self._held, found, self._local, self._weight, self._calls)
+        compare(self._session, self._findings, self.number, noted)
+        self._calls.drop_gradients()
+
+    def _leave_out_local(self) -> None:
+        """Return the weighted gradients; the session drops those without weight."""
+        if any(bool(one.any()) for one in self._local.values()):
+            self._local, self._weight = {}, 0.0
+        self._calls.drop_gradients()
+
+
+def _made(gradient: Tensor, before: Tensor | None) -> Tensor:
+    return dense(gradient if before is None else gradient - before)
+
+
+class Trained:
+    """Tracks optimizers, and finds their models on request, once in a checked step."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._others: list[weakref.ref[Tensor]] = []
+        self._names = Names()
+
+    def add(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """``optimizer`` is None for parameters that were adopted without one."""
+        if optimizer is None:
+            self._others += [weakref.ref(one) for one in parameters]
+        elif all(known() is not optimizer for known in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def named(self) -> dict[str, Tensor]:
+        """Return the parameters of all optimizers by name. All ranks get the same names."""
+        found: dict[str, Tensor] = {}
+        for number, known in enumerate(self._optimizers):
+            optimizer = known()
+            if optimizer is not None:
+                found |= self._names.parameters(optimizer, number)
+        held = {id(one) for one in found.values()}
+        others = [one for one in (known() for known in self._others) if one is not None]
+        found |= {f"adopted.{i}": one for i, one in enumerate(others) if id(one) not in held}
+        return {name: one for name, one in found.items() if one.requires_grad}
+
+    def modules(self) -> list[Module]:
+        """Return the models that own them and all submodules, in the same order on all ranks."""
+        roots = objects.models_of(self.named().values())
+        return [module for root in roots for module in root.modules()]
+
 
 STRATEGIES = ("ddp", "ddp_spawn", "ddp_notebook")
 WHOLE_GRADIENTS = "allreduce"

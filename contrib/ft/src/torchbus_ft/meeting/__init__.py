@@ -1,1 +1,0 @@
-"""How replicas average: gradients, shards of gradients, or parameters after some steps."""

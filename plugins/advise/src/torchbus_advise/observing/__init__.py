@@ -1,1 +1,0 @@
-"""Observes memory and operations in the first steps of a loop."""

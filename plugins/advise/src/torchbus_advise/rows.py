@@ -1,0 +1,316 @@
+"""One row of the table: a plan, what it needs and how fast it would be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from torchbus_advise.facts import (
+    NO_OPTIMIZER,
+    ROOT_UNIT,
+    Facts,
+    ParameterFacts,
+    PassFacts,
+)
+from torchbus_advise.plans import Installed, Plan, Strategy, plans, sent_bytes
+
+UNITS_AT_ONCE = 2
+"""The one that computes, and the next, which is gathered meanwhile."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes that a rank needs, by part. ``parameters``, ``gradients`` and ``states`` are what
+    is kept between steps; ``exchange`` what comes with backward: gradient buckets, gathered units
+    and their gradients. Buffers count as parameters. What kernels, allocator and libraries take is
+    unknown.
+    """
+
+    parameters: int
+    gradients: int
+    states: int
+    activations: int
+    exchange: int
+
+    @property
+    def total(self) -> int:
+        states_bytes = self.parameters + self.gradients + self.states
+        return states_bytes + self.activations + self.exchange
+
+
+def memory(facts: Facts, plan: Plan, ranks: int, activations: int) -> Memory:
+    """For ``ranks`` among which the strategy divides (under hybrid those of a node)."""
+    everything, strategy = facts.parameters, plan.strategy
+    return Memory(
+        sum(_part(one, one.bytes, ranks, strategy, strategy.parameters) for one in everything)
+        + facts.buffer_bytes,
+        sum(
+            _part(one, one.gradient_bytes, ranks, strategy, strategy.gradients)
+            for one in everything
+        ),
+        _states(everything, strategy, ranks),
+        activations,
+        _exchange(everything, plan) if ranks > 1 else 0,
+    )
+
+
+def activations(passes: Sequence[PassFacts], plan: Plan) -> tuple[float, float]:
+    """Bytes of a batch of no samples, and of each sample. Without two batch sizes everything is
+    taken to grow with the batch. Without known batch sizes the script's batch counts as one
+    sample."""
+    largest: dict[int, int] = {}
+    for one in passes:
+        count = one.checkpointed_bytes if plan.checkpointing else one.activation_bytes
+        samples = one.samples or 1
+        largest[samples] = max(largest.get(samples, 0), count)
+    few, many = min(largest), max(largest)
+    if few == many:
+        return 0.0, largest[many] / many
+    each = max(0.0, (largest[many] - largest[few]) / (many - few))
+    return max(0.0, largest[many] - each * many), each
+
+
+def _part(one: ParameterFacts, count: int, ranks: int, strategy: Strategy, divided: bool) -> int:
+    """``fully_shard`` cuts dim 0: the first rank gets the larger part."""
+    if divided and strategy.flat:
+        return ceil(count / ranks)
+    if not (divided and one.managed and one.shape) or not one.bytes:
+        return count
+    rows = one.shape[0]
+    return round(count * ceil(rows / ranks) / rows) if rows else 0
+
+
+def _states(parameters: Sequence[ParameterFacts], strategy: Strategy, ranks: int) -> int:
+    if strategy.states and not strategy.parameters and not strategy.flat:
+        return _of_owners(parameters, ranks)
+    return sum(
+        _part(one, one.state_bytes, ranks, strategy, strategy.states) + one.scalar_bytes
+        for one in parameters
+    )
+
+
+def _of_owners(parameters: Sequence[ParameterFacts], ranks: int) -> int:
+    """ZeRO's first stage: the largest parameters first, each to the rank that has least."""
+    bytes_of = Counter(dict.fromkeys(range(ranks), 0))
+    for optimizer in {one.optimizer for one in parameters} - {NO_OPTIMIZER}:
+        elements = [0] * ranks
+        held = [one for one in parameters if one.optimizer == optimizer]
+        for one in sorted(held, key=lambda one: -prod(one.shape)):
+            rank = elements.index(min(elements))
+            elements[rank] += prod(one.shape)
+            bytes_of[rank] += one.state_bytes + one.scalar_bytes
+    return max(bytes_of.values())
+
+
+def _exchange(parameters: Sequence[ParameterFacts], plan: Plan) -> int:
+    """ddp's buckets are a copy of all gradients. A sharded unit is whole while it computes, and so
+    are its gradients."""
+    strategy = plan.strategy
+    if not strategy.parameters:
+        return sum(one.gradient_bytes for one in parameters)
+    whole: Counter[int] = Counter()
+    gradients: Counter[int] = Counter()
+    for one in parameters:
+        if one.managed:
+            whole[one.unit] += one.bytes
+            gradients[one.unit] += one.gradient_bytes
+    outermost = whole.pop(ROOT_UNIT, 0)  # stays gathered from forward to backward
+    blocks = sorted(whole.values(), reverse=True)
+    gathered = outermost + sum(blocks if strategy.is_whole else blocks[:UNITS_AT_ONCE])
+    return round((gathered + max(gradients.values(), default=0)) * plan.gathered_part)
+
+
+BACKWARD_SHARE = 2 / 3
+"""Of a step's computing, during which ddp sends. A sharded strategy sends in forward too."""
+LEAST_STEP_S = 2e-3
+"""However little there is to compute: kernels have to be launched."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The estimated time of a step. ``efficiency``: the part of the step in which the GPU computes
+    what the script asked for.
+    """
+
+    step_s: float
+    efficiency: float
+
+
+def pace(plan: Plan, flops: float, again_flops: float, sent_bytes: int, gpu: Gpu) -> Pace:
+    """``again_flops``: what checkpointing computes a second time."""
+    useful_s = flops / gpu.flops_per_s(plan.precision)
+    again_s = again_flops / gpu.flops_per_s(plan.precision) if plan.checkpointing else 0.0
+    sending_s = sent_bytes / gpu.bytes_per_s
+    hidden = 1.0 if plan.strategy.parameters else BACKWARD_SHARE
+    step_s = useful_s + again_s + max(0.0, sending_s - hidden * (useful_s + again_s))
+    step_s = max(step_s, LEAST_STEP_S)
+    return Pace(step_s, useful_s / step_s)
+
+
+SHARE_OF_PEAK = 0.5
+"""Of a GPU's peak FLOPs, what training reaches: an assumption."""
+SHARE_OF_LINK = 0.8
+"""Of a link's bandwidth in one direction, what a collective reaches: an assumption."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, by its data sheet. ``float32_tflops``: of matrix products as torch computes them by
+    default, without TF32. ``interconnect_gb_s``: to other GPUs, both directions together, as data
+    sheets say it.
+    """
+
+    name: str
+    memory_gib: float
+    float32_tflops: float
+    bfloat16_tflops: float
+    interconnect_gb_s: float
+
+    def flops_per_s(self, precision: str) -> float:
+        peak = self.float32_tflops if precision == "32" else self.bfloat16_tflops
+        return peak * 1e12 * SHARE_OF_PEAK
+
+    @property
+    def bytes_per_s(self) -> float:
+        """In one direction."""
+        return self.interconnect_gb_s * 1e9 / 2 * SHARE_OF_LINK
+
+    def changed(self, memory_gib: float | None, interconnect_gb_s: float | None) -> Gpu:
+        return replace(
+            self,
+            memory_gib=self.memory_gib if memory_gib is None else memory_gib,
+            interconnect_gb_s=(
+                self.interconnect_gb_s if interconnect_gb_s is None else interconnect_gb_s
+            ),
+        )
+
+
+GPUS = {
+    "a100": Gpu("A100 80 GB", 80, 19.5, 312, 600),
+    "h100": Gpu("H100 SXM", 80, 67, 989, 900),
+    "h200": Gpu("H200 SXM", 141, 67, 989, 900),
+    "v100": Gpu("V100 32 GB", 32, 15.7, 15.7, 300),
+    "l4": Gpu("L4", 24, 30.3, 121, 64),
+}
+"""The V100 has no fast bfloat16."""
+
+
+AS_FAST = 1.05
+"""Rows within 5 % of the fastest are equals: the estimate is no better than that."""
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recommended row of the table. ``row``: None if nothing fits any number of GPUs.
+    ``needs_ranks``: the number of GPUs with which something fits, if it is more than was asked for.
+    ``needs_batch``: the batch of a rank with which the row fits, if it is less than the script's.
+    """
+
+    row: Row | None
+    needs_ranks: int | None = None
+    needs_batch: int | None = None
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """Of those that fit the one that is fastest for each sample, and of equals the first."""
+    fitting = [row for row in rows if row.fits and row.plan.accumulated == 1]
+    if not fitting:
+        return None
+    least_s = min(row.seconds_per_sample for row in fitting)
+    return next(row for row in fitting if row.seconds_per_sample <= AS_FAST * least_s)
+
+
+def choose(rows_for: Callable[[int], Sequence[Row]], ranks: int) -> Choice:
+    """``rows_for``: the rows of a number of ranks."""
+    rows = rows_for(ranks)
+    best = fastest(rows)
+    if best is not None:
+        return Choice(best)
+    smaller = [row for row in rows if row.largest_batch and row.plan.accumulated == 1]
+    if smaller:
+        largest = max(smaller, key=lambda row: row.largest_batch)
+        return Choice(largest, needs_batch=largest.largest_batch)
+    more = ranks * 2
+    while more <= MOST_RANKS:
+        best = fastest(rows_for(more))
+        if best is not None:
+            return Choice(best, needs_ranks=more)
+        more *= 2
+    return Choice(None)
+
+
+GIB = 2**30
+FILLED = 0.9
+"""Of a GPU's memory, what is planned for: the rest is for kernels, the allocator and the
+context."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs to plan for. ``ranks`` of them, ``nodes`` machines."""
+
+    gpu: Gpu
+    ranks: int
+    nodes: int = 1
+
+    @property
+    def room_bytes(self) -> float:
+        return self.gpu.memory_gib * GIB * FILLED
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table. ``batch``: that of a rank, in samples; 1 stands for the script's own if
+    its size is unknown. ``largest_batch``: the largest that fits, 0 if none does.
+    """
+
+    plan: Plan
+    machine: Machine
+    batch: int
+    memory: Memory
+    sent_bytes: int
+    pace: Pace
+    largest_batch: int
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.machine.room_bytes
+
+    @property
+    def seconds_per_sample(self) -> float:
+        return self.pace.step_s / self.batch
+
+
+def rows(facts: Mapping[str, Facts], there: Installed, machine: Machine) -> list[Row]:
+    """``facts``: what was observed in each precision."""
+    first = facts["32"]
+    found = plans(
+        there, machine.ranks, machine.nodes, first.blocks, list(facts), not first.hindrances
+    )
+    return [_row(facts, plan, machine) for plan in found]
+
+
+def _row(facts: Mapping[str, Facts], plan: Plan, machine: Machine) -> Row:
+    first, seen = facts["32"], facts[plan.precision]
+    batch = max((one.samples or 1) for one in first.passes)
+    fixed, each = activations(seen.passes, plan)
+    per_node = -(-machine.ranks // machine.nodes)
+    divided_by = per_node if plan.strategy.hybrid else machine.ranks
+    held = memory(first, plan, divided_by, round(fixed + each * batch))
+    sent = sent_bytes(first, plan, machine.ranks, per_node)
+    flops, again = _flops_of_a_batch(first, batch)
+    speed = pace(plan, flops, again, sent, machine.gpu)
+    room = machine.room_bytes - (held.total - held.activations) - fixed
+    largest = int(room // each) if each else batch
+    return Row(plan, machine, batch, held, sent, speed, max(0, largest))
+
+
+def _flops_of_a_batch(facts: Facts, batch: int) -> tuple[float, float]:
+    """Of all passes that one step makes, of whole batches."""
+    whole = [one for one in facts.passes if (one.samples or 1) == batch]
+    steps = facts.steps * len(whole) / len(facts.passes)
+    flops, again = sum(one.flops for one in whole), sum(one.block_flops for one in whole)
+    return flops / steps, again / steps

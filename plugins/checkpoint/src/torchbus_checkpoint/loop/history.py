@@ -1,0 +1,204 @@
+"""History of passes over loaders, in the order in which a later run begins them.
+
+A pass inside the body of another one (an evaluation in the middle of an epoch) does not count: if a
+replay skips or continues the outer pass, the loop does not begin the inner one again.
+
+A gap lies between two passes, and the first one begins with the block, or with an epoch of
+``s.epochs``. There the script draws random numbers, as for a subset or a model. A replay skips the
+passes and runs the gaps, each with the random numbers that it had in the earlier run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TypedDict
+
+from torchbus.plugin import Context
+
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop import variables
+from torchbus_checkpoint.loop.frames import Loop
+from torchbus_checkpoint.state.plain import State, copied, digest, encode
+
+
+class Standing(TypedDict):
+    """The states of all generators at a moment.
+
+    ``random`` has the session's streams, ``own`` those that variables name, by place and name.
+    """
+
+    random: dict[str, Any]
+    own: dict[tuple[str, str], object]
+
+
+class Gap(TypedDict, total=False):
+    """What is recorded of a gap; empty if the gap is unknown.
+
+    ``start``: the generators at its begin. ``ends``: a digest of each at its end. ``drawn``: the
+    names of those that had moved.
+    """
+
+    start: Standing
+    ends: dict[str, str]
+    drawn: list[str]
+
+
+UNKNOWN: Gap = {}
+
+
+class Gaps:
+    """Random states at the start of this gap.
+
+    ``is_open``: no pass has begun since. ``fetched_ahead``: a wrapper had read the last pass ahead
+    of the loop. ``saves``: how often the script has called ``s.save`` in this gap.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._start: Standing | None = None
+        self.is_open = self.fetched_ahead = False
+        self.saves = 0
+
+    def begin(
+        self, frames: list[FrameType], *, is_open: bool = True, fetched_ahead: bool = False
+    ) -> None:
+        self._start = self.standing(frames)
+        self._session.random.mark()
+        self.is_open, self.fetched_ahead, self.saves = is_open, fetched_ahead, 0
+
+    def go_on(self, start: Standing | None, saves: int = 0) -> None:
+        """Continue a gap of an earlier run: its start, and how often it had called ``s.save``."""
+        self._start, self.saves = start, saves
+        self.is_open, self.fetched_ahead = start is not None, False
+        self._session.random.mark()
+
+    def forget(self) -> None:
+        """Mark this gap as unknown."""
+        self.go_on(None)
+
+    @property
+    def start(self) -> Standing | None:
+        """The start of the gap, if it is open."""
+        return self._start if self.is_open else None
+
+    def ended(self, frames: list[FrameType]) -> Gap | None:
+        """Close the gap as a pass begins; return its draws: None for none, or ``UNKNOWN``."""
+        if self._start is None:
+            return UNKNOWN
+        before, now = _by_generator(self._start), _by_generator(self.standing(frames))
+        ends = {name: digest(now[name]) for name in before.keys() & now.keys()}
+        drawn = sorted(name for name, end in ends.items() if digest(before[name]) != end)
+        drawn += ["in evaluation"] if self._session.random.drew_in_evaluation else []
+        return {"start": copied(self._start), "ends": ends, "drawn": drawn} if drawn else None
+
+    def standing(self, frames: list[FrameType]) -> Standing:
+        """Return the states of all generators now."""
+        streams = encode(self._session.random.state(), "the random state")
+        return {"random": streams, "own": dict(variables.generators_in(frames))}
+
+
+def differing(saved: Gap | None, now: Gap | None) -> list[str]:
+    """Return the generators whose draws differ from the earlier run."""
+    if UNKNOWN in (saved, now):
+        return []
+    if saved is None or now is None:
+        return [name for gap in (saved, now) if gap is not None for name in gap["drawn"]]
+    return sorted(
+        name
+        for name in saved["ends"].keys() & now["ends"].keys()
+        if saved["ends"][name] != now["ends"][name]
+    )
+
+
+def _by_generator(standing: Standing) -> dict[str, Any]:
+    """Return the states of torch, Python and NumPy in all lasting streams, and of variables."""
+    found: dict[str, Any] = {
+        f"{name} (in {place})": state for (place, name), state in standing["own"].items()
+    }
+    for name, stream in sorted(standing["random"]["streams"].items()):
+        for kind, state in stream.items() if name != "evaluation" else ():
+            found.setdefault(kind, []).append(state)
+    return found
+
+
+Section = tuple[int, int]
+NESTED = -1
+
+
+@dataclass
+class Pass:
+    """A pass: its data, whether it came before the first step, and the gap before it."""
+
+    over: str
+    before_training: bool
+    gap: Gap | None = None
+
+
+@dataclass
+class History:
+    """The passes in the current section, and in the sections outside of ``s.epochs``."""
+
+    section: Section = (0, 0)
+    passes: dict[Section, list[Pass]] = field(default_factory=lambda: {(0, 0): []})
+    _driven: set[Loop] = field(default_factory=set)
+
+    def enter(self, section: Section) -> None:
+        self.passes = {old: passes for old, passes in self.passes.items() if old[0] % 2 == 0}
+        self.section = section
+        self.passes.setdefault(section, [])
+        self._driven = set()
+
+    @property
+    def here(self) -> list[Pass]:
+        return self.passes[self.section]
+
+    def begin(self, new: Pass, frames: list[FrameType]) -> int:
+        """Record a pass. Return its number in the section; ``NESTED`` inside another pass."""
+        if self.is_nested(frames):
+            return NESTED
+        self.here.append(new)
+        return len(self.here) - 1
+
+    def is_nested(self, frames: list[FrameType]) -> bool:
+        return bool(self._driven) and not self._driven.isdisjoint(
+            checkpoint_frames.loops(frames, standing=False)
+        )
+
+    def asked(self, frames: list[FrameType]) -> None:
+        """Record that a pass gives the next item to the loops that are asking for one."""
+        self._driven.update(checkpoint_frames.loops(frames, standing=True))
+
+    def adopt(self, saved: dict[Section, list[Pass]]) -> None:
+        """Replace the replayed passes by the earlier run's records of them."""
+        for section, passes in self.passes.items():
+            known = saved.get(section, [])[: len(passes)]
+            passes[: len(known)] = known
+
+    # State ---------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        return {
+            "sections": [
+                [section, [one.over for one in passes], [one.before_training for one in passes]]
+                for section, passes in self.passes.items()
+            ],
+            "gaps": [
+                [section, number, one.gap]
+                for section, passes in self.passes.items()
+                for number, one in enumerate(passes)
+                if one.gap is not None
+            ],
+        }
+
+
+def read(saved: State) -> dict[Section, list[Pass]]:
+    """Read what ``state`` has written. Older checkpoints have no gaps."""
+    gap = None if "gaps" in saved else UNKNOWN
+    found = {
+        tuple(section): [Pass(*facts, gap) for facts in zip(over, before, strict=True)]
+        for section, over, before in saved["sections"]
+    }
+    for section, number, gap in saved.get("gaps", ()):
+        found[tuple(section)][number].gap = gap
+    return found

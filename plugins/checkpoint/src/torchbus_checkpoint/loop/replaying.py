@@ -1,0 +1,239 @@
+"""The replay: drives the loop to the position of an interrupted run.
+
+The script runs from its start. Finished passes over loaders give no batches. Steps, schedulers,
+logging and saving do nothing. Two things run again, with the random numbers that they had: passes
+before the first step of the run (for statistics of the data, say), and the code between passes.
+
+The loop has arrived when it does something for the first time. Then all state is restored at once,
+and everything has its effect again. What the loop has replayed is part of its history, for the run
+that resumes from this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl
+
+from torchbus_checkpoint.loop import course, loaders
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop.course import REMEDY, refuse_hidden
+from torchbus_checkpoint.loop.frames import user_frames
+from torchbus_checkpoint.loop.history import UNKNOWN, Section
+from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
+from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.variables import generators_named
+from torchbus_checkpoint.state.plain import State
+from torchbus_strategy.script_generators import Generator
+
+ANOTHER_LOOP = (
+    "the checkpoint was written in a loop that is not over s.epochs(...), so s.epochs(...) can't"
+    " know its epoch: resume with the loop as it was, or begin again with s.epochs(...) in"
+    " another folder"
+)
+
+
+class Replay:
+    """The replay. ``saved``: a ``Position.state()``; ``put_back`` restores everything else.
+
+    ``rank_alike``: the checkpoint has this rank's own random numbers. ``scale``: the old batch size
+    divided by the new one, as the number of ranks may have changed.
+    """
+
+    hears_trials = False
+
+    def __init__(
+        self,
+        session: Context,
+        position: Position,
+        saved: State,
+        put_back: Callable[[], None],
+        rank_alike: bool,
+        scale: float,
+    ) -> None:
+        self._session = session
+        self._position = position
+        self.put_back = put_back
+        position.random.alike = rank_alike
+        position.workers.load(saved["born"])
+        self._saved = saved
+        self._target = Target(saved, position)
+        self._scale = scale
+        self._alike = rank_alike
+        self._quiet = contextlib.ExitStack()
+        self._numbering = Numbering(session, saved["heads"], saved["reader"], lambda: self.pending)
+        session.on_close.callback(self._numbering.close)
+        session.on_close.callback(self._quiet.close)
+        self._compares = rank_alike
+        self._in_its_gap = False
+        self.pending = True
+
+    # Epochs of s.epochs --------------------------------------------------------------------------
+
+    def first_epoch(self, number: int, count: int) -> int:
+        """Return the first epoch of the loop of this number, which has ``count`` epochs."""
+        return self._target.first_epoch(number, count)
+
+    def enter(self, section: Section) -> None:
+        """Called when the script enters a section."""
+        if self._target.is_in_another_loop:
+            raise UsageError(ANOTHER_LOOP)
+        if self._target.is_source(section):
+            self.arrive(draws_on=True)
+        elif self._target.is_at_begin_of(section):
+            self.arrive()
+        else:
+            self.lead()
+
+    def lead(self) -> None:
+        """Called when a gap begins. Sets the random states of its start in the earlier run."""
+        frames, start = user_frames(self._session.frame), self._target.next_start
+        if start:
+            self._position.random.put_standing(start, frames)
+            self._compares = self._alike
+            self._in_its_gap = self._target.is_in_this_gap and self._alike
+        self._position.gaps.begin(frames)
+
+    # Replayed steps have no effect
+    # ----------------------------------------------------------------------
+
+    @hookimpl(tryfirst=True)
+    def skip_pass(self, loader: DataLoader[object]) -> bool | None:
+        position, frames = self._position, user_frames(self._session.frame)
+        if not self.pending or position.history.is_nested(frames):
+            return None
+        position.variables.look(frames)
+        key, saved = self._target.key, self._target.next_pass
+        if saved is None:
+            self.arrive(draws_on=True)
+            return None
+        course.refuse_another_loader(saved, loader, position.section, position.passes_begun)
+        gap = position.gaps.ended(frames) if self._compares else UNKNOWN
+        self._compares &= course.draws_alike(saved, gap, *key)
+        if key in self._target.open:
+            self._reopen(self._target.open[key], loader, saved.over)
+            return None
+        if saved.before_training:
+            return None
+        position.history.begin(saved, frames)
+        if self._target.ended and self._target.next_pass is None:
+            # the run had ended: code after its last pass sees its result
+            self.put_back()
+        position.variables.fill(frames, self._saved["variables"])
+        self.lead()
+        self._silence()
+        return True
+
+    def _reopen(self, saved: State, loader: DataLoader[object], over: str) -> None:
+        """Reopen a pass: with its samples, and its random states."""
+        if "samples" in saved:
+            loaders.compare(saved["samples"], loader, over)
+        self._position.random.put(saved["started"], loader)
+
+    @hookimpl(tryfirst=True)
+    def step_called(self, optimizer: Optimizer) -> Answer | None:
+        return Answer() if self.pending else None
+
+    @hookimpl(tryfirst=True)
+    def skip_scheduler(self) -> bool | None:
+        return self.pending or None
+
+    @hookimpl(tryfirst=True, optionalhook=True)
+    def skip_logging(self) -> bool | None:
+        return self.pending or None
+
+    @hookimpl(tryfirst=True)
+    def save_file(self) -> bool | None:
+        return self.pending or None
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self) -> None:
+        if self.pending and not any(
+            one.alive is not None and self._target.is_before_training(one)
+            for one in self._position.open
+        ):
+            raise UsageError(
+                "the loop calls backward during the replay of its finished epochs, on batches that"
+                f" no loader made: {REMEDY}"
+            )
+
+    def save_called(self) -> None:
+        """Called at ``s.save``. If that call wrote the checkpoint, the loop has arrived."""
+        self._position.gaps.saves += 1
+        is_known = self._target.is_in_this_gap and self._target.gap is not None
+        if is_known and not self._target.ended and self._target.saves == self._position.gaps.saves:
+            self.arrive()
+
+    # Arrival -------------------------------------------------------------------------------------
+
+    @hookimpl(tryfirst=True)
+    def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        found = self._position.of(iterator) if self.pending else None
+        saved = None if found is None else self._target.open.get((found.section, found.ordinal))
+        if saved is not None and (
+            saved.get("last", True) or iterator.num_yielded >= saved["taken"]
+        ):
+            self._position.history.asked(user_frames(self._session.frame))
+            self.arrive()
+
+    def arrive(self, draws_on: bool = False) -> None:
+        """Restore all states.
+
+        ``draws_on``: the random numbers may be right already, as this run has gone through the gap
+        that the earlier run was in.
+        """
+        frames = user_frames(self._session.frame)
+        refuse_hidden(
+            self._saved["counters"],
+            checkpoint_frames.around(frames),
+            "in this run where it resumes",
+        )
+        standing = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
+        self.pending = False
+        self._position.history.adopt(self._target.passes)
+        continue_passes(
+            self._position,
+            self._target.open,
+            self._saved["heads"],
+            self._scale,
+            self._numbering,
+        )
+        self.put_back()
+        self._position.variables.put_back(frames, self._saved["variables"])
+        self.drop(generators_named(frames))
+        if standing is None:
+            self._position.gaps.go_on(self._target.gap, self._target.saves)
+        else:
+            self._position.random.put_standing(standing, frames)
+
+    def end(self) -> None:
+        """Called if the script ends before it arrives, as it does if the earlier run had ended."""
+        if not self._target.ended:
+            raise UsageError(
+                "the script ended before it reached the place where the checkpoint was written: its"
+                " loop is shorter than it was. Make it as long, or begin again in another"
+                " folder"
+            )
+        self.drop()
+
+    def drop(self, restored: Sequence[Generator] = ()) -> None:
+        """Restore the random states, and end the replay.
+
+        ``restored``: generators that are already restored.
+        """
+        self.pending = False
+        self._quiet.close()
+        self._numbering.close()
+        self._position.loaders.load(self._saved["loaders"], list(restored))
+        self._position.random.put(self._saved, None)
+        self._session.bus.unregister(self)
+        self._session.seams.refresh()
+
+    def _silence(self) -> None:
+        """Hide what the loop prints in epochs that it does not run: the values are wrong."""
+        self._quiet.close()
+        self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))

@@ -1,0 +1,212 @@
+"""Checks that a checkpoint is complete: it holds every tensor of every model and optimizer exactly
+once. And compares one with this loop, before anything is changed.
+
+All functions raise CheckpointError, which names the first thing that does not fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import warn
+from torchbus.runtime.steps import Steps
+
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.loop.contents import Contents, Named, class_name
+from torchbus_checkpoint.state.common import loose, shapes_in
+from torchbus_checkpoint.state.plain import State
+
+Held = dict[str, tuple[int, str]]
+"""By model or optimizer: how many tensors, and a digest of their names."""
+
+
+def held(weights: dict[str, State], training: State) -> Held:
+    """Return the tensors that this rank's states hold."""
+    states = [(f"model {name}", state) for name, state in weights.items()]
+    states += [
+        (f"the state of optimizer {one['name']} ({one['class']})", one["state"]["state"])
+        for one in training["optimizers"]
+    ]
+    return {what: _digested(sorted(_names(state))) for what, state in states}
+
+
+def _digested(names: list[str]) -> tuple[int, str]:
+    return len(names), hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
+def _names(value: object, path: str = "") -> Iterator[str]:
+    if isinstance(value, Tensor):
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _names(item, f"{path}/{key}")
+
+
+def refuse_separate(reported: list[Held], where: object) -> None:
+    """Raise CheckpointError if a rank's states hold other tensors than rank 0's.
+
+    Only rank 0 writes whole tensors, so a tensor that only another rank has would be lost.
+    """
+    first = reported[0]
+    for rank, theirs in enumerate(reported):
+        for what in {**first, **theirs}:
+            if first.get(what) != theirs.get(what):
+                raise CheckpointError(
+                    f"checkpoint {where} would not be complete: {what} has"
+                    f" {_number(first, what)} tensors on rank 0, and rank {rank} has"
+                    f" {_number(theirs, what)}, which are not the same ones. A strategy that"
+                    " divides them must gather them in its hooks of state_dict()"
+                )
+
+
+def _number(held: Held, what: str) -> int:
+    return held.get(what, (0, ""))[0]
+
+
+def warn_of_absent_states(optimizers: Iterable[tuple[str, Optimizer]], steps: Steps) -> None:
+    """Warn if an optimizer has stepped and shows no state, although its class keeps some."""
+    for name, optimizer in optimizers:
+        if steps.of(optimizer) and not optimizer.state_dict()["state"] and keeps_state(optimizer):
+            warn(
+                f"the checkpoint has no state of optimizer {name} ({type(optimizer).__name__}),"
+                f" which has made {steps.of(optimizer)} steps. If a strategy keeps the state"
+                " elsewhere, it must return it from its hook of state_dict(); if the optimizer has"
+                " had no gradients so far, all is well"
+            )
+
+
+def keeps_state(optimizer: Optimizer) -> bool:
+    """Whether a step of this class with these hyperparameters leaves a state; tried on a number."""
+    weight = torch.zeros(1, requires_grad=True)
+    weight.grad = torch.zeros(1)
+    trial: Any = object.__new__(type(optimizer))
+    vars(trial).update(vars(optimizer))
+    vars(trial).pop("step", None)
+    trial.state = defaultdict(dict)
+    trial.param_groups = [{**optimizer.param_groups[0], "params": [weight]}]
+    try:
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(trial)
+    except KeyError:  # its constructor makes the state, as that of Adagrad in torch 2.4
+        return True
+    except Exception:  # it needs a closure, or more
+        return False
+    return bool(trial.state.get(weight))
+
+
+def check(
+    contents: Contents,
+    saved: State,
+    saved_weights: list[State],
+    registered: Iterable[str],
+    where: str,
+) -> None:
+    """Check the states that all ranks have in common. ``where`` names the checkpoint."""
+    for kind, things in (
+        ("trained", contents.trained),
+        ("other", contents.other),
+        ("optimizers", contents.optimizers),
+        ("schedulers", contents.schedulers),
+        ("scalers", contents.scalers),
+    ):
+        _check_same(kind, saved[kind], things, where)
+    for entry, state, (name, model) in zip(
+        saved["trained"] + saved["other"], saved_weights, contents.models, strict=True
+    ):
+        _check_layers(entry, name, model, where)
+        _check_weights(f"{where}: model {entry['name']} ({entry['class']})", state, name, model)
+    for entry, (name, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
+        _check_optimizer(entry, name, shapes_in(optimizer, contents.shape_of), where)
+    _check_loose(len(saved["loose"]), len(loose(contents)), where)
+    _check_registered({*saved["registered"]}, {*registered}, where)
+
+
+REMEDY = "Use the code that wrote the checkpoint, or another folder"
+WEIGHTS_ALONE = (
+    "Call s.load when they are made. To get the weights alone, read its model.safetensors with"
+    " safetensors.torch.load_file"
+)
+
+
+def _check_same(kind: str, saved: list[State], things: Named, where: str) -> None:
+    theirs, ours = [entry["class"] for entry in saved], [class_name(thing) for _, thing in things]
+    if theirs != ours:
+        label = {"trained": "trained models", "other": "other models"}.get(kind, kind)
+        raise CheckpointError(
+            f"{where} belongs to another loop: it holds the {label} {_listed(saved)}; this loop has"
+            f" {', '.join(f'{name} ({class_name(thing)})' for name, thing in things) or 'none'}."
+            f" {REMEDY if ours else WEIGHTS_ALONE}"
+        )
+
+
+def _listed(saved: list[State]) -> str:
+    return ", ".join(f"{entry['name']} ({entry['class']})" for entry in saved) or "none"
+
+
+def _check_layers(entry: State, name: str, model: Module, where: str) -> None:
+    theirs = (len(entry["training"]), len(entry["requires_grad"]))
+    if theirs != (len([*model.modules()]), len([*model.parameters()])):
+        raise CheckpointError(
+            f"{where}: model {entry['name']} ({entry['class']}) had other layers than {name} of"
+            f" this loop. {REMEDY}"
+        )
+
+
+def _check_weights(what: str, saved: State, name: str, model: Module) -> None:
+    mine = model.state_dict()
+    for key in [*saved, *mine]:
+        if key not in mine or key not in saved:
+            raise CheckpointError(
+                f"{what} {'has no' if key in mine else 'has'} {key}, and {name} of this loop"
+                f" {'has' if key in mine else 'has not'}. {REMEDY}"
+            )
+        theirs, ours = (
+            tuple(one.shape) if isinstance(one, Tensor) else None for one in (saved[key], mine[key])
+        )
+        if theirs != ours:
+            raise CheckpointError(
+                f"{what}: {key} has shape {theirs}, and in {name} of this loop {ours}. {REMEDY}"
+            )
+
+
+def _check_optimizer(entry: State, name: str, shapes: list[list[list[int]]], where: str) -> None:
+    if shapes != entry["shapes"]:
+        raise CheckpointError(
+            f"{where}: optimizer {entry['name']} held {_counted(entry['shapes'])}; {name} of"
+            f" this loop holds {_counted(shapes)}. {REMEDY}"
+        )
+
+
+def _counted(shapes: list[list[list[int]]]) -> str:
+    groups = [
+        f"{len(group)} tensors with {sum(torch.Size(shape).numel() for shape in group)} numbers"
+        for group in shapes
+    ]
+    return " and ".join(groups) or "nothing"
+
+
+def _check_loose(theirs: int, ours: int, where: str) -> None:
+    if theirs != ours:
+        raise CheckpointError(
+            f"{where}: {theirs} trained tensors belonged to no model, {ours} do in this loop."
+            f" {REMEDY}"
+        )
+
+
+def _check_registered(theirs: set[str], ours: set[str], where: str) -> None:
+    for name in theirs ^ ours:
+        here, there = "the checkpoint", "this loop"
+        if name in ours:
+            here, there = there, here
+        raise CheckpointError(
+            f"{where}: {here} has a registered {name!r}, {there} has not: call"
+            f" s.register({name!r}, ...) in both runs"
+        )

@@ -1,1 +1,0 @@
-"""Private names of DeepSpeed and torch; nothing else in this package uses one."""

@@ -1,1 +1,0 @@
-"""One DeepSpeed engine: its creation, the layout of its shards, and gathering them."""

@@ -1,0 +1,222 @@
+"""Converts an optimizer's state between flat shards and torch's layout.
+
+For each kind of number that the optimizer keeps per element (momentum), the state of a flat part
+has a tensor of the part's size. It also has what all elements share (the count of steps).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torchbus.plugin import Unsupported, hookimpl
+
+from torchbus_deepspeed.engine import Engine, Held
+from torchbus_deepspeed.layout import Gather
+from torchbus_deepspeed.shadow import parameters_of
+
+MASTER = "deepspeed_master"
+"""In 16 bits, a parameter's value as DeepSpeed steps it, in float32."""
+UNLIKE = (
+    "{}.load_state_dict: {!r} of parameters {} and {} differ ({} and {}), and DeepSpeed has one for"
+    " all parameters of a group. Load states whose parameters have been stepped together, or use"
+    " strategy='ddp' or 'fsdp'"
+)
+Entry = dict[str, Any]
+
+
+def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -> dict[int, Entry]:
+    """Return the whole state of each of the ``parameters`` with one, by id. All ranks call it."""
+    parts = [engine.shadow.state.get(master, {}) for master in engine.masters]
+    names = sorted({name for part in parts for name in part})
+    found: dict[int, Entry] = {}
+    for name in names:
+        values = [part.get(name) for part in parts]
+        per_element = [
+            value
+            if isinstance(value, Tensor) and value.shape == master.shape and value.dim()
+            else None
+            for value, master in zip(values, engine.masters, strict=True)
+        ]
+        for parameter, whole in engine.layout.whole(parameters, per_element, gather):
+            found.setdefault(id(parameter), {})[name] = whole
+        for parameter in parameters:
+            group = engine.layout[parameter].group
+            if per_element[group] is None and name in parts[group]:
+                entry = found.setdefault(id(parameter), {})
+                entry[name] = copy.deepcopy(values[group])
+    if found and engine.masters[0].dtype != engine.parameters[0].dtype:
+        for parameter, whole in engine.layout.whole(parameters, engine.masters, gather):
+            found.setdefault(id(parameter), {})[MASTER] = whole
+    if engine.kernel is not None:
+        return {key: engine.kernel.outward(entry) for key, entry in found.items()}
+    return found
+
+
+def put_states(engine: Engine, entries: Mapping[int, Mapping[str, Any]]) -> None:
+    """Load the state of whole parameters, by their ids, into the shards."""
+    if engine.kernel is not None:
+        entries = {key: engine.kernel.inward(entry) for key, entry in entries.items()}
+    for number, master in enumerate(engine.masters):
+        inside = [
+            parameter
+            for parameter in engine.parameters
+            if engine.layout[parameter].group == number and entries.get(id(parameter))
+        ]
+        if inside:
+            engine.shadow.state[master] = _of_part(engine, number, inside, entries)
+    with_master = [one for one in engine.parameters if MASTER in entries.get(id(one), {})]
+    for parameter in with_master:
+        engine.layout.put(parameter, entries[id(parameter)][MASTER], engine.masters)
+
+
+def _of_part(
+    engine: Engine, number: int, inside: Sequence[Tensor], entries: Mapping[int, Mapping[str, Any]]
+) -> Entry:
+    master, part = engine.masters[number], {}
+    for name in _names(inside, entries):
+        values: dict[int, Any] = {id(one): entries[id(one)].get(name) for one in inside}
+        if all(_is_per_element(engine, one, name, values[id(one)]) for one in inside):
+            flat = torch.zeros_like(master, requires_grad=False)
+            flats = [flat if index == number else master for index in range(len(engine.masters))]
+            for parameter in inside:
+                engine.layout.put(parameter, values[id(parameter)], flats)
+            part[name] = flat
+        else:
+            part[name] = _common(engine, inside, name, values)
+    return part
+
+
+def _names(inside: Iterable[Tensor], entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    return sorted({name for one in inside for name in entries[id(one)]} - {MASTER})
+
+
+def _is_per_element(engine: Engine, parameter: Tensor, name: str, value: object) -> bool:
+    shape = engine.layout[parameter].shape
+    return isinstance(value, Tensor) and value.shape == shape and (name != "step" or bool(shape))
+
+
+def _common(engine: Engine, inside: Sequence[Tensor], name: str, values: Mapping[int, Any]) -> Any:
+    first = values[id(inside[0])]
+    for number, parameter in enumerate(inside):
+        other = values[id(parameter)]
+        if (first is None) != (other is None) or (first is not None and bool(first != other)):
+            facts = type(engine.optimizer).__name__, name, 0, number, first, other
+            raise Unsupported(UNLIKE.format(*facts))
+    return copy.deepcopy(first)
+
+
+LOCAL = (
+    "a checkpoint between a backward under s.no_sync() and {}.step(), after a backward of all"
+    " ranks in the same step: DeepSpeed has gradients of all ranks, and p.grad has this rank's own."
+    " Save after the step"
+)
+
+
+class Gradients:
+    """Handles the events of torchbus-checkpoint, which all ranks receive."""
+
+    def __init__(self, engines: Held) -> None:
+        self._engines = engines
+
+    @hookimpl(optionalhook=True)
+    def whole_gradients(self, optimizer: Optimizer) -> list[Tensor | None] | None:
+        held = self._engines.of(optimizer)
+        if not any(each.has_gradients for each in held):
+            return None
+        mine = parameters_of(optimizer)
+        if any(one.grad is not None for one in mine):
+            raise Unsupported(LOCAL.format(type(optimizer).__name__))
+        found: dict[int, Tensor] = {}
+        for each in held:
+            found |= each.whole_gradients(gathering(self._engines))
+        return [found.get(id(one)) for one in mine]
+
+    @hookimpl(optionalhook=True)
+    def put_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool | None:
+        """Restore gradients; without an engine into ``p.grad``, where a new engine finds them."""
+        held = self._engines.of(optimizer)
+        pairs = zip(parameters_of(optimizer), gradients, strict=False)
+        whole = {id(one): gradient for one, gradient in pairs if gradient is not None}
+        for each in held:
+            each.take_gradients(whole)
+        return True if held else None
+
+
+def hook(engines: Held, optimizer: Optimizer) -> None:
+    """Patches both methods until the end of the session. All ranks must call them."""
+
+    def whole(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
+        return _whole(engines, optimizer, state_dict)
+
+    def divide(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
+        return _divide(engines, optimizer, state_dict)
+
+    stack = engines.session.on_close
+    stack.callback(optimizer.register_state_dict_post_hook(whole).remove)
+    stack.callback(optimizer.register_load_state_dict_pre_hook(divide).remove)
+
+
+def _whole(
+    engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any] | None:
+    held = engines.of(optimizer)
+    if not held:
+        return None
+    found: dict[int, Entry] = {}
+    for each in held:
+        found |= whole_states(each, each.parameters, gathering(engines))
+    numbered = enumerate(parameters_of(optimizer))
+    state = {number: found[id(one)] for number, one in numbered if id(one) in found}
+    return {**state_dict, "state": state}
+
+
+def gathering(engines: Held) -> Any:
+    """Gathers the shards of all ranks."""
+
+    def gather(flat: torch.Tensor) -> list[torch.Tensor]:
+        job = engines.session.job
+        assert job is not None
+        job.wait_in("state_dict")
+        found = engines.session.all_gather(flat)
+        job.go_on()
+        return found
+
+    return gather
+
+
+def _divide(
+    engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Load the states into the shards, and let torch load the rest.
+
+    torch itself would round them to the dtype of the parameters.
+    """
+    held = engines.of(optimizer)
+    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+    mine = parameters_of(optimizer)
+    if not held or len(saved) != len(mine):
+        return None
+    entries = {
+        id(one): state_dict["state"].get(number, {})
+        for one, number in zip(mine, saved, strict=True)
+    }
+    for each in held:
+        each.shadow.state.clear()
+        put_states(each, entries)
+    return {**state_dict, "state": {}}
+
+
+def give_back(engines: Held, engine: Engine) -> None:
+    """Give the loop's optimizer whole states at the end of the block. All ranks call it."""
+    optimizer = engine.optimizer
+    if optimizer is None:
+        return
+    found = whole_states(engine, engine.parameters, gathering(engines))
+    for parameter in engine.parameters:
+        if id(parameter) in found:
+            optimizer.state[parameter] = found[id(parameter)]

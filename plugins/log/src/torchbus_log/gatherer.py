@@ -1,0 +1,375 @@
+"""Gather what the loop logs, and send it to the loggers at log points."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypedDict, get_args
+
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl
+
+from torchbus_log.autolog import Autolog
+from torchbus_log.exchange import (
+    Exchange,
+    Record,
+    computed,
+    lines,
+    local_values,
+    over_ranks,
+)
+from torchbus_log.monitors import Monitors
+from torchbus_log.passes import LoaderPass, Passes
+from torchbus_log.totals import Metric, Value
+from torchbus_log.trackers.values import Values, table_of
+
+LOCAL_VALUES_WAITING_AT_MOST = 10_000
+TABLE_AT_MOST, BINS = 1024, 64
+_new = tuple.__new__  # takes half the time of Record(...), in a call that every step makes
+
+
+class Gatherer:
+    """Sends values at log points, at which all ranks are together.
+
+    There is one after every so many real optimizer steps, and one at the end of each training pass.
+    The last one comes when the session has ended on all ranks. The end of an evaluation is not a
+    log point, because maybe only rank 0 evaluates: its values wait for the next one.
+
+    ``steps`` is the number of real steps so far. Optimizers that step in turn make one step
+    together (see ``Rounds``). ``names`` are those that the loop logs itself. ``monitored`` are
+    those that plugins judge. ``listens``: there is a logger; else only monitored values matter.
+    """
+
+    hears_trials = False
+
+    def __init__(
+        self,
+        session: Context,
+        every: int,
+        passes: Passes,
+        autolog: Autolog | None,
+        monitored: Collection[str],
+        listens: bool,
+    ) -> None:
+        self._session = session
+        self._every = every
+        self._autolog = autolog
+        self._exchange = Exchange(session)
+        self._monitors = Monitors(session, self._exchange, monitored) if monitored else None
+        self._listens = listens
+        self._steps = session.steps.follow()
+        self._point = 0
+        self._is_late = False
+        self._metrics: list[tuple[str, Metric, int]] = []
+        self.passes = passes
+        self.waiting: list[Record] = []
+        self.names: set[str] = set()
+
+    def state_dict(self) -> dict[str, int | None]:
+        return {"epoch": self.passes.epoch}
+
+    def load_state_dict(self, state: dict[str, int | None]) -> None:
+        self.passes.epoch = state["epoch"]
+
+    # What the loop logs --------------------------------------------------------------------------
+
+    def add(self, name: str, number: Value, how: How) -> None:
+        """Gather a value for this step, or until the pass over the current loader ends, or both."""
+        if self._monitors is not None:
+            if self._is_monitored(name, how.on_epoch):
+                how = dataclasses.replace(how, sync_dist=True)
+            elif not self._listens:
+                return
+        if how.on_epoch:
+            self._add_to_pass(name, number, how)
+        if how.in_step:
+            self._add_to_step(name, number, how)
+
+    def _add_to_pass(self, name: str, number: Value, how: How) -> None:
+        self.names.add(name)
+        named = f"{name}_epoch" if how.on_step else name
+        if self._monitors is not None:
+            self._monitors.named(named, name)
+            if how.sync_dist and self._follows_a_pass:
+                self._monitors.refuse_second(named, self._steps.count)
+                return self._add_record(named, number, how)
+        total = self.passes.current.total(
+            named, how.reduce, how.sync_dist is not False, how.prog_bar
+        )
+        total.add(number, self._samples(how))
+
+    def _add_to_step(self, name: str, number: Value, how: How) -> None:
+        self._add_record(f"{name}_step" if how.on_epoch else name, number, how)
+
+    def _add_record(self, name: str, number: Value, how: How) -> None:
+        samples = self._samples(how) if how.sync_dist else 1.0
+        self._wait(
+            Record(
+                name=name,
+                step=self._steps.count if how.step is None else how.step,
+                epoch=self.passes.epoch,
+                parts=(number,),
+                scale=samples if how.reduce == "mean" else 1.0,
+                weight=samples,
+                reduce=how.reduce,
+                sync=how.sync_dist is True,
+                prog_bar=how.prog_bar,
+                may_lack=self.passes.current.divided_evaluation,
+            )
+        )
+
+    def add_plainly(self, name: str, number: Value) -> None:
+        """Gather a value for this step without options, in half the time."""
+        if self._monitors is not None:
+            return self.add(name, number, PLAINLY)
+        step, epoch = self._steps.count, self.passes.epoch
+        fields = (name, step, epoch, (number,), 1.0, 1.0, "mean", False, False, False)
+        self.waiting.append(_new(Record, fields))
+
+    def _wait(self, record: Record) -> None:
+        if self._monitors is not None:
+            (record,) = self._monitors.judged([record])
+        self.waiting.append(record)
+
+    def _is_monitored(self, name: str, on_epoch: bool) -> bool:
+        assert self._monitors is not None
+        return self._monitors.logs(name, on_epoch)
+
+    @property
+    def _follows_a_pass(self) -> bool:
+        """Whether the loop is between passes over loaders that it trains on."""
+        return self.passes.epoch is not None and self.passes.current is self.passes.outside
+
+    def _samples(self, how: How) -> float:
+        if how.reduce == "sum" and not self.passes.counts:
+            return 0.0
+        return self.passes.samples if how.batch_size is None else float(how.batch_size)
+
+    def add_metric(self, name: str, metric: Metric) -> None:
+        """Compute a metric object when the pass ends, or outside of a pass now."""
+        if self._monitors is not None:
+            self._is_monitored(name, True)
+            self._monitors.named(name, name)
+        if self.passes.current is self.passes.outside and self._monitors is not None:
+            values = self._computed(name, metric, self._steps.count)
+            self.waiting += self._monitors.judged(values)
+        elif self.passes.current is self.passes.outside:
+            self._metrics.append((name, copy.deepcopy(metric), self._steps.count))
+        else:
+            self.passes.current.metrics[name] = metric
+
+    def _computed(self, name: str, metric: Metric, step: int) -> list[Record]:
+        """Compute a metric object on all ranks. Send what is not one number; return the rest."""
+        records, more = computed(name, metric, step, self.passes.epoch)
+        for one, found in more.items() if self._session.is_main else ():
+            if found.numel() > TABLE_AT_MOST:
+                self._session.bus.hook.histogram_ready(
+                    name=one, values=Values(one, found, BINS), step=step, epoch=self.passes.epoch
+                )
+            else:
+                self._session.bus.hook.table_ready(name=one, table=table_of(found), step=step)
+        return records
+
+    def logged(self) -> None:
+        """The loop has logged something. Just after a log point, send local values at once."""
+        if self._point == self._steps.count > 0 or len(self.waiting) > LOCAL_VALUES_WAITING_AT_MOST:
+            self._send_local()
+
+    @property
+    def step(self) -> int:
+        """The number of real steps so far."""
+        return self._steps.count
+
+    # Where the loop is ---------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
+        self.passes.record(batch, iterator)
+
+    @hookimpl
+    def loader_opened(self) -> None:
+        """The pass before is over by now, even if a wrapper had read it ahead of the loop."""
+        if self._is_late:
+            self._is_late = False
+            self.reach_point()
+        if self._monitors is not None:
+            for one in self.passes.left():
+                self._close(one)
+
+    @hookimpl
+    def after_backward(self) -> None:
+        self.passes.trained()
+        if self._monitors is not None:
+            self._monitors.training(self.passes.epoch, self._steps.count)
+
+    @hookimpl(trylast=True)
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self._autolog is not None:
+            self._autolog.stepped(optimizer, self._steps.count)
+        if self._steps.count % self._every == 0 and self._steps.count > self._point:
+            self.reach_point()
+
+    @hookimpl(trylast=True)
+    def loader_end(self, loader: DataLoader[object], order: object) -> None:
+        has_begun = self.passes.has(loader)
+        ended = self.passes.end(loader)
+        self._is_late |= ended is None and self.passes.current.trains
+        if not has_begun and order is not None and self._monitors is not None:
+            self._monitors.judged([], divided=True)  # the other ranks have batches
+        if ended is not None:
+            self._close(ended)
+            if self._monitors is not None and not ended.trains:
+                self._monitors.evaluation(self.passes.epoch, self._steps.count)
+            if ended.trains:
+                self.reach_point()
+                if self._autolog is not None:
+                    self._autolog.pause()
+
+    # Log points ----------------------------------------------------------------------------------
+
+    def reach_point(self) -> None:
+        """Send everything. All ranks call it."""
+        if self._autolog is not None:
+            self.names.update([record.name for record in self.waiting])
+            automatic = self._autolog.records(self.names)
+            if self._monitors is not None:
+                self._monitors.also_written([record.name for record in automatic])
+                automatic = self._monitors.judged(automatic)
+            self.waiting += automatic
+        for one in [*self.passes.left(), self.passes.outside]:
+            self._close(one)
+        ready, self.waiting = self.waiting, []
+        metrics, self._metrics = self._metrics, []
+        self._point = self._steps.count
+        if not self._listens:
+            return
+        values = over_ranks(self._exchange, self._steps.count, ready, metrics)
+        for name, metric, step in metrics:
+            more = self._computed(name, metric, step)
+            ready += more
+            values += local_values(more)
+        self._send(ready, values)
+
+    def end(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Send everything at the end of the session.
+
+        If a rank has failed, each sends only its local values.
+        """
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.reach_point()
+            if error is None and self._monitors is not None:
+                self._monitors.end()
+        else:
+            self._send_local()
+
+    def _send_local(self) -> None:
+        """Send the values that are not reduced over ranks."""
+        ready = [
+            record for record in self.waiting if not record.sync or self._session.world_size == 1
+        ]
+        self.names.update([record.name for record in ready])
+        if ready:
+            self.waiting = [
+                record for record in self.waiting if record.sync and self._session.world_size > 1
+            ]
+            self._send(ready, local_values(ready))
+
+    def _send(self, ready: list[Record], values: list[float]) -> None:
+        for line in lines(ready, values):
+            self._session.bus.hook.metrics_ready(
+                metrics=line.metrics,
+                step=line.step,
+                epoch=line.epoch,
+                prog_bar=frozenset(line.prog_bar),
+            )
+
+    def _close(self, one: LoaderPass) -> None:
+        """Turn the values of a pass into records."""
+        records = [
+            Record(
+                name,
+                self._steps.count,
+                self.passes.epoch,
+                total.parts(),
+                1.0,
+                total.weight,
+                reduce,
+                sync,
+                prog_bar,
+                one.divided_evaluation,
+            )
+            for (name, reduce, sync, prog_bar), total in one.totals.items()
+        ]
+        if self._monitors is None:
+            self._metrics += [
+                (name, copy.deepcopy(metric), self._steps.count)
+                for name, metric in one.metrics.items()
+            ]
+        else:
+            for name, metric in one.metrics.items():
+                records += self._computed(name, metric, self._steps.count)
+            records = self._monitors.judged(records, divided=one.divided_evaluation)
+        self.waiting += records
+        for metric in one.metrics.values():
+            metric.reset()
+        one.totals.clear()
+        one.metrics.clear()
+
+
+Reduction = Literal["mean", "sum", "max", "min"]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+
+class LogOptions(TypedDict, total=False):
+    """The keyword arguments of ``s.log``."""
+
+    on_step: bool | None
+    on_epoch: bool
+    sync_dist: bool | None
+    reduce: Reduction
+    batch_size: float | None
+    prog_bar: bool
+    step: int | None
+
+
+@dataclass(slots=True)
+class How:
+    """How to log a value. By default, ``on_step`` is the opposite of ``on_epoch``."""
+
+    on_step: bool | None = None
+    on_epoch: bool = False
+    sync_dist: bool | None = None
+    reduce: str = "mean"
+    batch_size: float | None = None
+    prog_bar: bool = False
+    step: int | None = None
+
+    @property
+    def in_step(self) -> bool:
+        return not self.on_epoch if self.on_step is None else self.on_step
+
+
+OPTIONS = frozenset(field.name for field in dataclasses.fields(How))
+PLAINLY = How()
+
+
+def how(options: dict[str, Any]) -> How:
+    """Return the options. Raises UsageError for an unknown option or reduction."""
+    if not options.keys() <= OPTIONS:
+        unknown = sorted(options.keys() - OPTIONS)
+        raise UsageError(
+            f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}"
+        )
+    found = How(**options)
+    if found.reduce not in REDUCTIONS:
+        raise UsageError(f"reduce={found.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
+    return found

@@ -1,0 +1,150 @@
+"""Monitored values, for early stopping and the best checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
+
+from torchbus.plugin import Context, UsageError, warn
+
+from torchbus_log.exchange import Exchange, Key, Pair, Record, merged, numbers_of
+
+
+class Monitors:
+    """Reduces each monitored value over ranks once, when it is complete.
+
+    That number is judged, and written. A value that is logged ``on_epoch`` has its name, and its
+    name with ``_epoch``.
+    """
+
+    def __init__(self, session: Context, exchange: Exchange, names: Iterable[str]) -> None:
+        self._session = session
+        self._exchange = exchange
+        self._names = frozenset(names)
+        self._missing = set(self._names).difference(session.bus.hook.optional_name())
+        self._logged: set[str] = set()
+        self._bases: dict[str, str] = {}
+        self._alone: dict[str, int] = {}
+        self._evaluated: tuple[int | None, int] | None = None
+        self._has_warned = False
+
+    def logs(self, name: str, on_epoch: bool = False) -> bool:
+        """The loop logs this name. Whether it is monitored."""
+        self._logged.add(name)
+        return bool(self._matching(name, on_epoch) or f"{name}_step" in self._names)
+
+    def named(self, written: str, name: str) -> None:
+        """An epoch's value of ``name`` will be written as ``written``."""
+        self._bases[written] = name
+
+    def judged(self, records: Sequence[Record], *, divided: bool = False) -> list[Record]:
+        """Reduce the monitored ones of these, and pass them to their monitors. Returns all records.
+
+        All ranks call it. ``divided``: some ranks may lack some of them.
+        """
+        found = list(records)
+        asked = {index: self._names_of(one) for index, one in enumerate(found)}
+        asked = {index: names for index, names in asked.items() if names}
+        if not asked and not divided:
+            return found
+        mine = numbers_of([found[index] for index in asked])
+        if divided:
+            values = self._gathered(found, asked, mine)
+        else:
+            keys = [
+                Key(found[index].name, found[index].reduce, found[index].step) for index in asked
+            ]
+            reduced = self._exchange.reduced(found[next(iter(asked))].step, keys, mine)
+            values = {
+                name: value
+                for names, value in zip(asked.values(), reduced, strict=True)
+                for name in names
+            }
+        for index, names in asked.items():
+            found[index] = found[index]._replace(
+                parts=(values[names[0]],), scale=1.0, weight=1.0, reduce="sum", sync=False
+            )
+        for name, value in values.items():
+            self._missing.discard(name)
+            self._session.bus.hook.monitored_value(name=name, value=value)
+        return found
+
+    def _gathered(
+        self, found: Sequence[Record], asked: dict[int, list[str]], mine: Sequence[Pair]
+    ) -> dict[str, float]:
+        ours = [
+            (names, found[index].reduce, pair)
+            for (index, names), pair in zip(asked.items(), mine, strict=True)
+        ]
+        alike: dict[tuple[str, str], list[Pair]] = {}
+        for theirs in self._session.all_gather_object(ours):
+            for names, reduce, pair in theirs:
+                for name in names:
+                    alike.setdefault((name, reduce), []).append(pair)
+        return {
+            name: merged(reduce, [(total, weight) for total, weight in pairs])
+            for (name, reduce), pairs in alike.items()
+        }
+
+    def _names_of(self, record: Record) -> list[str]:
+        base = self._bases.get(record.name)
+        return self._matching(record.name, False) if base is None else self._matching(base, True)
+
+    def _matching(self, name: str, on_epoch: bool) -> list[str]:
+        names = (name, f"{name}_epoch") if on_epoch else (name,)
+        return [one for one in names if one in self._names]
+
+    def refuse_second(self, name: str, step: int) -> None:
+        """Raise UsageError for a second value ``on_epoch`` where no loader shows their end."""
+        if self._alone.get(name) == step:
+            raise UsageError(
+                f"s.log({name!r}, ..., on_epoch=True) came twice outside of a pass over a"
+                " DataLoader: nothing shows which values belong together, and each would be"
+                " judged separately. Log their mean once"
+            )
+        self._alone[name] = step
+
+    # Names that are never logged -----------------------------------------------------------------
+
+    def evaluation(self, epoch: int | None, steps: int) -> None:
+        """A pass over an evaluation's loader has ended."""
+        if self._missing and steps and not self._session.bus.hook.skip_logging():
+            self._evaluated = self._evaluated or (epoch, steps)
+
+    def training(self, epoch: int | None, steps: int) -> None:
+        """A backward has run. Raises UsageError for names that should have come by now.
+
+        Without an evaluation so far they may come with the first one, unless they look misspelt.
+        """
+        if not self._missing or self._session.bus.hook.skip_logging():
+            return
+        if self._evaluated is not None:
+            before, then = self._evaluated
+            if epoch != before or (epoch is None and steps > then):
+                raise UsageError(self._message("by the end of the first evaluation"))
+        elif epoch and not self._has_warned:
+            when = "by the end of the first epoch"
+            if any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing):
+                raise UsageError(self._message(when))
+            self._say_once(when)
+
+    def end(self) -> None:
+        """Warn of names that have never come. An error would lose what follows the block."""
+        if self._missing and not self._has_warned and self._logged:
+            self._say_once("in this session: nothing was judged by it")
+
+    def also_written(self, names: Collection[str]) -> None:
+        """Record names that were written, by any plugin or the loop."""
+        self._logged.update(names)
+
+    def _say_once(self, when: str) -> None:
+        self._has_warned = True
+        warn(self._message(when))
+
+    def _message(self, when: str) -> str:
+        missing = [repr(name) for name in sorted(self._missing)]
+        there = ", ".join(sorted(self._logged)) or "none"
+        return (
+            f"monitored, but not logged {when}: {', '.join(missing)}. Logged names: {there}."
+            f" Monitor one of these, or call s.log({missing[0]}, ...) on all ranks"
+        )

@@ -1,1 +1,0 @@
-"""Cuts models: finds their layers, assigns them to ranks, and replaces the others."""

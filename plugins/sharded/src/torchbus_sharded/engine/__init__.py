@@ -1,4 +1,0 @@
-"""The engine, torch's ``fully_shard``: wrapping, prefetching, unsharding, meta device.
-
-Only this folder touches private parts of FSDP2.
-"""

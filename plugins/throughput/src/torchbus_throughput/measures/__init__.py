@@ -1,1 +1,0 @@
-"""Measurements of a window: samples, tokens, operations, time and power."""
