@@ -271,6 +271,24 @@ LAYOUTS = {
         "<key>password</key><string>(hidden)</string>",
     ),
     "table": ("| password | VALUE |", "| password | (hidden) |"),
+    "two columns": ("password | VALUE\nlr | 1", "password | (hidden)\nlr | 1"),
+    "dots": ("  api_key ......... VALUE\n  lr .... 1", "  api_key ......... (hidden)\n  lr .... 1"),
+    "arrow": ("password -> VALUE", "password -> (hidden)"),
+    "interpolated": ("password: ${oc.env:DB_PASSWORD,VALUE}", "password: (hidden)"),
+    "quoted": ("the password 'VALUE' is wrong", "the password '(hidden)' is wrong"),
+    "yaml map": (
+        "credentials:\n  user: me\n  deep:\n    at: VALUE\nlr: 1",
+        "credentials:\n  user: (hidden)\n  deep:\n    at: (hidden)\nlr: 1",
+    ),
+    "content": (
+        '<meta name="csrf-token" content="VALUE">',
+        '<meta name="csrf-token" content="(hidden)">',
+    ),
+    "field": (
+        "Field(name='password', default='VALUE')",
+        "Field(name='password', default='(hidden)')",
+    ),
+    "two of requests": ("get(u, auth=('me', 'VALUE'))", "get(u, auth=('me', '(hidden)'))"),
     "box": ("│ password │ VALUE │", "│ password │ (hidden) │"),
     "argv": ("['t.py', '--api-key', 'VALUE']", "['t.py', '--api-key', '(hidden)']"),
     "default": (

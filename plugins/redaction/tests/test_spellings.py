@@ -16,6 +16,8 @@ from torchbus_redaction.texts import HIDDEN
 
 KNOWN = "Zk93mQx7/w2p+Vt5R&aBcD 04\"x'y"
 PLAIN = "Zk93mQx7Lw2pVt5RaBcD"
+SHORT_WORDS = 'x7#Kq!9p&Lm/2"x'
+"""Its letters and digits alone could be those of a sentence."""
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "JSON in JSON in JSON": lambda value: json.dumps(json.dumps(json.dumps({"a": value}))),
     "repr of a repr": lambda value: repr(repr(value)),
@@ -39,6 +41,11 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "UTF-16": lambda value: repr(value.encode("utf-16le")),
     "\\u": lambda value: "".join(f"\\u{ord(one):04x}" for one in value),
     "\\x": lambda value: "".join(f"\\x{ord(one):02x}" for one in value),
+    "\\U": lambda value: "".join(f"\\U{ord(one):08x}" for one in value),
+    "\\u{}": lambda value: "".join(f"\\u{{{ord(one):x}}}" for one in value),
+    "zero width": "\u200b".join,
+    "numbers": lambda value: str([*value.encode()]),
+    "0x": lambda value: " ".join(f"0x{one:02x}" for one in value.encode()),
     "upper case": str.upper,
 }
 
@@ -47,7 +54,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 def test_a_known_value_is_hidden_in_any_spelling(
     spelling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for value in (KNOWN, PLAIN):
+    for value in (KNOWN, PLAIN, SHORT_WORDS) if spelling != "UTF-16" else (KNOWN, PLAIN):
         monkeypatch.setenv("SERVICE_API_KEY", value)
         written = SPELLINGS[spelling](value)
         shown = redacted(f"before {written} after")
@@ -59,6 +66,35 @@ def test_a_known_value_of_words_is_not_found_across_words(monkeypatch: pytest.Mo
     monkeypatch.setenv("SERVICE_API_KEY", "model-v2-2024")
     assert redacted("model v2 2024") == "model v2 2024"
     assert redacted("it is model-v2-2024") == f"it is {HIDDEN}"
+    monkeypatch.setenv("SERVICE_API_KEY", "epoch2024")
+    assert redacted("epoch 2024, epoch\t2024") == "epoch 2024, epoch\t2024"
+    assert redacted("it is EPOCH\\\n2024") == f"it is {HIDDEN}"
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        ascii,
+        lambda value: repr(value.encode()),
+        lambda value: value.encode("ascii", "xmlcharrefreplace").decode(),
+        lambda value: '"\\u043F\\u0430\\u0440-\\xDC"',  # as YAML writes it
+    ],
+)
+def test_a_known_value_of_other_letters(
+    spelled: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", "пар-Ü")
+    shown = redacted(f"before {spelled('пар-Ü')} after")
+    assert HIDDEN in shown and len(shown) <= len(f"before b'{HIDDEN}' after")
+
+
+def test_a_short_known_value_is_hidden_in_base64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", "hunter2")
+    assert "dW50ZXIy" not in redacted(f"x {base64.b64encode(b'me:hunter2').decode()}")
+    escaped = 'a\\b"c 12345'
+    monkeypatch.setenv("SERVICE_API_KEY", escaped)
+    inside = base64.b64encode(json.dumps({"x": escaped}).encode()).decode()
+    assert inside[16:24] not in redacted(inside)
 
 
 NEAR = """

@@ -80,6 +80,7 @@ def of_session(session: object) -> Redactor:
     return Redactor()
 
 
+ESCAPED = re.compile(r"(\\[xuU])(\w+)")
 SHORTEST, LONGEST = 4, 100_000
 SHORTEST_INSIDE = 8
 SHORTEST_NUMBER = 6
@@ -120,6 +121,11 @@ def spellings(value: str) -> set[str]:
         quote(value, errors="surrogatepass"),
         quote_plus(value, errors="surrogatepass"),
     }
+    if not value.isascii():
+        escaped = ascii(value)[1:-1]
+        found |= {escaped, ESCAPED.sub(lambda one: one[1] + one[2].upper(), escaped)}  # of YAML
+        found.add(repr(value.encode(errors="surrogatepass"))[2:-1])
+        found.add(value.encode("ascii", "xmlcharrefreplace").decode())
     return found | {
         line.strip()
         for line in value.splitlines()

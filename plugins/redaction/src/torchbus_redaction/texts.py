@@ -15,20 +15,22 @@ QUOTED = (
     rf"""{PREFIX}\"{{3}}[\s\S]*?\"{{3}}|{PREFIX}'{{3}}[\s\S]*?'{{3}}|{PREFIX}"(?:[^"\\]|\\[\s\S])*\""""
     rf"""|{PREFIX}'(?:[^'\\]|\\[\s\S])*'|\\+["'][^"'\\]*\\+["']"""
 )
+INTERPOLATED = r"\$\{[^{}\n]{1,300}\}"
 WORD = r"[A-Za-z_][\w.-]{0,100}"
 NAME = r"(?<![\w.-])(?P<name>-{0,2}[^\W\d][\w.-]*)"
 SPACE = (
-    r"[ \t\xa0]{0,80}(?:\r?\n(?![ \t]*['\"]{3})[ \t]{0,20})?"
+    r"[ \t\xa0]{0,80}(?:\r?\n(?![ \t]*(?:['\"]{3}|[\w.-]{1,60}:\s))[ \t]{0,20})?"
     r"(?:[&!][\w!./-]{1,60}[ \t]{1,8}){0,2}"  # an anchor or a tag of YAML
 )
 ANNOTATED = r":[ \t]{1,8}&?[A-Za-z_][\w.\[\], |]{0,60}=(?=[ \t]{0,8}[\"'bruBRUfF])"
 TEXTS_BETWEEN = (
     r"""(?P<between>\\*(?:["'`]|\*\*)?\]?[ \t\xa0]{0,80}"""
-    rf"(?:=>|:=|\?=|[=!]={{1,2}}|{ANNOTATED}|[=:\uff1a\uff1d])(?:\*\*)?{SPACE})"
+    rf"(?:[=-]>|[:?]=|[=!]={{1,2}}|\.{{4,200}}(?=[ \t])|{ANNOTATED}|[=:\uff1a\uff1d])"
+    rf"(?:\*\*)?{SPACE})"
 )
 ASSIGNED = re.compile(NAME + TEXTS_BETWEEN)
 CALL = re.compile(rf"[\w.]{{1,60}}(?=\()(?!\((?:{QUOTED})\))")
-VALUE = re.compile(rf"""{QUOTED}|[\w.]{{1,60}}\((?:{QUOTED})\)|[^\s,;&"'<>]+""")
+VALUE = re.compile(rf"""{QUOTED}|{INTERPOLATED}|[\w.]{{1,60}}\((?:{QUOTED})\)|[^\s,;&"'<>]+""")
 NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
 QUOTES_AROUND = re.compile(r"""([bruBRUfF]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
 QUOTES = ("'", '"', "\\")
@@ -50,12 +52,13 @@ FLAG_PAIR = re.compile(
     rf"""(?P<before>(?P<quote>["'])(?P<name>--?{WORD})(?P=quote)\s{{0,4}},\s{{0,20}}(?:[^()\n]{{0,120}}?\bdefault\s?=\s?)?)(?P<value>{QUOTED})"""
 )
 ROW = re.compile(
-    rf"""(?P<before>(?i:\b\w{{0,20}}(?:name|key|field|type))["']?\s{{0,4}}[:=]\s{{0,4}}["']?(?P<name>{WORD})["']?\s{{0,4}}(?:,|\s)\s{{0,40}}["']?(?i:\w{{0,20}}(?:value|val|data))["']?\s{{0,4}}[:=]\s{{0,4}})(?P<value>{QUOTED}|[^\s,;<>"'}}]+)"""
+    rf"""(?P<before>(?i:\b\w{{0,20}}(?:name|key|field|type))["']?\s{{0,4}}[:=]\s{{0,4}}["']?(?P<name>{WORD})["']?\s{{0,4}}(?:,|\s)\s{{0,40}}["']?(?i:\w{{0,20}}(?:value|val|data|default|content))["']?\s{{0,4}}[:=]\s{{0,4}})(?P<value>{QUOTED}|[^\s,;<>"'}}]+)"""
 )
 """Of JSON and Python, of YAML (``- name: KEY``, ``value: ...`` below), of attributes in XML."""
 TABLE = re.compile(
-    rf"(?P<before>[|│┃][ \t]{{0,40}}[`*]{{0,2}}(?P<name>{WORD})[`*]{{0,2}}"
-    r"[ \t]{0,80}[|│┃][ \t]{0,40})(?P<value>[^\s|│┃]+)(?=[ \t]{0,80}[|│┃])"
+    rf"(?P<before>(?:^|[|│┃])[ \t]{{0,40}}[`*]{{0,2}}(?P<name>{WORD})[`*]{{0,2}}"
+    r"[ \t]{0,80}[|│┃][ \t]{0,40})(?P<value>[^\s|│┃]+)(?=[ \t]{0,80}(?:[|│┃]|$))",
+    re.MULTILINE,
 )
 LAYOUTS = (XML, XML_PAIR, PAIR, FLAG_PAIR, ROW, TABLE)
 LINE = re.compile(
@@ -69,7 +72,8 @@ NAME_AND_VALUE = re.compile(
     re.MULTILINE,
 )
 SAID = re.compile(
-    rf"(?P<before>\b(?P<name>{WORD}) (?:is|was) )(?P<value>{QUOTED}|\S+?(?=[.,;]?(?:\s|$)))"
+    rf"(?P<before>\b(?P<name>{WORD}) (?:(?:is|was) |(?=[\"'])))"
+    rf"(?P<value>{QUOTED}|\S+?(?=[.,;]?(?:\s|$)))"
 )
 COLOURS = re.compile(r"\x1b\[[\d;]{0,20}m")
 OF_KUBERNETES = re.compile(r"""\bkind["']?\s{0,4}:\s{0,4}["']?Secret\b""")
@@ -79,13 +83,18 @@ DATA = re.compile(
     r"""|(?P<json>["'](?:data|stringData)["']\s{0,4}:\s{0,4})\{[^{}]*\}""",
     re.MULTILINE,
 )
-YAML_BLOCK = re.compile(
-    NAME + r"(?P<between>:[ \t]{0,80}(?:![\w!./:-]{1,60}[ \t]{1,8})?[|>][+-]?\d?[ \t]{0,80}\n)"
-    r"(?P<value>(?:[ \t]+\S.*(?:\n|$))+)"
+YAML_MAP = re.compile(
+    rf"(?P<before>^(?P<indent>[ \t]{{0,40}})(?P<name>{WORD}):[ \t]*\n)"
+    r"(?P<value>(?:(?P=indent)[ \t]+\S.*(?:\n|$))+)",
+    re.MULTILINE,
 )
-YAML_LIST = re.compile(
-    NAME + r"(?P<between>:[ \t]{0,80}\n)(?P<value>(?:[ \t]*-[ \t]+\S.*(?:\n|$))+)"
+MAPPED = re.compile(r"(?P<before>:[ \t]+)(?P<value>\S.*)")
+BEGINS_BLOCK = re.compile(
+    r"(?P<between>:[ \t]{0,80}(?:![\w!./:-]{1,60}[ \t]{1,8})?[|>][+-]?\d?[ \t]{0,80}\n)"
 )
+YAML_BLOCK = re.compile(NAME + BEGINS_BLOCK.pattern + r"(?P<value>(?:[ \t]+\S.*(?:\n|$))+)")
+BEGINS_LIST = re.compile(r"(?P<between>:[ \t]{0,80}\n)(?P<value>(?:[ \t]*-[ \t]+\S.*(?:\n|$))+)")
+YAML_LIST = re.compile(NAME + BEGINS_LIST.pattern)
 ITEM = re.compile(r"(?P<before>-[ \t]+)(?P<value>\S.*)")
 CREDENTIALS = re.compile(
     r"(?P<before>\b(?:machine[ \t]+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s+"
@@ -94,6 +103,9 @@ CREDENTIALS = re.compile(
     r"|7z\w?\b[^\n]{0,200}?\s-p|openssl\b[^\n]{0,200}?\s-[kK]|wandb\s+login(?=\s+\w{20}))\s*[\"']?"
     r"|\b(?:sshpass\s+-p\s*|docker\s+login\b[^\n]{0,200}?\s-p\s+|mysql\w*\b[^\n]{0,200}?\s-p)[\"']?"
     r"|\b(?:PASSWORD|(?i:IDENTIFIED\s+BY))\s+[\"'])[^\s\"']+"
+)
+AUTH_PAIR = re.compile(
+    r"(?P<before>[Aa]uth[\"']?\s?[=:]?\s?\(\s?[\"'][^()\n\"']{1,60}[\"'],\s?[\"'])[^\s\"']{4,}"
 )
 HEADER = re.compile(
     r"(?P<before>\b(?:(?:proxy-)?authorization|(?:set-)?cookie):[ \t]+"
@@ -128,7 +140,6 @@ SIGNED = re.compile(
 RANDOM = re.compile(r"(?<![\w/.@-])[A-Za-z0-9][\w+/=-]{9,500}(?![\w/@])")
 CHANGES = re.compile(r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[a-z0-9]|(?<=[0-9])[A-Za-z]")
 NEARBY = re.compile(r"(?<![\w/.])[A-Za-z_][\w.-]{0,60}(?![\w/])")
-BY_PAIR = re.compile(r"""(?i)auth["']?\s?[=:]?\s?\([^()]{1,60},\s?["']$""")
 AFTER_NAME = re.compile(r"""(?P<name>[A-Za-z_][\w-]{0,60})[^\w\n]{0,6}[=:|~<>{\[(%][^\w\n]{0,6}$""")
 AFTER_END = re.compile(r"[^\w\n]{0,20}(?:\w{1,20}[^\w\n]{1,8})?")
 NEAR = 60
@@ -149,7 +160,9 @@ def without_assigned(text: str) -> str:
     if OF_KUBERNETES.search(text):
         text = DATA.sub(_of_kubernetes, text)
     text = SAID.sub(_said, NAME_AND_VALUE.sub(_said, LINE.sub(_line, text)))
-    text = YAML_LIST.sub(_listed, YAML_BLOCK.sub(_block, text)) if ":" in text else text
+    text = YAML_BLOCK.sub(_block, text) if BEGINS_BLOCK.search(text) else text
+    text = YAML_LIST.sub(_listed, text) if BEGINS_LIST.search(text) else text
+    text = YAML_MAP.sub(_mapped, text) if ":" in text else text
     return RANDOM.sub(_nearby, _without_plain(text))
 
 
@@ -180,6 +193,7 @@ def without_given_away(text: str) -> str:
     )
     if any(word in text.lower() for word in BEFORE_CREDENTIALS):
         text = CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text)
+    text = AUTH_PAIR.sub(rf"\g<before>{HIDDEN}", text)
     text = HEADER.sub(_header, text) if ":" in text else text
     return BEARER.sub(_bearer, SIGNED.sub(rf"\g<before>{HIDDEN}", text))
 
@@ -225,7 +239,7 @@ def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
             else ""
         )
         prose = (
-            ":" in found["between"]
+            re.search(":|->", found["between"]) is not None
             and value == _bare(value)
             and not found["between"].startswith(QUOTES)
         )
@@ -284,7 +298,19 @@ def _said(found: re.Match[str]) -> str:
 def _of_kubernetes(found: re.Match[str]) -> str:
     if found["json"]:
         return found["json"] + HIDDEN
-    return found["before"] + re.sub(r"(?m)(:[ \t]+)\S.*$", rf"\g<1>{HIDDEN}", found["value"])
+    return found["before"] + MAPPED.sub(rf"\g<before>{HIDDEN}", found["value"])
+
+
+def _mapped(found: re.Match[str]) -> str:
+    """Hide all values below a name that surely means secrets."""
+    name = found["name"]
+
+    def item(one: re.Match[str]) -> str:
+        is_secret = is_hidden(name, _bare(one["value"]), False)
+        return one["before"] + _in_quotes(one["value"]) if is_secret else one[0]
+
+    is_map = speaks(name) is Speaks.SURELY
+    return found["before"] + MAPPED.sub(item, found["value"]) if is_map else found[0]
 
 
 def _block(found: re.Match[str]) -> str:
@@ -340,7 +366,7 @@ def _names_one(before: str) -> bool:
     if AFTER_END.fullmatch(line):
         words = [*NEARBY.findall(above.rpartition("\n")[2])[-1:], *words]
     names = [*words, *map("_".join, itertools.pairwise(words))]
-    return any(speaks(name) is Speaks.SURELY for name in names) or bool(BY_PAIR.search(line))
+    return any(speaks(name) is Speaks.SURELY for name in names)
 
 
 def is_hidden(name: str, value: str, prose: bool) -> bool:
