@@ -106,6 +106,16 @@ class Average:
             for averages in self._of.values():
                 (averages.swap_out if training else averages.swap_in)(model)
 
+    @hookimpl(optionalhook=True)
+    def before_restore(self) -> None:
+        """Leave the tensors to what is restored: nothing of the loop's comes back over it."""
+        self._swap_out()
+
+    @hookimpl(trylast=True)
+    def session_end(self) -> None:
+        """Put the trained weights back after the last checkpoint, and before a strategy gathers."""
+        self._swap_out()
+
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         if not self._what:
