@@ -156,10 +156,11 @@ def test_the_same_samples_in_each_pass() -> None:
 
 DIVIDED = """
 import json
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from torchbus import session
 
-with session(strategy="ddp", devices=2, launch="fork", overfit_batches=2) as s:
+with session(strategy="ddp", devices=2, launch="fork", overfit_batches=2) as s, torch.no_grad():
     loader = DataLoader(range(12), 2, sampler=DistributedSampler(range(12)))
     share, passes = list(loader.sampler), []
     for epoch in range(2):
