@@ -108,12 +108,12 @@ class Average:
 
     @hookimpl(optionalhook=True)
     def before_restore(self) -> None:
-        """Leave the tensors to what is restored: nothing of the loop's comes back over it."""
+        """Put the trained weights back before, since later they would overwrite the restored ones."""
         self._swap_out()
 
     @hookimpl(trylast=True)
     def session_end(self) -> None:
-        """Put the trained weights back after the last checkpoint, and before a strategy gathers."""
+        """Put the trained weights back: after the last checkpoint, before a strategy gathers them."""
         self._swap_out()
 
     @hookimpl

@@ -21,8 +21,8 @@ SEED = 0
 class Fixed:
     """Gives the same indices in each pass, in place of a sampler, whose attributes it has.
 
-    So the script's ``loader.sampler.set_epoch(epoch)`` works, and a sampler that has divided the
-    data shows it.
+    So the script's ``loader.sampler.set_epoch(epoch)`` works, and the session sees that the sampler
+    divides the data.
     """
 
     def __init__(self, sampler: Iterable[Any], count: int | None) -> None:
