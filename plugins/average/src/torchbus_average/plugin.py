@@ -108,12 +108,12 @@ class Average:
 
     @hookimpl(optionalhook=True)
     def before_restore(self) -> None:
-        """Put the trained weights back before, since later they would overwrite the restored ones."""
+        """Put the trained weights back now: later they would overwrite the restored ones."""
         self._swap_out()
 
     @hookimpl(trylast=True)
     def session_end(self) -> None:
-        """Put the trained weights back: after the last checkpoint, before a strategy gathers them."""
+        """Put the trained weights back, after the last checkpoint and before they are gathered."""
         self._swap_out()
 
     @hookimpl
