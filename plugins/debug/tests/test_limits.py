@@ -171,8 +171,10 @@ with session(strategy="ddp", devices=2, launch="fork", overfit_batches=2) as s, 
 
 
 def test_the_same_samples_of_a_share_that_the_script_has_divided() -> None:
-    for share, first, second in json.loads(fork_script(DIVIDED).ok().stdout):
+    result = fork_script(DIVIDED).ok()
+    for share, first, second in json.loads(result.stdout):
         assert share == first == second
+    assert "divided over the ranks" not in result.stderr  # a warning of what the session divides
 
 
 def test_a_part_of_the_same_samples() -> None:
