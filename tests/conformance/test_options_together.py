@@ -50,11 +50,13 @@ def chosen(row: Row) -> Mapping[str, Mapping[str, object]]:
     return {name: CASES[name][number] for name, number in numbers if isinstance(number, int)}
 
 
-def holds(strategy: str, plugins: Mapping[str, Mapping[str, object]]) -> None:
+def holds(
+    strategy: str, plugins: Mapping[str, Mapping[str, object]], limit_s: float = LIMIT_S
+) -> None:
     subject = Subject(strategy)
     for name, options in plugins.items():
         subject = beside(subject, name, options)
-    outcome = check(find("evaluation"), subject, limit_s=LIMIT_S)
+    outcome = check(find("evaluation"), subject, limit_s=limit_s)
     assert outcome.holds and not outcome.refused, f"{outcome}\n{subject.session_options}"
 
 
@@ -70,7 +72,8 @@ def test_a_few_together_give_the_numbers_of_one_rank() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("row", covering(list(choices(300))), ids=lambda row: row[0])
 def test_many_together_give_the_numbers_of_one_rank(row: Row) -> None:
-    holds(str(row[0]), chosen(row))
+    """About twenty plugins import many libraries, which takes minutes on a busy machine."""
+    holds(str(row[0]), chosen(row), limit_s=900.0)

@@ -1,7 +1,8 @@
 """Ray Train around a plain loop: the train function with the one line inside, on two CPU workers.
 
 ``pip install -r requirements/launchers.txt``, then ``pytest -m slow tests/launch/test_ray.py``. Ray
-gives its own processes 30 s to start; if the host is too busy for that, it is tried again.
+gives its own processes 30 s to start; if the host is too busy for that, it is tried again. The other
+times after which it takes a busy process for a dead one are options.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ from torchbus_testing.scripts import Result, run
 
 LOOP = SCRIPT.with_name("ray_train.py")
 BUSY = "The current node timed out during startup"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_health_check_timeout_ms": "600000",
+    "RAY_memory_monitor_refresh_ms": "0",  # it kills a worker for the memory of other programs
+}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +42,8 @@ def train(
     folder: Path, options: dict[str, Any], trouble: str = "", max_failures: int = 0
 ) -> Result:
     command = [sys.executable, str(LOOP), str(folder), json.dumps(options), trouble]
-    env = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1", "RAY_DEDUP_LOGS": "0"}
     for _ in range(3):
-        result = run([*command, str(max_failures)], env=env, timeout_s=350)
+        result = run([*command, str(max_failures)], env=ENVIRONMENT, timeout_s=900)
         if BUSY not in result.stderr:
             return result
     return result

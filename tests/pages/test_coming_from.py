@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,26 @@ CELL = re.compile(r"\[.+\]\((https://[^)\s]+|\.\./[^)\s]+|#what-torchbus-does-no
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_both_sides_train_to_equal_numbers(page: Path, tmp_path: Path) -> None:
     theirs, ours = find(page)
     assert "torchbus" not in theirs.code and "with session(" in ours.code
     shown = []
     for side in (theirs, ours):
-        done = fork_script(side.code, cwd=tmp_path / str(side.line), timeout_s=180)
+        code = side.code.replace("num_processes=2", f'num_processes=2, use_port="{free_port()}"')
+        done = fork_script(code, cwd=tmp_path / str(side.line), timeout_s=400)
         assert done.status == 0, done.stdout + done.stderr
         shown += NUMBERS.findall(done.stdout)
     assert len(shown) == 2 and shown[0] == shown[1]
     assert set(NUMBERS.findall(page.read_text("utf-8"))) == {shown[0]}
+
+
+def free_port() -> int:
+    """A port for Accelerate, which takes the same one in all jobs of a host."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def test_pages_show_equal_numbers() -> None:

@@ -67,6 +67,7 @@ def test_in_ranks_of_the_session_a_run_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("windows", [1, 2])
 def test_a_session_joins_the_ranks_of_accelerate_launch(windows: int, tmp_path: Path) -> None:
     alone = found(launched(tmp_path, "plain", windows, 3, 0))
@@ -92,6 +93,7 @@ def test_under_accelerate_launch_a_run_resumes(words: tuple[str, ...], tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_an_order_that_a_resumed_run_can_not_have_is_refused(tmp_path: Path) -> None:
     options = {"checkpoint": str(tmp_path / "saved")}
     launched(tmp_path, options, 1, 3, 5, "seedable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,6 +42,24 @@ def test_two_losses_into_the_same_gradients() -> None:
     with session(precision="16-mixed"):
         found = run(1.0, False)
     assert torch.equal(found, run(65536.0, True))
+
+
+@pytest.fixture
+def _double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_double_by_default")
+def test_losses_are_scaled_whatever_dtype_is_the_default() -> None:
+    with session(precision="16-mixed"):
+        model = nn.Linear(3, 1, dtype=torch.float32)
+        optimizer = sgd(model.parameters())
+        before = model.weight.clone()
+        (model(torch.ones(2, 3, dtype=torch.float32)).mean() * 1e-2).backward()
+        optimizer.step()
+    assert not torch.equal(model.weight, before)
 
 
 class Raises(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torchbus.errors import UsageError
 
 from torchbus_average.averages import Entry
 from torchbus_average.plugin import Average
+from torchbus_testing.forking import fork_script
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "averaging_loop.py"))
 make, train, loader, tensors = (LOOP[name] for name in ("make", "train", "loader", "tensors"))
@@ -186,6 +188,17 @@ def test_after_the_block_the_weights_are_those_of_the_training():
         train(model, optimizer, loader(8))
         averaged = tensors(model.state_dict())
     assert not same(model.state_dict(), averaged)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"strategy": "ddp", "devices": 2}, {"strategy": "fsdp", "devices": 2}], ids=str
+)
+def test_after_a_block_that_ends_in_eval_mode(options, tmp_path):
+    """Models have the weights of the training, or with load_best the averages of the best epoch."""
+    pytest.importorskip("torchbus_checkpoint")
+    script = Path(__file__).parent / "scripts" / "after_the_block.py"
+    result = fork_script(script, json.dumps(options), cwd=tmp_path)
+    assert json.loads(result.ok().stdout) == ["trained at the end", "averaged in epoch 1"]
 
 
 def test_a_step_on_averages_is_an_error():

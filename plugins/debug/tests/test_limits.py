@@ -154,6 +154,29 @@ def test_the_same_samples_in_each_pass() -> None:
     assert len({tuple(one) for one in batches(ten(shuffle=True), 4)}) > 5
 
 
+DIVIDED = """
+import json
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from torchbus import session
+
+with session(strategy="ddp", devices=2, launch="fork", overfit_batches=2) as s, torch.no_grad():
+    loader = DataLoader(range(12), 2, sampler=DistributedSampler(range(12)))
+    share, passes = list(loader.sampler), []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        passes.append([x for batch in loader for x in batch.tolist()])
+    print(json.dumps(s.all_gather_object([share[:4], *passes])))
+"""
+
+
+def test_the_same_samples_of_a_share_that_the_script_has_divided() -> None:
+    result = fork_script(DIVIDED).ok()
+    for share, first, second in json.loads(result.stdout):
+        assert share == first == second
+    assert "divided over the ranks" not in result.stderr  # a warning of what the session divides
+
+
 def test_a_part_of_the_same_samples() -> None:
     with session(overfit_batches=0.4):
         loader = ten(shuffle=True)

@@ -28,7 +28,8 @@ def train(config: dict[str, Any]) -> None:
 
 
 def main(folder: str, options: str, trouble: str, max_failures: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="ray") as short:  # its sockets need a short path
+    # its sockets need a short path, and it may still write after its end
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
         ray.init(num_cpus=2, include_dashboard=False, _temp_dir=short)
         TorchTrainer(
             train,

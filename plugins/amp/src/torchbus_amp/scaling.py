@@ -120,7 +120,7 @@ class LossScaling:
         self._scalers: dict[int, Scaler] = {}
         self._trained: list[tuple[Scaler, list[Tensor]]] = []
         self._others: list[Tensor] = []
-        self._scale = torch.ones(())
+        self._scale = torch.ones((), dtype=torch.float32)
         self._local = False
         self._loaded: list[State] = []
         self.foreign: bool | None = None
@@ -258,7 +258,7 @@ class LossScaling:
 
 def _unscale(scaler: Scaler, parameters: list[Tensor], inverse: Tensor, done: set[int]) -> None:
     """Unscale one optimizer's gradients, except those that are ``done``, and look for overflows."""
-    found = torch.zeros((), device=inverse.device)
+    found = torch.zeros((), dtype=torch.float32, device=inverse.device)
     gradients = {
         id(parameter): parameter.grad for parameter in parameters if parameter.grad is not None
     }

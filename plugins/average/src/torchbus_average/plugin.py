@@ -106,6 +106,16 @@ class Average:
             for averages in self._of.values():
                 (averages.swap_out if training else averages.swap_in)(model)
 
+    @hookimpl(optionalhook=True)
+    def before_restore(self) -> None:
+        """Put the trained weights back now: later they would overwrite the restored ones."""
+        self._swap_out()
+
+    @hookimpl(trylast=True)
+    def session_end(self) -> None:
+        """Put the trained weights back, after the last checkpoint and before they are gathered."""
+        self._swap_out()
+
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         if not self._what:

@@ -35,7 +35,8 @@ def cut_short() -> Literal["here", "earlier"] | None:
 def before_restore() -> None:
     """A checkpoint is about to be restored. It has not been compared with the loop yet.
 
-    Complete what it is compared with: optimizers get all their groups. Sent once per restore.
+    Complete what it is compared with: optimizers get all their groups. Sent once per restore, and
+    before ``load_best=True`` restores weights at the end.
     """
 
 

@@ -30,10 +30,20 @@ SEED = 0
 
 
 class Fixed:
-    """A sampler that gives the same indices in each pass."""
+    """Gives the same indices in each pass, in place of a sampler, whose attributes it has.
 
-    def __init__(self, indices: Sequence[object]) -> None:
-        self._indices = indices
+    So the script's ``loader.sampler.set_epoch(epoch)`` works, and the session sees that the sampler
+    divides the data.
+    """
+
+    def __init__(self, sampler: Iterable[Any], count: int | None) -> None:
+        self._indices = drawn(sampler, count)
+        self._sampler = sampler
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._indices)
@@ -83,12 +93,12 @@ def _fixed(loader: DataLoader[Any], count: int | None) -> dict[str, object]:
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         samples = None if count is None else count * batches.batch_size
-        sampler: Any = Fixed(drawn(batches.sampler, samples))
+        sampler: Any = Fixed(batches.sampler, samples)
         instead = BatchSampler(sampler, batches.batch_size, batches.drop_last)
         return {"batch_sampler": instead, "sampler": sampler}
     if batches is not None:
-        return {"batch_sampler": Fixed(drawn(batches, count))}
-    return {"sampler": Fixed(drawn(loader.sampler, count))}
+        return {"batch_sampler": Fixed(batches, count)}
+    return {"sampler": Fixed(loader.sampler, count)}
 
 
 def drawn(sampler: Iterable[Any], count: int | None) -> list[Any]:

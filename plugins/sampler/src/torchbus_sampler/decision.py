@@ -37,16 +37,13 @@ class Decision:
 
 
 def is_distributed(loader: DataLoader[object]) -> bool:
-    """Whether the script divides the loader itself, as by a DistributedSampler."""
+    """Whether the script divides the loader itself, as by a DistributedSampler, or Accelerate."""
     candidates = (
         loader.sampler,
         loader.batch_sampler,
         getattr(loader.batch_sampler, "sampler", None),
     )
-    return any(
-        hasattr(one, "num_replicas") or type(one).__name__ == "BatchSamplerShard"
-        for one in candidates
-    )
+    return any(hasattr(one, "num_replicas") or hasattr(one, "process_index") for one in candidates)
 
 
 def decide(

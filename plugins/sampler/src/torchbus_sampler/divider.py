@@ -240,7 +240,8 @@ class Divider:
             self._between.takes(iterator.origin)
             self._session.random.use("own")
             iterator.origin.share = share
-            if iterator.num_yielded == 1 + (divided is not None and divided.began_whole):
+            begun = divided is not None and divided.began_whole
+            if self._decisions[loader].divide and iterator.num_yielded == 1 + begun:
                 self._parts.add(loader)
         return instead
 

@@ -180,6 +180,7 @@ class Snapshot:
 
     def put_weights(self, found: Path) -> None:
         """Restore only the weights of the models."""
+        self._session.bus.hook.before_restore()
         contents = self._finder.find_at_end()
         with in_parts(self._session):
             saved, weights, read_parts = choice.loaded(found, contents)

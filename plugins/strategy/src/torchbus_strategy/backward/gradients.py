@@ -35,9 +35,9 @@ from torchbus_strategy.parameters.unsynchronised import Unsynchronised
 DISCOVERY_BACKWARDS = 3
 LOOKS = 3
 NOT_DIVIDED = (
-    "the last batch came from no divided loader: unless each rank drew it from its own random"
-    " numbers, all ranks computed the same thing (s.shard divides batches that the script makes"
-    " itself)"
+    "the session has not divided the last batch: unless a DistributedSampler or Accelerate has, or"
+    " each rank drew it from its own random numbers, all ranks computed the same thing (s.shard"
+    " divides batches that the script makes itself)"
 )
 
 
