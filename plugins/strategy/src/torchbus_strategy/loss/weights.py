@@ -28,13 +28,13 @@ from torchbus_strategy.loss.repeated import RepeatedLosses
 from torchbus_strategy.loss.term_weights import (
     TERMS_AT_MOST,
     TermWeights,
-    may_hide_none,
     of_one_batch,
     of_sums,
     unique,
 )
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
+    MAY_BE_CLAMPED,
     RATIO,
     RATIO_SQUARED,
     UNTOLD,
@@ -399,8 +399,6 @@ class LossWeights:
             if not self._sources.is_reported:
                 self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
             return count
-        if not terms.zipped and any(map(may_hide_none, terms.terms)):
-            self._say(messages.MAY_BE_NONE)
         if not self._said:
             self.note = messages.NOTES["terms" if weights else terms.note]
         return self._multiplied(count, terms, weights or terms.weights)
@@ -418,7 +416,13 @@ class LossWeights:
         self._unit.reset()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
         new.may_be_clamped = float(count.is_clamped) or count.may_be_clamped
+        if self._have_met:
+            new.may_be_clamped = float(self._clamps.may_hide_none(terms))
+        if self._have_met and new.may_be_clamped:
+            self._say(messages.MAY_BE_NONE)
         value = self._each.multiply(terms, weights)
+        if value is not None:
+            new.weighted_terms, new.weights = terms, weights
         if value is None and terms.note == "sums":
             self._say(messages.SHOWN_TOO_SMALL)
         new.value, new.isolated = (
@@ -559,6 +563,8 @@ class LossWeights:
             return None
         self._each.let_go()
         if self._have_met:
+            if mean[MAY_BE_CLAMPED] > 0.0:
+                self._say(messages.MAY_BE_NONE)
             return None
         have = mean[HAVE_RATIO]
         if mean[RATIO] < 0.0 or (
