@@ -58,8 +58,6 @@ LOOKS = 5
 """First losses in which samples that are compared are looked for: the graph must be walked."""
 READ_AT_MOST = 3
 """Losses that are looked at if a count is on a GPU, for which the host must wait."""
-
-
 ALL_ALIKE = 1.0
 """As a ratio: all terms are divided by one number, however many there are."""
 
@@ -408,9 +406,8 @@ class LossWeights:
         terms = [] if found is None or found.zipped else found.terms
         for term, alike, seen in zip(terms, self._each.alike, self._constants, strict=False):
             if term.divisors and alike and term.is_over_one is False:
-                asked = seen.look(term.number, term.divisors, term.sizes, messages.TIMES_CONSTANT)
-                if asked:
-                    self._say(asked)
+                facts = term.number, term.divisors, term.sizes
+                self._say(seen.look(*facts, messages.TIMES_CONSTANT))
 
     def _multiplied(self, count: Count, terms: WeightedTerms, weights: Sequence[Number]) -> Count:
         self._unit.reset()
@@ -423,12 +420,10 @@ class LossWeights:
         value = self._each.multiply(terms, weights)
         if value is not None:
             new.weighted_terms, new.weights = terms, weights
-        if value is None and terms.note == "sums":
+        elif terms.note == "sums":
             self._say(messages.SHOWN_TOO_SMALL)
-        new.value, new.isolated = (
-            terms.loss.detach() * self._session.share.weight if value is None else value,
-            count.isolated,
-        )
+        new.value = terms.loss.detach() * self._session.share.weight if value is None else value
+        new.isolated = count.isolated
         return new
 
     def _look(
@@ -598,7 +593,7 @@ class LossWeights:
         self._say(text.format(counts or "none"))
 
     def _say(self, text: str) -> None:
-        if text[:40] not in self._said:
+        if text and text[:40] not in self._said:
             self._said.add(text[:40])
             self.note = text
             if self._session.is_main:
