@@ -45,6 +45,7 @@ NO_WINDOWS = [*WINDOWS, *SAID_IN_WINDOWS, *BY_BATCHES, *AFTER_A_STEP]
 OF_NOTHING = ["uncertainty_weights"]
 QUICK = ["masked_tokens", "truncated_bptt", "dcgan", "distillation", "uncertainty_weights"]
 QUICK += ["early_exits", "unfreezing", "zipped_cycle", "buckets", "sam_two_steps"]
+OF_ONE = ["distillation"]  # divided by its number of samples
 BUT = [*SAID, *UNKNOWABLE, "first_order_maml"]
 
 
@@ -59,6 +60,10 @@ def found(**asked: Any) -> dict[str, Any]:
     "asked",
     [
         pytest.param({"strategy": "ddp", "devices": 2, "loops": QUICK}, id="quick"),
+        pytest.param(
+            {"strategy": "ddp", "devices": 3, "batch": "global", "samples": 62, "loops": OF_ONE},
+            id="shares of one sample",
+        ),
         pytest.param({"strategy": "ddp", "devices": 2, "but": BUT}, id="ddp", marks=SLOW),
         pytest.param(
             {"strategy": "ddp", "devices": 3, "batch": "global", "but": [*BUT, *OF_NOTHING]},

@@ -1,4 +1,4 @@
-"""Reading a loss's graph computes nothing of the model again."""
+"""Reading a loss's graph computes nothing of the model again, and reads losses that are."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from torchbus_testing.forking import fork_script
 SCRIPT = Path(__file__).parent / "scripts" / "recomputed.py"
 
 
-def test_a_block_under_activation_checkpointing_is_computed_twice_a_step() -> None:
-    assert fork_script(SCRIPT).ok().stdout == "[2, 2, 2]\n" * 2
+def test_blocks_and_losses_under_activation_checkpointing() -> None:
+    assert fork_script(SCRIPT).ok().stdout == "[2, 2, 2]\n" * 2 + "True\n" * 2

@@ -120,6 +120,24 @@ def test_gradients_that_were_assigned_are_averaged_at_the_step() -> None:
     assert found["equal"]
 
 
+def test_gradients_of_a_body_that_were_assigned_after_backward_are_averaged() -> None:
+    """The smallest parameter, of the head, has the gradient of the backward."""
+    found = facts(
+        run("""
+        body, head = nn.Linear(3, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=1.0)
+        loss = head(body(data[s.rank])).square().mean()
+        mine = torch.autograd.grad(loss, body.parameters(), retain_graph=True)
+        loss.backward()
+        for parameter, gradient in zip(body.parameters(), mine):
+            parameter.grad = gradient
+        optimizer.step()
+        found["equal"] = torch.equal(*s.all_gather(body.weight))
+    """)
+    )
+    assert found["equal"]
+
+
 def test_a_rank_without_samples_adds_exact_zeros() -> None:
     """Its own gradient, NaN here, is dropped, and input gradients are still there for the loop to
     read.

@@ -115,6 +115,9 @@ for i, (x, y) in enumerate(loader):
             "pass",
             {"loss": "loss.item() after loss.backward()"},
         ),
+        ("total += loss.detach()", "pass", {"loss": "loss.item() after loss.backward()"}),
+        ("seen.append(float(loss))", "pass", {"loss": "loss.item() after loss.backward()"}),
+        ("seen.append(loss.detach())", "pass", {}),  # holds the mean after backward
         ("pass", "total += loss.item()", {}),
         ("if math.isnan(loss.item()): continue", "total += loss.item()", {}),
     ],
@@ -143,6 +146,10 @@ for x, y in loader:
     [
         ("loss = loss + (out @ queue.T).mean()", "queue = torch.cat([queue, key])[-8:]", ["queue"]),
         ("loss += 0", "queue = torch.cat([queue, key])[-8:]", []),
+        ("loss = loss + (out @ queue).mean()", "queue[:, place : place + 4] = key.T", ["queue"]),
+        ("loss = loss + (out @ bank[y].T).mean()", "bank[y] = out.detach()", ["bank"]),
+        ("static[:4] = x; loss = model(static).sum()", "seen[y] = 1", []),
+        ("t = torch.zeros(4); loss = (out * t).sum()", "t[y] = out[0]", []),
         ("far = out - mean; loss = far.sum()", "mean = 0.9 * mean + 0.1 * out.mean(0)", ["mean"]),
         ("out, state = model(x, state); loss = out.sum()", "state = state.detach()", []),
         ("loss = loss / scale", "scale = 0.9 * scale + 0.1 * loss.item()", []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -225,6 +226,34 @@ def step(*ranks: Tensor) -> list[Count]:
 def test_a_sum_over_one_may_be_one_over_none() -> None:
     with pytest.warns(UserWarning, match=r"a sum divided by 1. If this 1 is max\(1, n\)"):
         step(X.square().sum() / 1, X.square().sum() / 3)
+
+
+def last_may_hide_none(*losses_of: tuple[int, Tensor]) -> bool:
+    """Of a rank's losses, each with the rows of its share."""
+    with session() as s:
+        losses = LossWeights(s._context)
+        for rows, loss in losses_of:
+            s._context.share = Share(1.0, 0, (), rows)
+            count = losses.of(loss)
+        return bool(count.may_be_clamped)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: 16 * F.kl_div(x.log_softmax(1), x.detach().softmax(1), reduction="batchmean"),
+        lambda x: x.square().sum() / len(x) / 2,
+        lambda x: (x.sum(1) * MASK[: len(x)]).sum() / MASK[: len(x)].sum(),
+    ],
+)
+def test_a_share_of_one_row_divides_by_one(loss: Callable[[Tensor], Tensor]) -> None:
+    assert not last_may_hide_none((4, loss(X)), (1, loss(X[:1])))
+
+
+def test_a_batch_of_one_image_may_have_one_box() -> None:
+    one = X[:1].square().sum() / 1
+    assert not last_may_hide_none((1, X.square().sum() / 4), (1, one))  # as many as are summed
+    assert last_may_hide_none((1, X.square().sum() / 3), (1, one))
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,15 @@ def printed(s, step):
     ):
         optimizer.zero_grad()
         error = net(x) - y
-        found.append(
-            [
-                one.item()
-                for one in step(scaler, error.square().mean(), error.abs().mean(), *learned)
-            ]
-        )
+        b = of_positives(error) if step is of_unlike_counts else error.abs().mean()
+        found.append([one.item() for one in step(scaler, error.square().mean(), b, *learned)])
         optimizer.step()
     return found
+
+
+def of_positives(error):
+    chosen = error > 0
+    return (error.abs() * chosen).sum() / chosen.sum().clamp(min=1)
 
 
 def plain(scaler, a, b):
@@ -92,6 +93,24 @@ def of_learned_weights(scaler, a, b, logs):
     return [a, b, loss]
 
 
+class Trainer:
+    def update(self, a, b):
+        self.losses = {"a": a, "b": b}
+        self.loss = a + 0.5 * b
+        self.loss.backward()
+        return [*self.losses.values(), self.loss]
+
+
+def of_attributes(scaler, a, b):
+    return Trainer().update(a, b)
+
+
+def of_unlike_counts(scaler, a, b):
+    loss = 2 * a + b
+    loss.backward()
+    return [a, b, loss]
+
+
 def kept(scaler, a, b):
     scaler.scale(a).backward(retain_graph=True)
     return [a * 0]
@@ -105,6 +124,7 @@ def view(scaler, a, b):
 
 
 STEPS = [
+    of_unlike_counts,  # in the first backwards, where ranks compare the counts of terms
     plain,
     of_scaler,
     divided,
@@ -114,6 +134,7 @@ STEPS = [
     of_stack,
     in_a_helper,
     of_a_factor_of_its_own,
+    of_attributes,
     kept,
     view,
 ]

@@ -141,7 +141,7 @@ class PipelineBackward:
         constants = self._constants.number(loss, share.weight, progress)
         slots = numbers(count, progress, share.position, float(error is not None), constants)
         if parts and loss is not None:
-            strategy_header.add_parts(slots, kind_of(loss, parts), weigh_parts(parts, loss, count))
+            strategy_header.add_parts(slots, kind_of(parts), weigh_parts(parts, loss, count))
         header.begin(slots)
         reported = header.complete(_known(call) if error is None else None, place, [])
         dist.all_reduce(reported)

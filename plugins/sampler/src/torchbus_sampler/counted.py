@@ -58,11 +58,13 @@ class CountedMetrics:
             return
         self._seen.add(place)
         finder = finder_of(*place)
-        found = {} if finder is None else finder.found()
+        held = [] if finder is None else finder.held()
+        counted = {} if finder is None else finder.found()
+        found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             remedy = ", ".join(found.values())
             warn(COUNTED.format(_quoted(found), place[1], place[0], remedy))
-        if finder is not None and (held := finder.held()):
+        if held:
             warn(HELD.format(_quoted(held), place[1], place[0]))
 
 
@@ -144,7 +146,8 @@ class Finder:
     def held(self) -> list[str]:
         """Return variables that the loop fills from its batches, and that enter its losses.
 
-        A hidden state, which the model returns, is of this rank's own samples.
+        A hidden state, which the model returns, is of this rank's own samples. What is written to
+        before it is used is of the same batch.
         """
         roots = {
             name
@@ -159,9 +162,17 @@ class Finder:
         for _ in values:
             of_batch |= {name for name, value in values if _names(value) & of_batch - roots}
             in_loss |= set().union(*(_names(value) for name, value in values if name in in_loss))
+        used = {
+            name: value.lineno
+            for one, value in reversed(values)
+            if one in in_loss
+            for name in _names(value)
+        }
+        rows = [row for row in map(_written, self._nodes) if row and row[0] not in self._made]
+        filled |= {name for name, value in rows if value.lineno > used.get(name, value.lineno)}
         of_samples = {
             name
-            for name, value in values
+            for name, value in (*values, *rows)
             if name in filled and (_names(value) - {name} - roots) & of_batch
         }
         return sorted(of_samples & in_loss - roots - self._batch)
@@ -220,16 +231,34 @@ class Finder:
         return {
             name: f"{name}.item() after {name}.backward()"
             for node in shown
-            if _called(node) == "item" and isinstance(node, ast.Call)
-            for name in _names(node.func)
-            if node.lineno < backwards.get(name, 0)
+            for name in _read_as_number(node)
+            if node.lineno < backwards.get(name, 0)  # type: ignore[attr-defined]
         }
+
+
+def _read_as_number(node: ast.AST) -> set[str]:
+    """``loss.item()``, ``float(loss)``, ``total += loss.detach()``."""
+    if isinstance(node, ast.Call) and _called(node) == "item":
+        return _names(node.func)
+    if isinstance(node, ast.Call) and _called(node) == "float":
+        return {one.id for one in node.args if isinstance(one, ast.Name)}
+    added = node.value if isinstance(node, ast.AugAssign) else None
+    is_detached = isinstance(added, ast.Call) and _called(added) == "detach"
+    return _names(added) if added is not None and is_detached else set()
 
 
 def _assigned(node: ast.AST) -> tuple[str, ast.expr] | None:
     """Return a variable and what it gets, if the node assigns one."""
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id, node.value
+    return None
+
+
+def _written(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return a variable and what a part of it gets: ``queue[:, place : place + size] = keys.T``."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+        return target.value.id, node.value  # type: ignore[attr-defined]
     return None
 
 

@@ -247,7 +247,7 @@ class MeanLoss:
         if loss is None or loss.dim():
             return
         self._parts = parts = writable_parts(call, loss, count)
-        self._kind = kind = kind_of(loss, parts) % MODULUS
+        self._kind = kind = kind_of(parts) % MODULUS
         reported = [
             weighted(loss.detach(), count.weight) if count.value is None else count.value,
             *count.to_metadata(),

@@ -131,11 +131,24 @@ def saved(node: Node, name: str) -> Any:
     To unpack what activation checkpointing has packed computes a part of the model again. Seen in
     2.11 to 2.13. Without ``unpack_hook``, as in 2.6, it is unpacked.
     """
+    return None if is_packed(node, name) else getattr(node, name, None)
+
+
+def is_packed(node: Node, name: str) -> bool:
+    """Whether hooks have packed what a node has saved."""
     packed = getattr(node, f"_raw{name}", None)
     each = packed if isinstance(packed, tuple) else (packed,)
-    if any(getattr(one, "unpack_hook", None) is not None for one in each):
-        return None
-    return getattr(node, name, None)
+    return any(getattr(one, "unpack_hook", None) is not None for one in each)
+
+
+def sizes_given(node: Node) -> tuple[int, ...]:
+    """The shape of a node's first argument, without unpacking: what made it shows it.
+
+    Seen in 2.13. Without ``_input_metadata``, or if the argument needs no gradient: it is unpacked.
+    """
+    child, place = node.next_functions[0]
+    made: Any = getattr(child, "_input_metadata", None)
+    return tuple(made[place].shape if made else operand(node).shape)
 
 
 reduction: Get = attrgetter(REDUCTION)
@@ -143,11 +156,12 @@ operand: Get = attrgetter(SELF)
 other: Get = attrgetter(OTHER)
 target: Get = attrgetter(TARGET)
 sizes: Get = attrgetter(SIZES)
-weight: Get = attrgetter("_saved_weight")
+WEIGHT, POS_WEIGHT = "_saved_weight", "_saved_pos_weight"
+weight: Get = attrgetter(WEIGHT)
 total_weight: Get = attrgetter("_saved_total_weight")
 IGNORED = "_saved_ignore_index"
 ignore_index: Get = attrgetter(IGNORED)
-pos_weight: Get = attrgetter("_saved_pos_weight")
+pos_weight: Get = attrgetter(POS_WEIGHT)
 beta: Get = attrgetter("_saved_beta")
 delta: Get = attrgetter("_saved_delta")
 exponent: Get = attrgetter("_saved_exponent")

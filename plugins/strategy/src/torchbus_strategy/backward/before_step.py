@@ -25,34 +25,37 @@ class _Sentinel:
 
 
 class Assigned:
-    """Detects assigned gradients by the smallest parameter of each optimizer.
+    """Detects assigned gradients by two parameters of each optimizer: the smallest of its first
+    half, and of its second one, as a loop may assign those of a body and not of its heads.
 
-    Its gradient costs little to keep, and is one object until the loop sets another.
+    Their gradients cost little to keep, and are one object until the loop sets another.
     """
 
     def __init__(self) -> None:
         # by the optimizer's id: to list a WeakKeyDictionary in every step takes 10 us
-        self._witnesses: dict[int, _Sentinel] = {}
+        self._witnesses: dict[int, list[_Sentinel]] = {}
 
     def watch(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if trained:
             key = id(optimizer)
             lost = weakref.ref(optimizer, functools.partial(self._witnesses.pop, key))
-            self._witnesses[key] = _Sentinel(min(trained, key=Tensor.numel), lost)
+            halves = trained[: len(trained) // 2], trained[len(trained) // 2 :]
+            self._witnesses[key] = [
+                _Sentinel(min(half, key=Tensor.numel), lost) for half in halves if half
+            ]
 
     def synchronised(self) -> None:
         """The gradients of this moment are common to all ranks."""
-        for sentinel in tuple(self._witnesses.values()):
-            sentinel.left = sentinel.parameter.grad
+        for sentinels in tuple(self._witnesses.values()):
+            for sentinel in sentinels:
+                sentinel.left = sentinel.parameter.grad
 
     def found(self, optimizer: Optimizer) -> bool:
         """Whether the loop has assigned the optimizer's gradients since then."""
-        sentinel = self._witnesses.get(id(optimizer))
-        return (
-            sentinel is not None
-            and sentinel.parameter.grad is not None
-            and sentinel.parameter.grad is not sentinel.left
+        return any(
+            sentinel.parameter.grad is not None and sentinel.parameter.grad is not sentinel.left
+            for sentinel in self._witnesses.get(id(optimizer), ())
         )
 
 

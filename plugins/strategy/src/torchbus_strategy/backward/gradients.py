@@ -35,9 +35,9 @@ from torchbus_strategy.parameters.unsynchronised import Unsynchronised
 DISCOVERY_BACKWARDS = 3
 LOOKS = 3
 NOT_DIVIDED = (
-    "the session has not divided the last batch: unless a DistributedSampler or Accelerate has, or"
-    " each rank drew it from its own random numbers, all ranks computed the same thing (s.shard"
-    " divides batches that the script makes itself)"
+    "the session has not divided the last batch. A step has as many samples as all ranks drew if each"
+    " drew its own (episodes, a replay buffer, a DistributedSampler, Accelerate); else all ranks"
+    " computed the same thing (s.shard divides batches that the script makes itself)"
 )
 
 
@@ -182,7 +182,7 @@ class GradientSync:
         slots = self._slots(loss, count, reduction.buffers.shapes)
         parts = writable_parts(call, loss, count) if self._options.sync_loss else []
         if parts and loss is not None:
-            header.add_parts(slots, kind_of(loss, parts), weigh_parts(parts, loss, count))
+            header.add_parts(slots, kind_of(parts), weigh_parts(parts, loss, count))
         roots, error = self._roots(reduction, call, engine, count)
         try:
             reduction.backward(engine, roots, slots, loss, self._local, error)

@@ -39,11 +39,11 @@ FOLLOWED = (
     "MeanBackward0",
 )
 WEIGHTED = {
-    "NllLossBackward0": compat.weight,
-    "NllLoss2DBackward0": compat.weight,
-    "BinaryCrossEntropyWithLogitsBackward0": compat.pos_weight,
+    "NllLossBackward0": compat.WEIGHT,
+    "NllLoss2DBackward0": compat.WEIGHT,
+    "BinaryCrossEntropyWithLogitsBackward0": compat.POS_WEIGHT,
 }
-"""How to get the weights of classes."""
+"""Where they have the weights of classes."""
 OF_BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 SUMS = ("SumBackward0", "NansumBackward0")
 TIMES = ("MulBackward0", "DivBackward0", "NegBackward0")
@@ -56,7 +56,8 @@ numbers that multiply means over samples.
 def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Return the kinds of nodes that hold constants, from the root on, and the constants.
 
-    Both are empty if the graph can't be read. No tensor on a GPU is read.
+    Both are empty if the graph can't be read. No tensor on a GPU is read, and none that activation
+    checkpointing would compute again.
     """
     found: list[tuple[str, float]] = []
     waiting, seen = [loss.grad_fn], 0
@@ -77,7 +78,7 @@ def _kind(node: Node) -> str:
     name = type(node).__name__
     if name.startswith("Div") and _divides_a_sum(node):
         return name + OF_A_SUM
-    sides = [getattr(node, side, None) for side in compat.FACTORS if name in TIMES]
+    sides = [compat.saved(node, side) for side in compat.FACTORS if name in TIMES]
     is_vector = any(isinstance(side, Tensor) and side.dim() == 1 for side in sides)
     return name + OF_MEANS if is_vector else name
 
@@ -99,7 +100,7 @@ def _constants(node: Node) -> list[float]:
     if type(node).__name__.startswith(("MulBackward", "DivBackward")):
         numbers += _factor(node)
     elif type(node).__name__ in WEIGHTED:
-        weights = WEIGHTED[type(node).__name__](node)
+        weights = compat.saved(node, WEIGHTED[type(node).__name__])
         if weights is not None and weights.is_cpu and weights.numel() <= FACTORS_AT_MOST:
             numbers.append(_weighted_sum(weights.detach().flatten()))
     return numbers + _of_labels(node)
@@ -110,12 +111,14 @@ def _of_labels(node: Node) -> list[float]:
     name = type(node).__name__
     child = node.next_functions[0][0] if name == "MulBackward0" else None
     if name in OF_BINARY:
-        weights, targets = compat.weight(node), compat.target(node)
+        weights, targets = compat.saved(node, compat.WEIGHT), compat.saved(node, compat.TARGET)
     elif child is not None and type(child).__name__ in OF_BINARY:
-        weights, targets = compat.other(node), compat.target(child)
+        weights, targets = compat.saved(node, compat.OTHER), compat.saved(child, compat.TARGET)
     else:
         return []
-    if weights is None or weights.shape != targets.shape or not weights.is_cpu:
+    if weights is None or targets is None or not weights.is_cpu:
+        return []
+    if weights.shape != targets.shape:
         return []
     each = [weights[targets == label] for label in (1, 0)]
     alike = all(len(one) and one.min() == one.max() for one in each)
@@ -125,7 +128,7 @@ def _of_labels(node: Node) -> list[float]:
 def _factor(node: Node) -> list[float]:
     """Return the other side of a product or quotient, if autograd keeps it only as a number."""
     sides = [
-        side for side in (getattr(node, name, None) for name in compat.FACTORS) if side is not None
+        side for side in (compat.saved(node, name) for name in compat.FACTORS) if side is not None
     ]
     if len(sides) != 1:
         return []

@@ -13,29 +13,31 @@ from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
 from torchbus_strategy.graph import nodes_below
-from torchbus_strategy.loss.terms import Count, Number, Term
+from torchbus_strategy.loss.term_weights import may_hide_none
+from torchbus_strategy.loss.terms import Coefficient, Count, Number, Term, WeightedTerms
 
 NODES_AT_MOST = 64
+DECIDING = -1
+"""The place of the term that decides a loss's weight."""
 OF_BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 OF_CLASSES = ("NllLossBackward0", "NllLoss2DBackward0")
 
 
 class Clamps:
-    """Looks at each loss of a session. A batch of one sample may be what is divided by, until a
-    divisor has differed from the number of rows.
+    """Looks at each loss of a session. A divisor of one may be the number of samples, or of the
+    rows that were summed: it is, until one in the same place has differed from it.
     """
 
     def __init__(self) -> None:
-        self._is_no_size = False
+        self._sizes: set[tuple[int, str]] = set()
+        self._no_sizes: set[tuple[int, str]] = set()
 
     def mark(self, count: Count, terms: Sequence[Term], loss: Tensor, rows: int) -> None:
         """Note in ``count`` whether its divisor of one stands for none, or may."""
         assert count.term is not None
-        number = count.term.number
-        self._is_no_size |= bool(rows) and not isinstance(number, Tensor) and number != rows
-        over_one = count.term.is_over_one
-        if rows == 1 and not self._is_no_size:
+        if self._is_size(count.term, rows, DECIDING):
             return
+        over_one = count.term.is_over_one
         if isinstance(over_one, Tensor):
             count.may_be_clamped = over_one & (loss.detach() != 0)
         elif over_one and not count.is_zero:
@@ -43,6 +45,32 @@ class Clamps:
             count.may_be_clamped = float(things is None)
             if things == 0:
                 count.is_clamped, count.counted, count.norm = True, True, 0.0
+
+    def may_hide_none(self, found: WeightedTerms) -> bool:
+        """Whether a term's divisor of one may stand for none, and its graph does not show it."""
+        both = zip(found.terms, found.rows, found.weights, strict=True)
+        hiding = [
+            not self._is_size(term, rows, place)
+            and may_hide_none(term)
+            and not _things([term], rows)
+            for place, (term, rows, weight) in enumerate(both)
+            if weight
+        ]
+        return not found.zipped and any(hiding)
+
+    def _is_size(self, term: Term, rows: int, place: int) -> bool:
+        counts = [one for one in term.divisors if not isinstance(one, Tensor | Coefficient)]
+        length = term.sizes[0] if term.sizes else 0
+        by_rows, by_length = (place, "rows"), (place, "length")
+        for kind, size in ((by_rows, rows), (by_length, length)):
+            if counts and size and size not in counts:
+                self._no_sizes.add(kind)
+            elif counts and size > 1:
+                self._sizes.add(kind)
+        if 0 in term.sizes:
+            return False
+        known = self._sizes - self._no_sizes
+        return (rows == 1 and by_rows not in self._no_sizes) or (length == 1 and by_length in known)
 
 
 def _things(terms: Sequence[Term], rows: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -13,9 +14,11 @@ from torchbus.compat import python
 from torchbus.plugin import BackwardCall, users_frame
 
 from torchbus_strategy.compat import is_view
+from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
 from torchbus_strategy.loss.samples import is_of_parameters
 from torchbus_strategy.loss.terms import Count, Number, weighted
+from torchbus_strategy.loss.values import weighed
 
 Edge = tuple[Node, int]
 MOST = 4
@@ -31,28 +34,50 @@ OVER_ALL = {*SUMS, "MeanBackward0"}
 def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
     """Return the loop's tensors of one element between terms and loss that can be written to.
 
-    If terms have separate weights, only those that equal the loss up to a factor.
+    If terms have separate weights whose values the graph has not kept, only those that equal the
+    loss up to a factor.
     """
     if loss is None or call.retain_graph or (count.value is None and not has_parts(loss)):
         return []
-    parts = parts_of(loss) if count.value is None else [unscaled(loss)]
+    parts = parts_of(loss)
+    if count.value is not None and any(_weighed(part, count) is None for part in parts):
+        parts = [unscaled(loss)]
     return [part for part in parts if part is not loss and not is_view(part)]
 
 
 def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Number]:
     """Return what this rank adds to the mean of each part over ranks: tensors of one element."""
-    value, found = count.value, [part.detach() for part in parts]
+    value = count.value
     if value is None:
-        return [weighted(part, count.weight) for part in found]
+        return [weighted(part.detach(), count.weight) for part in parts]
+    each = [_weighed(part, count) for part in parts]
     whole = loss.detach()
-    return [torch.where(whole == 0.0, 0.0, part / whole) * value for part in found]
+    return [
+        torch.where(whole == 0.0, 0.0, part.detach() / whole) * value if one is None else one
+        for part, one in zip(parts, each, strict=True)
+    ]
+
+
+def _weighed(part: Tensor, count: Count) -> Number | None:
+    """The part, of terms with separate weights, or within one term: times a learned weight."""
+    if count.weighted_terms is None:
+        return None
+    terms = count.weighted_terms.terms
+    around = [
+        weight
+        for term, weight in zip(terms, count.weights, strict=True)
+        if part.grad_fn in nodes_below([term.reduced_by], NODES)
+    ]
+    if around:
+        return weighted(part.detach(), around[0]) if len(around) == 1 else None
+    return weighed(part, terms, count.weights)
 
 
 def parts_of(loss: Tensor) -> list[Tensor]:
     """Return up to ``MOST`` numbers that the loss adds up, times constants or learned weights.
 
-    They are those that a variable of the loop names, or that a list or dict there has, in the
-    graph's order.
+    They are those that a variable of the loop names, an attribute of the object whose method it
+    is, or that a list or dict there has, in the graph's order.
     """
     edges = _edges(loss, LINEAR)
     return _held(edges)[:MOST] if edges else []
@@ -74,16 +99,13 @@ def unscaled(loss: Tensor) -> Tensor:
     return next(reversed(_held(edges)), loss) if edges else loss
 
 
-def kind_of(loss: Tensor, parts: list[Tensor]) -> int:
-    """Return a checksum of where the parts, of any shape, are in the graph of the loss.
+def kind_of(parts: list[Tensor]) -> int:
+    """Return a checksum of the names under which the loop holds the parts, of any shape.
 
     Ranks may have different ones.
     """
-    if not parts:
-        return 0
-    edges = _edges(loss, LINEAR)
-    places = [(edges.index((part.grad_fn, part.output_nr)), len(edges)) for part in parts]  # type: ignore[arg-type]
-    return crc32(repr((places, [type(node).__name__ for node, _ in edges])).encode())
+    names = {id(number): name for name, number in _numbers(users_frame()[0])} if parts else {}
+    return crc32(repr([names[id(part)] for part in parts]).encode()) if parts else 0
 
 
 def _edges(loss: Tensor, through: set[str]) -> list[Edge]:
@@ -114,27 +136,33 @@ def _below(node: Node, through: set[str]) -> Iterator[Edge]:
 
 
 def _held(edges: list[Edge]) -> list[Tensor]:
-    there = {}
     wanted = set(edges)
-    for number in _numbers(users_frame()[0]):
-        edge = (number.grad_fn, number.output_nr)
-        if edge in wanted:
-            there[edge] = number
-    return [there[edge] for edge in edges if edge in there]  # type: ignore[index]
+    numbers = [number for _, number in _numbers(users_frame()[0])]
+    there = {(one.grad_fn, one.output_nr): one for one in numbers}
+    return [there[edge] for edge in edges if edge in wanted and edge in there]  # type: ignore[index]
 
 
-def _numbers(frame: FrameType | None) -> Iterator[Tensor]:
-    """The numbers with a graph that variables of the innermost frames name."""
-    for _ in range(FRAMES):
+def _numbers(frame: FrameType | None) -> Iterator[tuple[object, Tensor]]:
+    """The numbers with a graph that variables of the innermost frames hold, or attributes of the
+    object whose method a frame is, each with its name.
+    """
+    for depth in range(FRAMES):
         if frame is None:
             return
-        for value in python.read(frame).values():
-            if type(value) in (dict, list, tuple) and len(value) <= IN_A_CONTAINER:
-                inside = value.values() if type(value) is dict else value
-                yield from filter(_is_number, inside)
-            elif _is_number(value):
-                yield value
+        variables, code = python.read(frame), frame.f_code
+        owner = variables.get(code.co_varnames[0]) if code.co_argcount else None
+        for place, values in enumerate((variables, getattr(owner, "__dict__", {}))):
+            for name, value in list(values.items()):
+                yield from _inside((depth, place, name), value)
         frame = frame.f_back
+
+
+def _inside(name: tuple[object, ...], value: object) -> Iterator[tuple[object, Tensor]]:
+    if _is_number(value):
+        yield name, value  # type: ignore[misc]
+    elif type(value) in (dict, list, tuple) and len(value) <= IN_A_CONTAINER:  # type: ignore[arg-type]
+        each: Any = value.items() if type(value) is dict else enumerate(value)  # type: ignore[arg-type]
+        yield from (((*name, key), one) for key, one in each if _is_number(one))
 
 
 def _is_number(value: object) -> bool:

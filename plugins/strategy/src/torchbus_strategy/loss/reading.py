@@ -355,8 +355,9 @@ def relates_samples(term: Term) -> bool:
     while type(node).__name__ in READING_PRODUCTS:  # with the weight of a task
         below_it = [child for child, _ in node.next_functions if child is not None]
         node = next((one for one in below_it if not is_of_parameters(one)), below_it[0])
-    is_of_means = bool(term.sizes) and term.sizes != sizes_of(node)
-    return not is_of_means and samples_in(below(node), sizes_of(node)).related
+    sizes = sizes_of(node)  # unknown if activation checkpointing has packed the tensor
+    is_of_means = bool(term.sizes) and term.sizes != sizes
+    return bool(sizes) and not is_of_means and samples_in(below(node), sizes).related
 
 
 def below(node: Node) -> Node:
@@ -380,6 +381,8 @@ def _with_count(node: Node, divisors: Divisors) -> Term:
 def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> Term:
     values = compat.saved(node, compat.SELF)
     sizes = () if values is None else tuple(values.shape)
+    if compat.is_packed(node, compat.SELF):
+        sizes = compat.sizes_given(node)
     if reduction == SUM:
         return _summed(sizes, divisors, node)
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -151,7 +152,8 @@ class Count:
     digest of the counts of several terms. ``left``: the plugin that set it divides the gradients
     itself, by ``scale``, which is known after a synchronised backward. ``isolated``: gradients from
     before must be kept apart from this backward's. ``weighted_terms``: terms that may weigh
-    differently. ``value``: the weighted loss, if it is not the loss times ``weight``. ``term``: the
+    differently, and ``weights``, those of a loss that has a ``value``: the weighted loss, if it is
+    not the loss times ``weight``. ``term``: the
     term of the loss that was counted. ``is_usual``: it is that of many losses before.
     ``is_clamped``: the loss is a sum in full, divided by one because there was nothing to count: it
     has a weight, and a ``norm`` of 0. ``may_be_clamped``: it is divided by one, and the graph does
@@ -173,6 +175,7 @@ class Count:
         "value",
         "weight",
         "weighted_terms",
+        "weights",
     )
 
     def __init__(
@@ -189,6 +192,7 @@ class Count:
         self.may_be_clamped: Number = 0.0
         self.scale: Number = 1.0
         self.weighted_terms = weighted_terms
+        self.weights: Sequence[Number] = ()
         self.value: Number | None = None
         self.term: Term | None = None
 

@@ -101,37 +101,39 @@ DEPTH = 8
 
 @torch.no_grad()
 def weighed(loss: Tensor, terms: Sequence[Term], weights: Sequence[Number]) -> Number | None:
-    """Return a loss whose terms are multiplied by ``weights``.
+    """Return a loss, or a part of it, whose terms are multiplied by ``weights``.
 
     None if too few of their values can be computed again.
     """
     values = parts(loss, terms)
     if values is None:
         return None
-    remaining = loss.detach() - sum(values)
-    total = sum(_times(value, weight) for value, weight in zip(values, weights, strict=True))
+    remaining = loss.detach() - sum(values.values())
+    total = sum(_times(value, weights[place]) for place, value in values.items())
     if loss.device.type == "cpu":
         return float(total) + (float(remaining) if math.isfinite(remaining) else 0.0)
     return total + torch.where(torch.isfinite(remaining), remaining, 0.0)
 
 
-def parts(loss: Tensor, terms: Sequence[Term]) -> list[Tensor] | None:
-    """Return what each term adds to the loss.
+def parts(loss: Tensor, terms: Sequence[Term]) -> dict[int, Tensor] | None:
+    """Return what each of the terms, by its place, adds to the loss, if it does.
 
     One term that can't be computed again is what the others leave.
     """
     with torch.enable_grad():
         edges = [GradientEdge(term.reduced_by, 0) for term in terms]
-        factors = grad(loss, edges, retain_graph=True)
-    values = [value_of(term) for term in terms]
-    known = [
-        None if value is None else (factor if term.place is None else factor[term.place]) * value
-        for term, factor, value in zip(terms, factors, values, strict=True)
-    ]
-    if sum(value is None for value in known) > 1:
+        factors = grad(loss, edges, retain_graph=True, allow_unused=True)
+    found = {place: factor for place, factor in enumerate(factors) if factor is not None}
+    known = {place: _added(terms[place], factor) for place, factor in found.items()}
+    if sum(value is None for value in known.values()) > 1:
         return None
-    left = loss.detach() - sum(value for value in known if value is not None)
-    return [left if value is None else value for value in known]
+    left = loss.detach() - sum(value for value in known.values() if value is not None)
+    return {place: left if value is None else value for place, value in known.items()}
+
+
+def _added(term: Term, factor: Tensor) -> Tensor | None:
+    value = value_of(term)
+    return None if value is None else (factor if term.place is None else factor[term.place]) * value
 
 
 @torch.no_grad()

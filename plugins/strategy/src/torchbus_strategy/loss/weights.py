@@ -28,13 +28,13 @@ from torchbus_strategy.loss.repeated import RepeatedLosses
 from torchbus_strategy.loss.term_weights import (
     TERMS_AT_MOST,
     TermWeights,
-    may_hide_none,
     of_one_batch,
     of_sums,
     unique,
 )
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
+    MAY_BE_CLAMPED,
     RATIO,
     RATIO_SQUARED,
     UNTOLD,
@@ -58,8 +58,6 @@ LOOKS = 5
 """First losses in which samples that are compared are looked for: the graph must be walked."""
 READ_AT_MOST = 3
 """Losses that are looked at if a count is on a GPU, for which the host must wait."""
-
-
 ALL_ALIKE = 1.0
 """As a ratio: all terms are divided by one number, however many there are."""
 
@@ -399,8 +397,6 @@ class LossWeights:
             if not self._sources.is_reported:
                 self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
             return count
-        if not terms.zipped and any(map(may_hide_none, terms.terms)):
-            self._say(messages.MAY_BE_NONE)
         if not self._said:
             self.note = messages.NOTES["terms" if weights else terms.note]
         return self._multiplied(count, terms, weights or terms.weights)
@@ -410,21 +406,24 @@ class LossWeights:
         terms = [] if found is None or found.zipped else found.terms
         for term, alike, seen in zip(terms, self._each.alike, self._constants, strict=False):
             if term.divisors and alike and term.is_over_one is False:
-                asked = seen.look(term.number, term.divisors, term.sizes, messages.TIMES_CONSTANT)
-                if asked:
-                    self._say(asked)
+                facts = term.number, term.divisors, term.sizes
+                self._say(seen.look(*facts, messages.TIMES_CONSTANT))
 
     def _multiplied(self, count: Count, terms: WeightedTerms, weights: Sequence[Number]) -> Count:
         self._unit.reset()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
         new.may_be_clamped = float(count.is_clamped) or count.may_be_clamped
+        if self._have_met:
+            new.may_be_clamped = float(self._clamps.may_hide_none(terms))
+        if self._have_met and new.may_be_clamped:
+            self._say(messages.MAY_BE_NONE)
         value = self._each.multiply(terms, weights)
-        if value is None and terms.note == "sums":
+        if value is not None:
+            new.weighted_terms, new.weights = terms, weights
+        elif terms.note == "sums":
             self._say(messages.SHOWN_TOO_SMALL)
-        new.value, new.isolated = (
-            terms.loss.detach() * self._session.share.weight if value is None else value,
-            count.isolated,
-        )
+        new.value = terms.loss.detach() * self._session.share.weight if value is None else value
+        new.isolated = count.isolated
         return new
 
     def _look(
@@ -559,6 +558,8 @@ class LossWeights:
             return None
         self._each.let_go()
         if self._have_met:
+            if mean[MAY_BE_CLAMPED] > 0.0:
+                self._say(messages.MAY_BE_NONE)
             return None
         have = mean[HAVE_RATIO]
         if mean[RATIO] < 0.0 or (
@@ -592,7 +593,7 @@ class LossWeights:
         self._say(text.format(counts or "none"))
 
     def _say(self, text: str) -> None:
-        if text[:40] not in self._said:
+        if text and text[:40] not in self._said:
             self._said.add(text[:40])
             self.note = text
             if self._session.is_main:
