@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from operator import itemgetter
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -39,5 +38,7 @@ class Toggle:
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:
-    groups: Iterable[list[Tensor]] = map(itemgetter("params"), optimizer.param_groups)
-    return list(chain.from_iterable(groups))
+    groups = optimizer.param_groups
+    return list(
+        groups[0]["params"] if len(groups) == 1 else chain(*[one["params"] for one in groups])
+    )
