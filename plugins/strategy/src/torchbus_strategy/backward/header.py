@@ -109,7 +109,7 @@ class Header:
         elif slots[LOSS] is None:
             slots[LOSS] = 0.0
         slots[SAMPLE] = sample.item()
-        self._array[:SLOTS] = array(self._code, slots)  # type: ignore[type-var]
+        self._array[:SLOTS] = array(self._code, slots)  # type: ignore[arg-type]
         self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
         return self.seed
 

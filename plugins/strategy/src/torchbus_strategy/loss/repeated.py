@@ -21,23 +21,24 @@ class RepeatedLosses:
     """
 
     def __init__(self) -> None:
-        self.usual: Count | None = None
+        self._facts: tuple[object, ...]
         self._mean: Sequence[float] = ()
         self.forget()
 
     def forget(self) -> None:
         """A loss counts otherwise, or is not looked at."""
-        self.usual, self._facts, self._times = None, (), 0
-        self._is_over_one = False
+        self.usual: Count | None = None
+        self._facts, self._times, self._is_over_one = (), 0, False
 
     def count(
         self, terms: Sequence[Term], share: Share, others: tuple[Number, ...]
     ) -> Count | None:
         """Return it, or None for a loss to look at. ``others``: what else it depends on."""
         if len(terms) != 1:
-            return self.forget()
+            self.forget()
+            return None
         (term,) = terms
-        facts: tuple[object, ...] = (
+        facts = (
             *(share.weight, share.count, others),
             *(term.reduction, term.number, term.divisors, term.sizes, term.over),
         )
