@@ -9,9 +9,9 @@ from torchbus_testing.scripts import run_script
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "step_calls.py"
 AT_MOST = {  # calls for each batch; a comprehension is one in Python 3.10 and 3.11
-    "ddp, a DataLoader": 155,
-    "ddp, windows of 4 batches": 215,
-    "one rank, windows of 4 batches": 90,
+    "ddp, a DataLoader": 135,
+    "ddp, windows of 4 batches": 205,
+    "one rank, windows of 4 batches": 88,
 }
 
 

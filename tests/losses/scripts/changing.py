@@ -1,6 +1,8 @@
 """Loops that are alike for so long that little is looked at any more, and then change.
 
-Each runs in one plain process with whole batches, and then on the ranks with their parts.
+Each runs in one plain process with whole batches, and then on the ranks with their parts. With a
+window, those that do not look at gradients or at the value of a loss between their steps run again:
+one plain step is that of several batches of each rank.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-RANKS, ALIKE, STEPS, BATCH = int(sys.argv[1]), 16, 22, 6
+RANKS, ALIKE, STEPS, BATCH, WINDOW = int(sys.argv[1]), 16, 22, 6, 2
 
 
 class Loop:
@@ -31,12 +33,12 @@ class Loop:
         self.data = TensorDataset(torch.randn(rows, 4).double(), torch.randint(3, (rows,)), labels)
         self.seen = 0.0
 
-    def run(self, parts):
-        loader = DataLoader(self.data, BATCH * RANKS // parts)
+    def run(self, parts, window=1):
+        loader = DataLoader(self.data, BATCH * RANKS * window // parts)
         for _ in range(2):
             for step, (x, y, some) in enumerate(loader):
                 self.optimizer.zero_grad()
-                self.step(x, y, some, step >= ALIKE)
+                self.step(x, y, some, step * window >= ALIKE)
                 self.optimizer.step()
         held = [
             one.detach().flatten() for one in (*self.model.parameters(), *self.other.parameters())
@@ -125,6 +127,82 @@ class Assigned(Loop):
             parameter.grad = gradient
 
 
+class MeanOfEach(Loop):
+    def loss(self, x, y, some, changes):
+        each = F.cross_entropy(self.model(x), y, reduction="none")
+        return (each * self.other(x)[:, 0].sigmoid() if changes else each).mean()
+
+
+class NamedParts(Loop):
+    """The loop holds the parts of its loss, and reads them after backward."""
+
+    def step(self, x, y, some, changes):
+        first = self.loss(x, y, some, changes)
+        second = self.other(x).square().mean()
+        loss = torch.stack([first, second]).mean() if changes else first
+        loss.backward()
+        self.seen += first.item() + loss.item()
+
+
+class Retained(Loop):
+    def step(self, x, y, some, changes):
+        loss = self.loss(x, y, some, changes)
+        loss.backward(retain_graph=changes)
+        if changes:
+            (loss * 2).backward()
+
+
+class Doubled(Loop):
+    """Gradients of an earlier backward are there, and are added to."""
+
+    def step(self, x, y, some, changes):
+        self.loss(x, y, some, changes).backward()
+        if changes:
+            F.cross_entropy(self.model(x + 1), y).backward()
+
+
+class Weighed(Loop):
+    def step(self, x, y, some, changes):
+        self.loss(x, y, some, changes).backward(torch.tensor(0.5).double() if changes else None)
+
+
+class Replaced(Loop):
+    """The values of parameters move to other memory, and a parameter to another optimizer group."""
+
+    def step(self, x, y, some, changes):
+        if changes:
+            for one in self.model.parameters():
+                one.data = one.data * 0.99
+        if changes and len(self.optimizer.param_groups) == 1:
+            last = [self.optimizer.param_groups[0]["params"].pop()]
+            self.optimizer.add_param_group({"params": last, "lr": 0.1})
+        super().step(x, y, some, changes)
+
+
+class Evaluated(Loop):
+    """Evaluates in between, and trains on with the model in the other mode."""
+
+    def step(self, x, y, some, changes):
+        if changes:
+            self.model.eval()
+            with torch.no_grad():
+                for batch, _, _ in DataLoader(self.data, 50):
+                    self.seen += self.model(batch).sum().item()
+            self.model.train()
+        super().step(x, y, some, changes)
+
+
+class OfInputs(Loop):
+    """The batch itself gets a gradient."""
+
+    def step(self, x, y, some, changes):
+        x.requires_grad_(changes)
+        super().step(x, y, some, changes)
+        if changes:
+            moved = x.detach() + x.grad.sign()
+            super().step(moved, y, some, changes)
+
+
 class NewOptimizer(Loop):
     def step(self, x, y, some, changes):
         if changes and not isinstance(self.optimizer, torch.optim.Adam):
@@ -141,14 +219,24 @@ class Buffers(Loop):
 
 KINDS = (
     *(IgnoredTargets, TwoTerms, Sums, Divided, Ragged, Frozen, OtherModel, Hooked, Twice),
-    *(Assigned, NewOptimizer, Buffers),
+    *(Assigned, NewOptimizer, Buffers, MeanOfEach, NamedParts, Retained, Doubled, Weighed),
+    *(Replaced, Evaluated, OfInputs),
 )
-wanted = [kind() for kind in KINDS]
-plain = [loop.run(1) for loop in wanted]
-with session(strategy="ddp", devices=RANKS, accelerator="cpu", launch="fork"):
-    ours = [kind().run(RANKS) for kind in KINDS]
-apart = {
-    kind.__name__: max(abs(a - b) for a, b in zip(one, other))
-    for kind, one, other in zip(KINDS, plain, ours)
-}
-print(json.dumps(apart))
+IN_WINDOWS = (IgnoredTargets, TwoTerms, Divided, Ragged, Frozen, OtherModel, MeanOfEach)
+
+
+def apart(kinds, plain, ours):
+    return {
+        kind.__name__: max(abs(a - b) for a, b in zip(one, other))
+        for kind, one, other in zip(kinds, plain, ours)
+    }
+
+
+options = {"strategy": "ddp", "devices": RANKS, "accelerator": "cpu", "launch": "fork"}
+plain = [kind().run(1) for kind in KINDS]
+with session(**options):
+    found = {"steps": apart(KINDS, plain, [kind().run(RANKS) for kind in KINDS])}
+plain = [kind().run(1, WINDOW)[:-1] for kind in IN_WINDOWS]
+with session(**options, accumulate_grad_batches=WINDOW):
+    ours = [kind().run(RANKS)[:-1] for kind in IN_WINDOWS]
+print(json.dumps(found | {"windows": apart(IN_WINDOWS, plain, ours)}))

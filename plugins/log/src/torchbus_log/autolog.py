@@ -37,9 +37,7 @@ class Autolog:
         self._losses: dict[str, tuple[int, Tensor]] = {}
         self._norm: tuple[int, Tensor] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._used: weakref.WeakKeyDictionary[Optimizer, dict[str, object]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._used: weakref.WeakKeyDictionary[Optimizer, list[object]] = weakref.WeakKeyDictionary()
         self._steps = 0
         self._since: tuple[float, int, float] | None = None
         self._paused = 0.0
@@ -67,12 +65,7 @@ class Autolog:
     @hookimpl(trylast=True)
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Note the rates of this step: a warm-up puts the script's back after it."""
-        named = [group.get("name") for group in optimizer.param_groups]
-        clear = len(set(map(str, named))) == len(named)
-        self._used[optimizer] = {
-            name if isinstance(name, str) and clear else f"group{index}": group.get("lr")
-            for index, (name, group) in enumerate(zip(named, optimizer.param_groups, strict=True))
-        }
+        self._used[optimizer] = [group.get("lr") for group in optimizer.param_groups]
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
         """An optimizer has made a step. ``steps`` is the number so far."""
@@ -111,8 +104,9 @@ class Autolog:
             return  # no step since the last log point
         for place, known in enumerate(self._optimizers):
             optimizer = known()
-            rates = self._used.get(optimizer, {}) if optimizer is not None else {}
-            for name, rate in rates.items():
+            rates = self._used.get(optimizer, []) if optimizer is not None else []
+            names = _names(optimizer) if optimizer is not None else []
+            for name, rate in zip(names, rates, strict=False):
                 label = _label("lr", place) + (f"/{name}" if len(rates) > 1 else "")
                 # an optimizer may have no rate, or find its own
                 if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):
@@ -132,6 +126,16 @@ class Autolog:
         yield "step_time_s", self._steps, seconds / steps
         if samples:
             yield "samples_per_s", self._steps, samples / seconds
+
+
+def _names(optimizer: Optimizer) -> list[str]:
+    """Return the names of its groups, or their numbers, if not all have names of their own."""
+    named = [group.get("name") for group in optimizer.param_groups]
+    clear = len(set(map(str, named))) == len(named)
+    return [
+        name if isinstance(name, str) and clear else f"group{index}"
+        for index, name in enumerate(named)
+    ]
 
 
 def _label(name: str, place: int) -> str:

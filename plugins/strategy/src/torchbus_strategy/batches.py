@@ -87,10 +87,15 @@ class TrackedBatch:
         """The tensors of the batch that are alive, of any shape and dtype."""
         return [tensor for one in self._tensors if (tensor := one()) is not None]
 
+    def leaves(self) -> list[Tensor]:
+        """Return those of its tensors that want a gradient."""
+        living = [one() for one in self._tensors]
+        return [one for one in living if one is not None and one.requires_grad and one.is_leaf]
+
     @property
     def lives(self) -> bool:
         """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
-        return bool(self.tensors)
+        return any(one() is not None for one in self._tensors)
 
     def storages(self) -> set[int]:
         """Return where the memory of its living tensors begins. Views of them have the same."""

@@ -5,31 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 from torchbus.plugin import Unsupported
 
 from torchbus_accumulate._compat import version
-from torchbus_strategy.loss.gradients import scale_all
+from torchbus_strategy.compat import gradient as gradient_of
+from torchbus_strategy.loss.gradients import NONE, scale_all
 from torchbus_strategy.loss.terms import Number
 
 
 class HeldGradients:
-    """Holds each parameter with its gradient, and the gradient's version at the commit."""
+    """Holds parameters, their gradients, and the gradients' versions at the commit."""
 
-    __slots__ = ("_held", "would_be_cleared")
+    __slots__ = ("_gradients", "_parameters", "_versions", "would_be_cleared")
 
     def __init__(self) -> None:
-        self._held: list[tuple[Tensor, Tensor, int]] = []
+        self.drop()
         self.would_be_cleared = False  # if there were any, at the next backward
 
-    def take(self, optimizer: Optimizer) -> None:
+    def take(self, parameters: list[Tensor]) -> None:
         """Hold the gradients that the parameters have now."""
-        self._held = [
-            (one, found, version(found))
-            for group in optimizer.param_groups
-            for one in group["params"]
-            if (found := one.grad) is not None
-        ]
+        made: list[Any] = list(map(gradient_of, parameters))
+        if not NONE.isdisjoint(map(type, made)):
+            parameters = [one for one in parameters if one.grad is not None]
+            made = [one.grad for one in parameters]
+        self._hold(parameters, made)
+
+    def _hold(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        self._parameters, self._gradients = parameters, gradients
+        self._versions = list(map(version, gradients))
 
     def load(self, parameters: list[Tensor], gradients: list[Tensor | None]) -> None:
         """Hold gradients from a checkpoint, sharded as the parameters are."""
@@ -38,36 +41,36 @@ class HeldGradients:
             for parameter, gradient in zip(parameters, gradients, strict=True)
             if gradient is not None
         ]
-        self._held = [(parameter, gradient, version(gradient)) for parameter, gradient in placed]
+        self._hold([parameter for parameter, _ in placed], [gradient for _, gradient in placed])
 
     def drop(self) -> None:
         """Hold nothing."""
-        self._held = []
+        self._hold([], [])
 
     def of(self, parameters: list[Tensor]) -> list[Tensor | None]:
         """Return the held gradient of each parameter, or None."""
-        found = {id(parameter): gradient for parameter, gradient, _ in self._held}
+        found = dict(zip(map(id, self._parameters), self._gradients, strict=True))
         return [found.get(id(parameter)) for parameter in parameters]
 
     def has_all(self, gradients: list[Tensor]) -> bool:
         """Whether all of these are held."""
-        held = {id(gradient) for _, gradient, _ in self._held}
-        return all(id(gradient) in held for gradient in gradients)
+        return {*map(id, self._gradients)}.issuperset(map(id, gradients))
 
     def put_back(self, as_copies: bool) -> None:
         """Make them the parameters' gradients, so that the next backward adds to them."""
-        for parameter, gradient, _ in self._held:
-            parameter.grad = gradient.clone() if as_copies else gradient
+        copies = [one.clone() for one in self._gradients] if as_copies else self._gradients
+        for parameter, gradient in zip(self._parameters, copies, strict=True):
+            parameter.grad = gradient
 
     def merge(self) -> None:
         """Add them to the gradients that the loop has made since they were set aside."""
-        for parameter, gradient, _ in self._held:
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             mine = parameter.grad
             parameter.grad = gradient if mine is None or mine is gradient else gradient + mine
 
     def clear_parameters(self) -> None:
         """Set the gradients of the parameters to None. The held ones stay."""
-        for parameter, _, _ in self._held:
+        for parameter in self._parameters:
             parameter.grad = None
 
     def are_cleared(self) -> bool:
@@ -75,17 +78,17 @@ class HeldGradients:
 
         A rank without samples holds none: it infers them from the loop's earlier steps.
         """
-        if not self._held:
+        if not self._parameters:
             return self.would_be_cleared
-        return all(parameter.grad is None for parameter, _, _ in self._held)
+        return set(map(type, map(gradient_of, self._parameters))) == NONE
 
     def scale(self, factor: Number) -> None:
         """Multiply them in place."""
-        scale_all([gradient for _, gradient, _ in self._held], factor)
+        scale_all(self._gradients, factor)
 
     def check_untouched(self) -> None:
         """Raise Unsupported if the loop has changed one in place since the commit."""
-        if any(version(gradient) != before for _, gradient, before in self._held):
+        if list(map(version, self._gradients)) != self._versions:
             raise Unsupported(
                 "gradients were changed in place between optimizer.step() and the next backward, in"
                 " the middle of a window: clear them by optimizer.zero_grad() or model.zero_grad(),"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,7 +41,6 @@ class Changes:
         self._session = session
         self._optimizers = optimizers
         self._marks: dict[WindowSum, Mark] = {}
-        self._gradients: weakref.WeakKeyDictionary[Optimizer, complex] = weakref.WeakKeyDictionary()
         self._averages = Averages(optimizers)
         self._backwards = 0
         self._said: set[str] = set()
@@ -81,13 +79,12 @@ class Changes:
                 self._note(one)
 
     def _note(self, one: WindowSum) -> None:
-        optimizer, value = one.optimizer(), self._value(_gradient_of(one))
-        if optimizer is not None and value is not None:
-            self._gradients[optimizer] = value
+        value = self._value(_gradient_of(one))
+        one.gradient = value if value is not None else one.gradient
 
     def before_commit(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Compare the gradients with what the last backward has left."""
-        before = self._gradients.pop(optimizer, None)
+        before, one.gradient = one.gradient, None
         now = None if before is None else self._value(_gradient_of(one))
         if now is not None and now != before:
             self._say(TOUCHED.format(type(optimizer).__name__))
@@ -97,12 +94,15 @@ class Changes:
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._averages.may_differ = True
         self._marks.clear()  # another optimizer may hold the same parameters
-        self._gradients.pop(optimizer, None)
+        one = self._optimizers.of.get(id(optimizer))
+        if one is not None:
+            one.gradient = None
 
     def forget(self) -> None:
         """Called when a state was restored: changes since the last backward are ignored."""
         self._marks.clear()
-        self._gradients.clear()
+        for one in self._optimizers.sums:
+            one.gradient = None
 
     @property
     def _reads_values(self) -> bool:

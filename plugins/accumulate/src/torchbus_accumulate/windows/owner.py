@@ -23,6 +23,7 @@ from torchbus_accumulate.windows.saved import refuse_between, restore, state_of
 from torchbus_accumulate.windows.steps import Steps
 from torchbus_accumulate.windows.sums import WindowSum
 from torchbus_accumulate.windows.weights import Ending, Weights
+from torchbus_strategy.batches import TrackedBatch
 
 
 class Steady:
@@ -140,16 +141,17 @@ class Windows:
     def weigh(self, call: BackwardCall, tokens: float | None) -> None:
         """Before each backward, set its weight, and whether ranks communicate."""
         self._changes.before_backward()
-        steady = self._steady
-        if steady is None or self._place.recent or tokens is not None or not steady.weigh(call):
-            self._weigh(call, tokens)
+        steady, batch = self._steady, self._place.latest
+        if steady is None or batch or tokens is not None or not steady.weigh(call):
+            self._weigh(call, tokens, batch)
 
-    def _weigh(self, call: BackwardCall, tokens: float | None) -> None:
+    def _weigh(self, call: BackwardCall, tokens: float | None, batch: TrackedBatch | None) -> None:
         if not self._begun:
             self._begin()
         sums = self._optimizers.sums
         before = self._place.counted
-        batch = self._steps.advance(self._place.latest, self._place.is_last)
+        if batch is not None:
+            self._steps.advance(batch, self._place.is_last)
         is_other_batch = self._place.counted is not before
         for one in sums:
             one.begin(is_other_batch)

@@ -45,14 +45,12 @@ class Steps:
         self._changes = changes
         self._adopted: dict[int, Tensor] = {}
         self._made_in: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._of_batch: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._flushing = False
 
-    def advance(self, batch: TrackedBatch | None, is_last: bool) -> TrackedBatch | None:
-        """Return the batch. Move the position to it at its first use."""
-        if batch is not None and self._place.is_new(batch):
+    def advance(self, batch: TrackedBatch, is_last: bool) -> None:
+        """Move the position to the batch at its first use."""
+        if self._place.is_new(batch):
             self._position.next_batch(batch, is_last)
-        return batch
 
     def end_by_count(self, sums: Sequence[WindowSum]) -> bool:
         """Whether a window without a loader ends with the next step."""
@@ -148,14 +146,15 @@ class Steps:
         batch, position = self._place.latest, self._position
         if batch is None or not one.is_new or (position.last and position.index == 1):
             return
-        if self._of_batch.get(optimizer) == batch.serial:
+        if one.of_batch == batch.serial:
             raise Unsupported(AGAIN.format(type(optimizer).__name__))
-        self._of_batch[optimizer] = batch.serial
+        one.of_batch = batch.serial
 
     def _is_real(self, one: WindowSum, closure: Closure | None) -> bool:
         place = self._place
-        # with a closure, the backward is still to come
-        batch = place.latest if closure is None else self.advance(place.at_hand, place.ends_pass())
+        batch = place.latest if closure is None else place.at_hand
+        if closure is not None and batch is not None:  # the backward is still to come
+            self.advance(batch, place.ends_pass())
         if batch is not None:
             return self._position.last
         return one.calls + 1 >= self._position.size and (closure is not None or one.is_new)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -68,8 +67,10 @@ class WindowSum:
 
     ``weight`` is the committed part of the window, ``samples`` its number of samples. ``mass`` is
     the same part by what the samples count, which differs if they are ``counted``. ``whole`` is the
-    part by what any rank divides by, 0.0 if that is not known. ``is_scaled``: the gradients of this
-    window are multiplied by ``_scale_of`` already.
+    part by what any rank divides by, 0.0 if that is not known. ``of_batch``: the serial number of
+    the batch of its latest step with new gradients. ``gradient``: the sum of the smallest one that
+    the latest backward has left, if it was read. ``is_scaled``: the gradients of this window are
+    multiplied by ``_scale_of`` already.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -79,8 +80,9 @@ class WindowSum:
         self.mass: Number = 0.0
         self.whole: Number = 0.0
         self.counted = self.is_scaled = False
-        self.calls = 0
+        self.calls = self.of_batch = 0
         self.skipped = False
+        self.gradient: complex | None = None
         self._held = HeldGradients()
         self._present = PresentGradients()
         self._scale_of: Number = 1.0
@@ -177,7 +179,7 @@ class WindowSum:
             return
         if self.calls and self._state != IN_PLACE:
             self._held.merge()
-        self._held.take(optimizer)
+        self._held.take(parameters(optimizer))
         self.weight += weight
         self.samples += samples
         self.mass = self.mass + mass
@@ -360,5 +362,7 @@ class PresentGradients:
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    groups: Iterable[list[Tensor]] = map(itemgetter("params"), optimizer.param_groups)
-    return list(chain.from_iterable(groups))
+    groups = optimizer.param_groups
+    return list(
+        groups[0]["params"] if len(groups) == 1 else chain(*[one["params"] for one in groups])
+    )

@@ -14,7 +14,7 @@ from torchbus_accumulate.messages import CUT_OFF, UNLIKE
 from torchbus_accumulate.position import Position, expected_samples
 from torchbus_accumulate.windows.sums import WindowSum, has_others, reached
 from torchbus_strategy.batches import TrackedBatch
-from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.loss.terms import Count, Number, Term
 from torchbus_strategy.loss.weights import LossWeights
 
 
@@ -117,6 +117,7 @@ class Weights:
         self.samples = 1.0
         self.expected = 1.0
         self.factor = 1.0
+        self._of_rank = 1.0  # of the samples, on average
         self.mass: Number = 1.0
         self.whole: Number = 0.0
         self.counted = False
@@ -158,19 +159,26 @@ class Weights:
         self.samples = (
             self.batch_samples if batch is not None else float(self._session.share.count or 1)
         )
-        self.is_sum = self._always_sum or (tokens is None and self._losses.is_sum(call.loss))
+        shared = self._session.share.count
+        self._of_rank = self.samples / (self._session.world.data.parts if shared else 1)
+        terms = None
+        if tokens is None and not self._always_sum:
+            terms = self._losses.read(call.loss, self._of_rank)
+        self.is_sum = self._always_sum or (terms is not None and self._losses.are_sum(terms))
         if self.is_sum:
             return None
         if first:
             self.expected = self._expect(batch)
         total = self._total(batch, sums) if last else None
         self.factor = self.samples / (total or self.expected)
-        self.count(call, tokens)
+        self.count(call, tokens, terms)
         return total
 
-    def count(self, call: BackwardCall, tokens: float | None) -> None:
+    def count(
+        self, call: BackwardCall, tokens: float | None, terms: list[Term] | None = None
+    ) -> None:
         """Pass this batch's weight to the strategy. Without a strategy, the factor includes it."""
-        found = call.count = self._count(call, tokens)
+        found = call.count = self._count(call, tokens, terms)
         self.mass, self.whole, self.counted = (
             self.factor * found.norm,
             self.factor * found.total,
@@ -200,9 +208,9 @@ class Weights:
 
     def end(self, call: BackwardCall, held: Sequence[WindowSum]) -> None:
         """Before the backward of the last batch, which adds to the sums in ``held``."""
-        count = call.count
-        if count is None:
+        if call.count is None:
             return
+        count = call.count = call.count.copied()
         count.norm = self.mass + held[0].mass if held else self.mass
         count.total = held[0].with_batch(self.whole) if held else self.whole
         count.counted |= any(one.counted for one in held)
@@ -222,13 +230,12 @@ class Weights:
         else:
             call.factor = call.factor * scale
 
-    def _count(self, call: BackwardCall, tokens: float | None) -> Count:
-        share = self._session.share
-        expected = self.samples / self._session.world.data.parts if share.count else self.samples
+    def _count(self, call: BackwardCall, tokens: float | None, terms: list[Term] | None) -> Count:
+        expected = self._of_rank
         if not self._has_unit:
             self._agree(call, tokens, expected)
         return (
-            self._losses.of(call.loss, expected=expected)
+            self._losses.of(call.loss, expected=expected, terms=terms)
             if tokens is None
             else self._losses.of_number(tokens, expected)
         )

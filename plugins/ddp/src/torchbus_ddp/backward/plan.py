@@ -184,7 +184,7 @@ class Plan:
         return [NOTHING if one is None else (one, version(one)) for one in gradients]
 
     def _begin(self, _: Tensor) -> Tensor:
-        """Run first in the graph, before any gradient is accumulated.
+        """Run first in the graph, before any gradient is accumulated, in no_grad mode.
 
         Only here does torch know which parameters the backward will reach.
         """

@@ -13,6 +13,8 @@ from torchbus_sampler.order import DividedOrder, chosen
 from torchbus_sampler.orders import kinds
 from torchbus_sampler.orders.shared import Memory
 
+PLACE = struct.Struct("<qqqq")
+
 
 class SlicedOrder(DividedOrder):
     """Reads slices if the sampler is one of torch's, and draws as its base class if not."""
@@ -138,9 +140,7 @@ class Slices:
 
     def _position(self, start: int, stop: int) -> int:
         drawn = self._drawn
-        return zlib.crc32(
-            struct.pack("<qqqq", start, stop, drawn.digest(stop), drawn.checksum), self._base
-        )
+        return zlib.crc32(PLACE.pack(start, stop, drawn.digest(stop), drawn.checksum), self._base)
 
     def _end(self) -> None:
         self._over = True

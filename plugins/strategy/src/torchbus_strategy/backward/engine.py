@@ -47,25 +47,14 @@ def engine_run(engine: Engine, header: Tensor, seed: Tensor, roots: Roots) -> No
     graph.
     """
     tensors, gradients, retain_graph, inputs = roots
-    lone = (
-        inputs is None
-        and len(tensors) == 1
-        and _is_scalar(tensors[0])
-        and (gradients[0] is None or _is_scalar(gradients[0]))
-    )
-    if lone and getattr(engine, "__globals__", None) is TORCHS:
-        start = torch.ones_like(tensors[0]) if gradients[0] is None else gradients[0]
-        run_engine(
-            (tensors[0], header),
-            (start, seed),
-            bool(retain_graph),
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
-    else:
-        engine([*tensors, header], [*gradients, seed], retain_graph, False, inputs=inputs)
+    if inputs is None and len(tensors) == 1 and getattr(engine, "__globals__", None) is TORCHS:
+        (root,), (start,) = tensors, gradients
+        if _is_scalar(root) and (start is None or _is_scalar(start)):
+            starts = (torch.ones_like(root) if start is None else start, seed)
+            how = {"allow_unreachable": True, "accumulate_grad": True}
+            run_engine((root, header), starts, bool(retain_graph), False, (), **how)
+            return
+    engine([*tensors, header], [*gradients, seed], retain_graph, False, inputs=inputs)
 
 
 def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseException | None:

@@ -18,12 +18,18 @@ from torchbus_strategy.backward.engine import Engine, Roots, discard, fail
 from torchbus_strategy.backward.header import DeviceHeader, Header, Slots
 from torchbus_strategy.backward.loss_counts import LossCounts, scalar_loss
 from torchbus_strategy.backward.reduction import Reduction, Reductions
-from torchbus_strategy.checks.constants import Constants
+from torchbus_strategy.checks.constants import EVERY, Constants
 from torchbus_strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
 from torchbus_strategy.checks.first_steps import look_at_first
-from torchbus_strategy.compat import is_view
-from torchbus_strategy.loss.gradients import add_again, stash_gradients
-from torchbus_strategy.loss.held import kind_of, weigh_parts, writable_parts
+from torchbus_strategy.compat import gradient as gradient_of
+from torchbus_strategy.compat import (
+    is_view,
+    post_accumulate_hooks,
+    requires_grad,
+    tensor_hooks,
+)
+from torchbus_strategy.loss.gradients import NONE, add_again, stash_gradients
+from torchbus_strategy.loss.held import has_parts, kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import Local, average
@@ -110,6 +116,8 @@ class GradientSync:
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
         count = self._counts.of(call, self._has_local)
+        if self._counts.is_usual(count) and self._run_usual(call, engine, count):
+            return None
         if not call.sync or not self._trained.any_requires_gradients():
             return self._unsynchronised(call, engine, count)
         if not self._lock.acquire(blocking=False):
@@ -139,6 +147,53 @@ class GradientSync:
             strategy_engine.put_back(held)
         if held:
             strategy_engine.user_hooks_run(held)
+
+    def _run_usual(self, call: BackwardCall, engine: Engine, count: Count) -> bool:
+        """Run a backward of a loss that counts what many before it have counted.
+
+        Returns False, and has done nothing, if the call, its gradients or the time for a check ask
+        for a closer look.
+        """
+        loss, job, parameters = call.tensors, self._job, self._trained.parameters
+        if (
+            not (isinstance(loss, Tensor) and count.weight and job.backwards % EVERY)
+            or (call.retain_graph or call.create_graph or call.inputs is not None)
+            or (self._local or has_parts(loss) or loss.dim() or not loss.is_floating_point())
+            or any(map(post_accumulate_hooks, parameters))
+            or any(map(tensor_hooks, parameters))
+            or set(map(type, map(gradient_of, parameters))) != NONE
+            or not any(map(requires_grad, parameters))
+            or not self._lock.acquire(blocking=False)
+        ):
+            return False
+        try:
+            reduction = self._reductions.current()
+            job.wait_in("backward", job.backwards + 1)
+            progress, position = job.backwards * 7 + self.steps, self._session.share.position
+            shapes, inputs = reduction.buffers.shapes, self._division.watch.input_sum
+            slots = header.numbers(count, progress, position, inputs, buffers=shapes)
+            roots = Roots(*call.start(count.weight), call.retain_graph, None)
+            self._reduce(reduction, engine, roots, slots, loss, count)
+            self._finish_usual(reduction, call, count, loss)
+            self.before_step.synchronised()
+        finally:
+            job.go_on()
+            self._lock.release()
+        return True
+
+    def _finish_usual(
+        self, reduction: Reduction, call: BackwardCall, count: Count, loss: Tensor
+    ) -> None:
+        reported = reduction.header
+        mean = reported.receive()
+        if not (reported.agrees and self._counts.is_settled(mean)):
+            return self._finish(reduction, call, count, loss, [])
+        self._job.count_backward()
+        self._buffers.synchronise(reduction.buffers, True)
+        self._check.compare(mean, reported.slots, True)  # type: ignore[arg-type]
+        if self._options.sync_loss:
+            self._give_loss(reported, call, loss, 1.0)
+        self._after_sync()
 
     def _with_hooks(
         self,
@@ -185,6 +240,22 @@ class GradientSync:
             header.add_parts(slots, kind_of(parts), weigh_parts(parts, loss, count))
         roots, error = self._roots(reduction, call, engine, count)
         try:
+            self._reduce(reduction, engine, roots, slots, loss, count, error)
+        finally:
+            error = None  # its traceback leads here
+        self._finish(reduction, call, count, loss, parts)
+
+    def _reduce(
+        self,
+        reduction: Reduction,
+        engine: Engine,
+        roots: Roots,
+        slots: Slots,
+        loss: Tensor | None,
+        count: Count,
+        error: BaseException | None = None,
+    ) -> None:
+        try:
             reduction.backward(engine, roots, slots, loss, self._local, error)
         except BaseException:
             if reduction.has_reported:  # the gradients that were made are averaged
@@ -192,7 +263,6 @@ class GradientSync:
             raise
         finally:
             error = None  # its traceback leads here
-        self._finish(reduction, call, count, loss, parts)
 
     def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
         """Return this rank's metadata for the others."""

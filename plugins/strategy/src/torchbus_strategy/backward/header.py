@@ -39,6 +39,8 @@ NUM_BASIC = 14 + PARTS
 ) = range(NUM_BASIC - PARTS + 1)
 SLOTS = NUM_BASIC + terms.SLOTS
 WEIGHT, COUNTED = NUM_BASIC + terms.WEIGHT, NUM_BASIC + terms.COUNTED
+WITH_SQUARE = [(float(number), float(number * number)) for number in range(MODULUS)]
+NO_PARTS = (0.0,) * (2 + PARTS)
 Slots = list[Number | None]
 
 
@@ -51,23 +53,16 @@ def numbers(
     buffers: int = 0,
 ) -> Slots:
     """The slots that are known before the backward. ``Header.fill`` adds the others."""
-    a, b = progress % MODULUS, position % MODULUS
-    reported: Slots = [
-        count.value,
-        0.0,
-        float(a),
-        float(a * a),
-        float(b),
-        float(b * b),
-        input_sum,
-        0.0,
-        float(constants),
-        float(constants * constants),
-        float(buffers),
-        float(buffers * buffers),
-        *[0.0] * (2 + PARTS),
+    return [
+        *(count.value, 0.0),
+        *WITH_SQUARE[progress % MODULUS],
+        *WITH_SQUARE[position % MODULUS],
+        *(input_sum, 0.0),
+        *WITH_SQUARE[constants],
+        *WITH_SQUARE[buffers],
+        *NO_PARTS,
+        *count.to_metadata(),
     ]
-    return [*reported, *count.to_metadata()]
 
 
 def add_parts(slots: Slots, kind: int, parts: Sequence[Number]) -> None:
@@ -111,9 +106,10 @@ class Header:
             slots[RAW_LOSS] = value = loss.item()
             if slots[LOSS] is None:
                 slots[LOSS] = weighted(value, slots[WEIGHT])
-        slots[LOSS] = slots[LOSS] or 0.0
+        elif slots[LOSS] is None:
+            slots[LOSS] = 0.0
         slots[SAMPLE] = sample.item()
-        self._array[:SLOTS] = array(self._code, cast("list[float]", slots))
+        self._array[:SLOTS] = array(self._code, slots)  # type: ignore[arg-type]
         self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
         return self.seed
 
@@ -238,8 +234,8 @@ def make_header(first: Tensor, parameters: int) -> Header:
 
 
 def first_number(tensor: Tensor) -> Tensor:
-    """The first element: of a complex one the sum of both parts."""
-    first = tensor.detach()[(0,) * tensor.dim()]
+    """The first element of a detached tensor: of a complex one the sum of both parts."""
+    first = tensor[(0,) * tensor.dim()]
     return first.real + first.imag if first.is_complex() else first
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from torchbus.plugin import BackwardCall, Context
 
-from torchbus_strategy.backward.header import COUNTED, DeviceHeader, Header
+from torchbus_strategy.backward.header import COUNTED, NUM_BASIC, SLOTS, DeviceHeader, Header
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Count, Number, Scales
 from torchbus_strategy.loss.weights import LossWeights
@@ -54,6 +54,7 @@ class LossCounts:
         """
         count = self._count(call, has_local)
         if self._weight != 1.0:
+            count = count.copied() if self.is_usual(count) else count
             count.weight, count.norm = count.weight * self._weight, count.norm * self._weight
         return count
 
@@ -70,6 +71,14 @@ class LossCounts:
         if has_local() or not call.sync:
             return self._losses.by_samples(call.loss)
         return self._losses.of(call.loss, self._backwards < READ_AT_ONCE)
+
+    def is_usual(self, count: Count) -> bool:
+        """Whether it is that of many losses before."""
+        return self._losses.is_usual(count)
+
+    def is_settled(self, mean: Sequence[float]) -> bool:
+        """Whether the ranks' metadata, with that of many backwards before, changes no gradient."""
+        return self._losses.is_settled(mean[NUM_BASIC:SLOTS])
 
     def weigh_terms(self, count: Count) -> Count:
         """Give each of the loss's terms its own weight, if these differ.

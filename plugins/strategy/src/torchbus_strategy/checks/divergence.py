@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -83,8 +83,7 @@ class HeaderCheck:
         ``mean``: the mean that was received, unless it is on a GPU.
         """
         if not isinstance(reported, DeviceHeader):
-            sent = cast("list[float]", reported.slots)
-            return self._compare(mean, sent, reported.agrees)
+            return self.compare(mean, reported.slots, reported.agrees)  # type: ignore[arg-type]
         self.finish()
         there = reported.both()
         both = there.to("cpu", non_blocking=True)
@@ -96,9 +95,9 @@ class HeaderCheck:
             both, event = self._pending
             self._pending = None
             event.synchronize()
-            self._compare(*both.tolist())
+            self.compare(*both.tolist())
 
-    def _compare(self, mean: list[float], sent: list[float], agrees: bool = False) -> None:
+    def compare(self, mean: list[float], sent: list[float], agrees: bool = False) -> None:
         if not agrees:
             if not header.agrees(mean, sent):
                 self._raise_diverged()

@@ -85,8 +85,11 @@ def parts_of(loss: Tensor) -> list[Tensor]:
 
 def has_parts(loss: Tensor) -> bool:
     """Whether the loss is made of other numbers, as far as its root shows."""
-    name = type(loss.grad_fn).__name__
-    return name in LINEAR or name in OVER_ALL
+    node = loss.grad_fn
+    name = type(node).__name__
+    if node is not None and name in OVER_ALL:
+        return type(below(node)).__name__ == "StackBackward0"
+    return name in LINEAR
 
 
 def unscaled(loss: Tensor) -> Tensor:
@@ -95,7 +98,7 @@ def unscaled(loss: Tensor) -> Tensor:
     It is the first tensor of one element on that path that a variable of the loop names, or the
     loss itself.
     """
-    edges = _edges(loss, FACTORS)
+    edges = _edges(loss, FACTORS) if type(loss.grad_fn).__name__ in FACTORS else []
     return next(reversed(_held(edges)), loss) if edges else loss
 
 

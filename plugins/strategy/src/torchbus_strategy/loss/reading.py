@@ -471,10 +471,12 @@ def _in_two_steps(
                 break
             child = below(child)
             continue
+        if type(child).__name__ not in LINEAR_STEPS:
+            return None
         children = [one for one, _ in child.next_functions if one is not None]
         data = [one for one in children if not may_be_of_parameters(one)]
         divides = type(child).__name__ == "DivBackward0" and data[:1] != children[:1]
-        if type(child).__name__ not in LINEAR_STEPS or len(data) != 1 or divides:
+        if len(data) != 1 or divides:
             return None
         child = data[0]
     if found.related or not found.dims or samples_in(child, sizes_of(child)).dims:

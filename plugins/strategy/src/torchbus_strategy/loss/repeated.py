@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torchbus.plugin import Share
 
@@ -12,74 +13,65 @@ OFTEN = 12
 """In a row: longer than any look at first backwards lasts."""
 
 
-class Usual:
-    """Whether a value has come often, without another one in between."""
-
-    __slots__ = ("_times", "_value")
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self._value: object = None
-        self._times = 0
-
-    def comes_again(self, value: object) -> bool:
-        if value != self._value:
-            self._value, self._times = value, 0
-        self._times += 1
-        return self._times > OFTEN
-
-
 class RepeatedLosses:
     """The count of a loss with one term, if the term and the share of the data are the usual ones.
 
     All that is found out about a loss follows from these and from earlier ones. After some
-    repetitions it is the same each time.
+    repetitions it is the same each time: ``usual``, which is not changed.
     """
 
     def __init__(self) -> None:
-        self._losses, self._means = Usual(), Usual()
-        self._found: tuple[Number, bool, Number, float, bool] | None = None
-        self._is_usual = False
+        self._facts: tuple[object, ...]
+        self._mean: Sequence[float] = ()
+        self.forget()
 
     def forget(self) -> None:
         """A loss counts otherwise, or is not looked at."""
-        self._is_usual = False
-        self._losses.forget()
+        self.usual: Count | None = None
+        self._facts, self._times, self._is_over_one = (), 0, False
 
-    def count(self, terms: Sequence[Term], share: Share, others: tuple[float, ...]) -> Count | None:
+    def count(
+        self, terms: Sequence[Term], share: Share, others: tuple[Number, ...]
+    ) -> Count | None:
         """Return it, or None for a loss to look at. ``others``: what else it depends on."""
         if len(terms) != 1:
             self.forget()
             return None
         (term,) = terms
-        number, divisors = term.number, term.divisors
-        facts = (share.weight, share.count, others, term.reduction, number, divisors)
-        self._is_usual = (
-            self._losses.comes_again((facts, term.sizes, term.over))
-            and self._found is not None
-            and not term.is_over_one  # maybe behind a clamp: its value shows it
+        facts = (
+            *(share.weight, share.count, others),
+            *(term.reduction, term.number, term.divisors, term.sizes, term.over),
         )
-        if not self._is_usual or self._found is None:
-            return None
-        weight, counted, total, ratio, has_term = self._found
-        count = Count(weight, counted, total, ratio)
-        count.term, count.is_usual = term if has_term else None, True
-        return count
+        if facts != self._facts:
+            self.forget()
+            # over one it may be behind a clamp: its value shows it
+            self._facts, self._is_over_one = facts, bool(term.is_over_one)
+        return self.usual
 
     def note(self, count: Count) -> None:
         """Remember the count of a loss that was looked at."""
+        self._times += 1
         is_plain = count.weighted_terms is None and count.value is None and not count.is_clamped
-        found = count.weight, count.counted, count.total, count.ratio, count.term is not None
-        self._found = found if is_plain else None
+        if self._times < OFTEN or not is_plain or not self._facts or self._is_over_one:
+            return
+        self.usual = usual = count.copied()
+        usual.term = count.term and replace(count.term, node=None)  # it would keep the graph
+        usual.metadata = usual.to_metadata()
+        self._mean, self._times = (), 0
+
+    def is_settled(self, mean: Sequence[float]) -> bool:
+        """Whether that mean has come often, and each time it has changed nothing."""
+        return self._times > OFTEN and self.usual is not None and mean == self._mean
 
     def changes_nothing(self, mean: Sequence[float]) -> bool:
         """Whether the mean of what the ranks have counted is usual, and changes no gradient."""
-        if not self._is_usual:
-            self._means.forget()
-        return self._is_usual and self._means.comes_again(mean)
+        if self.usual is None:
+            return False
+        if mean != self._mean:
+            self._mean, self._times = mean, 0
+        self._times += 1
+        return self._times > OFTEN
 
     def changes(self) -> None:
         """That mean has changed the gradients."""
-        self._means.forget()
+        self._mean = ()

@@ -37,7 +37,7 @@ OF_ONE_NUMBER = (
 )
 """Functions of one number that are not linear."""
 REDUCED = ("SumBackward0", "NansumBackward0", "MeanBackward0")
-OF_NUMBERS = (
+OF_NUMBERS = {
     "AddBackward0",
     "SubBackward0",
     "NegBackward0",
@@ -51,7 +51,7 @@ OF_NUMBERS = (
     "SqueezeBackward0",
     "SqueezeBackward1",
     "ViewBackward0",
-)
+}
 """What one computes with single numbers."""
 OF_MATRICES = (
     "MmBackward0",
@@ -68,20 +68,20 @@ OF_SHAPES = (
     "TrilBackward0",
     "TriuBackward0",
 )
-OF_MANY = (*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES)
+OF_MANY = {*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES, *REDUCED}
 DEPTH = 16
 
 
 def reduces_a_parameter(node: Any) -> bool:
     """Whether what is reduced is a function of one parameter and of nothing else."""
     for _ in range(4):
-        if type(node).__name__ == "AccumulateGrad":
+        name = type(node).__name__
+        if name == "AccumulateGrad":
             return True
-        children = {child for child, _ in node.next_functions if child is not None}
-        mine = type(node).__name__ in OF_ONE_TENSOR or (
-            type(node).__name__ == "MulBackward0" and len(node.next_functions) == 2
-        )
-        if not mine or len(children) != 1 or any(child is None for child, _ in node.next_functions):
+        if name not in OF_ONE_TENSOR and name != "MulBackward0":
+            return False
+        children = {child for child, _ in node.next_functions}
+        if len(children) != 1 or None in children:
             return False
         node = children.pop()
     return False
@@ -97,11 +97,11 @@ def is_of_parameters(node: Any, depth: int = DEPTH) -> bool:
         return True
     if name in REDUCED:
         return reduces_a_parameter(node.next_functions[0][0])
+    if name not in OF_NUMBERS or not depth:
+        return False
     children = [child for child, _ in node.next_functions if child is not None]
     return (
-        name in OF_NUMBERS
-        and depth > 0
-        and bool(children)
+        bool(children)
         and not any(_is_many(getattr(node, side, None)) for side in compat.FACTORS)
         and all(is_of_parameters(child, depth - 1) for child in children)
     )
@@ -112,10 +112,13 @@ def may_be_of_parameters(node: Any, depth: int = DEPTH, surely: bool = False) ->
 
     The graph does not show what was subtracted: it may be the batch. ``surely``: it is not.
     """
-    name, children = type(node).__name__, [child for child, _ in node.next_functions]
+    name = type(node).__name__
     if name == "AccumulateGrad":
         return not surely or isinstance(node.variable, nn.Parameter)
-    if name not in (*OF_MANY, *REDUCED) or not depth or (name in OF_MATRICES and None in children):
+    if name not in OF_MANY or not depth:
+        return False
+    children = [child for child, _ in node.next_functions]
+    if name in OF_MATRICES and None in children:
         return False
     given = [getattr(node, side, None) for side in compat.FACTORS]
     if any(map(_is_many, given)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -153,8 +154,8 @@ class Count:
     itself, by ``scale``, which is known after a synchronised backward. ``isolated``: gradients from
     before must be kept apart from this backward's. ``weighted_terms``: terms that may weigh
     differently, and ``weights``, those of a loss that has a ``value``: the weighted loss, if it is
-    not the loss times ``weight``. ``term``: the
-    term of the loss that was counted. ``is_usual``: it is that of many losses before.
+    not the loss times ``weight``. ``term``: the term of the loss that was counted. ``metadata``:
+    what it sends, if that is known already.
     ``is_clamped``: the loss is a sum in full, divided by one because there was nothing to count: it
     has a weight, and a ``norm`` of 0. ``may_be_clamped``: it is divided by one, and the graph does
     not show why.
@@ -163,10 +164,10 @@ class Count:
     __slots__ = (
         "counted",
         "is_clamped",
-        "is_usual",
         "isolated",
         "left",
         "may_be_clamped",
+        "metadata",
         "norm",
         "ratio",
         "scale",
@@ -188,13 +189,20 @@ class Count:
     ) -> None:
         self.weight = self.norm = weight
         self.counted, self.total, self.ratio = counted, total, ratio
-        self.left = self.isolated = self.is_usual = self.is_clamped = False
+        self.left = self.isolated = self.is_clamped = False
         self.may_be_clamped: Number = 0.0
         self.scale: Number = 1.0
         self.weighted_terms = weighted_terms
         self.weights: Sequence[Number] = ()
         self.value: Number | None = None
         self.term: Term | None = None
+        self.metadata: list[Number] | None = None
+
+    def copied(self) -> Count:
+        """Return one that may be changed."""
+        made = copy(self)
+        made.metadata = None
+        return made
 
     @property
     def is_zero(self) -> bool:
@@ -205,6 +213,8 @@ class Count:
 
     def to_metadata(self) -> list[Number]:
         """Return the numbers to average over ranks."""
+        if self.metadata is not None:
+            return self.metadata
         total, ratio = self.total, self.ratio
         if ratio > 0.0 and self.is_zero:
             ratio = 0.0

@@ -288,23 +288,45 @@ class LossWeights:
         self._silent = BySamples(session)
         self._have_met = False
 
-    def of(self, loss: Tensor | None, settles: bool = True, expected: float = 0.0) -> Count:
+    def read(
+        self, loss: Tensor | None, expected: float = 0.0, share: Share | None = None
+    ) -> list[Term]:
+        """Return the terms of a loss; none if samples weigh it. ``expected``: see ``of``."""
+        if loss is None or self.mode == "samples":
+            return []
+        rows = self._rows(share or self._session.share, expected)
+        return terms_of(loss, rows, self._deciding.looks)
+
+    def of(
+        self,
+        loss: Tensor | None,
+        settles: bool = True,
+        expected: float = 0.0,
+        terms: list[Term] | None = None,
+    ) -> Count:
         """Read the loss's graph, and return what this backward counts.
 
         ``settles``: the host will know the ranks' numbers before it goes on. On a GPU it does not;
         then ranks count by the graph once all of them know that one does. ``expected``: average
         number of samples of a rank, if the share does not say. ``loss``: of one element.
+        ``terms``: what ``read`` has returned for it.
         """
-        several = len(self._session.batches.current) > 1  # each has a share
-        terms = None if several else self._terms(loss, self._rows(self._session.share, expected))
-        count = self._usual(terms, expected)
+        if len(self._session.batches.current) > 1:  # each has a share
+            terms = None
+        elif terms is None:
+            terms = self.read(loss, expected)
+        count, self._first = self._usual(terms, expected), 0
         if count is None:
             count = self._look(loss, settles, expected, terms)
+            # the same on all ranks: all must separate earlier gradients, or none
+            count.isolated = self.mode != "samples"
+            self._first = 0 if self._has_unit else id(count)
             self._repeated.note(count)
-        # the same on all ranks: all must separate earlier gradients, or none
-        count.isolated = self.mode != "samples"
-        self._first = 0 if self._has_unit else id(count)
         return count
+
+    def is_usual(self, count: Count) -> bool:
+        """Whether it is that of many losses before."""
+        return count is self._repeated.usual
 
     def of_number(self, number: float, expected: float) -> Count:
         """Return the count of a loss that is a mean of ``number`` things, as the loop says."""
@@ -312,12 +334,6 @@ class LossWeights:
         count = self._weighted(number / (expected * self._unit.value))
         count.isolated, count.term = True, Term("mean", number)
         return self.take(count)
-
-    def _terms(self, loss: Tensor | None, rows: int) -> list[Term]:
-        """Return the terms of a loss; none if samples weigh it."""
-        if loss is None or self.mode == "samples":
-            return []
-        return terms_of(loss, rows, self._deciding.looks)
 
     def _rows(self, share: Share, expected: float) -> int:
         parts = self._session.world.data.parts
@@ -337,7 +353,6 @@ class LossWeights:
     def take(self, count: Count) -> Count:
         """Use a count that the loop or a window has found."""
         self._repeated.forget()
-        count.is_usual = False
         return self._use(count)
 
     def _use(self, count: Count) -> Count:
@@ -351,7 +366,7 @@ class LossWeights:
         The other ranks' counts are unknown. Warns if the loss does not count samples. ``loss``: of
         one element.
         """
-        if self.is_sum(loss):
+        if self.are_sum(self.read(loss)):
             self._repeated.forget()
             return self.of_sum(loss)
         if self.mode != "samples" and (text := self._silent.look(loss)):
@@ -385,7 +400,7 @@ class LossWeights:
         All ranks call it before a synchronised backward. It is one collective in the first
         backwards, and always if terms are means over different counts. Otherwise it is none.
         """
-        if count.is_usual:
+        if self.is_usual(count):
             return count
         if id(count) == self._first and self.meets and self._may_reduce:
             self._begin(count)
@@ -443,7 +458,7 @@ class LossWeights:
         rows = self._rows(share, expected)
         may_sync = not expected and (self._sources.is_reported or share.weight > 0.0)
         if read is None or share is not self._session.share:
-            read = self._terms(loss, rows)
+            read = self.read(loss, expected, share)
         term, ratio, terms = self._find(loss, rows, may_sync, read)
         expected = expected or (share.count / parts if share.count else 1.0)
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
@@ -485,12 +500,9 @@ class LossWeights:
             return count
         return self._use(Count(self._shared.weight, True))
 
-    def is_sum(self, loss: Tensor | None) -> bool:
-        """Whether the loss is one that is summed over ranks.
-
-        Tensors are of one element.
-        """
-        return self._sums and self.mode != "samples" and loss is not None and is_sum(terms_of(loss))
+    def are_sum(self, terms: Sequence[Term]) -> bool:
+        """Whether a loss with these terms is one that is summed over ranks."""
+        return self._sums and is_sum(terms)
 
     def of_sum(self, loss: Tensor | None) -> Count:
         """Return the count of a sum over samples.
@@ -548,6 +560,10 @@ class LossWeights:
         self._unit.agreed = True
 
     # After the exchange --------------------------------------------------------------------------
+
+    def is_settled(self, mean: Sequence[float]) -> bool:
+        """Whether ``resolve`` would return None, as for many losses before."""
+        return self._repeated.is_settled(mean)
 
     def resolve(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
         """Return the factors for gradients and loss, or None to change nothing.

@@ -63,12 +63,14 @@ class OtherLeaves:
 
     def find(self, call: BackwardCall) -> list[Tensor]:
         """Return those that a backward will give a gradient."""
-        self.current = []
+        inputs: list[Tensor] = []
+        self.current = inputs
+        current = self._session.batches.current
         if self._is_divided():
-            self.current = inputs = self._of_batch()
-            if self._is_due():
-                made = [one for one in self._made(call) if not _is_in(one, inputs)]
-                self.current = [*inputs, *made]
+            for batch in current:
+                inputs += batch.leaves()
+            if self._is_due(current):
+                self.current = [*inputs, *self._made(call, inputs)]
         return self.current
 
     def fill(self) -> None:
@@ -85,18 +87,11 @@ class OtherLeaves:
             and not only_evaluate(self._session.batches.current)
         )
 
-    def _of_batch(self) -> list[Tensor]:
-        return [
-            one
-            for batch in self._session.batches.current
-            for one in batch.tensors
-            if one.requires_grad and one.is_leaf
-        ]
-
-    def _is_due(self) -> bool:
-        feeding = max(map(serial_of, self._session.batches.current), default=0)
-        nth = self._nth = min(self._nth + 1, KINDS) if feeding == self._feeding else 1
-        self._feeding = feeding
+    def _is_due(self, current: tuple[TrackedBatch, ...]) -> bool:
+        feeding = max(map(serial_of, current), default=0)
+        if feeding != self._feeding:
+            self._feeding, self._nth = feeding, 0
+        nth = self._nth = min(self._nth + 1, KINDS)
         self._backwards += 1
         if self._backwards >= self._next_look:
             self._next_look = self._backwards * 3 // 2 + 1
@@ -105,14 +100,14 @@ class OtherLeaves:
         self._looks[nth] += 1
         return True
 
-    def _made(self, call: BackwardCall) -> list[Tensor]:
+    def _made(self, call: BackwardCall, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Those that the loop has made itself."""
         roots = [one.grad_fn for one in as_list(call.tensors) if isinstance(one, Tensor)]
         found = [one for one in leaves_below(roots) if not self._is_known(one)]
         self._has_found |= bool(found)
         for one in found:
             self._look_at_age(one)
-        return found
+        return [one for one in found if not _is_in(one, inputs)]
 
     def _look_at_age(self, leaf: Tensor) -> None:
         """Warn, once, of one that outlives its batch: ranks may share it."""

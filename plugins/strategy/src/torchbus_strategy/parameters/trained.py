@@ -218,13 +218,16 @@ class Trained:
         """Find parameters that the loop has put into an optimizer's groups by hand, as one does to
         densify or prune points. All ranks call it, before each backward.
         """
-        for reference, known in list(self._watched.items()):
+        for reference, known in tuple(self._watched.items()):
             optimizer = reference()
             if optimizer is None:
                 del self._watched[reference]
                 continue
-            groups = [group["params"] for group in optimizer.param_groups]
-            held = list(map(id, groups[0] if len(groups) == 1 else chain(*groups)))
+            groups = optimizer.param_groups
+            one = groups[0]["params"] if len(groups) == 1 else None
+            held = list(
+                map(id, chain(*[group["params"] for group in groups]) if one is None else one)
+            )
             if held == known:
                 continue
             self._watched[reference] = held
