@@ -179,7 +179,7 @@ class WindowSum:
             return
         if self.calls and self._state != IN_PLACE:
             self._held.merge()
-        self._held.take(parameters(optimizer))
+        self._held.take(parameters_of(optimizer))
         self.weight += weight
         self.samples += samples
         self.mass = self.mass + mass

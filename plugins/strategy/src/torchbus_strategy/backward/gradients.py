@@ -41,9 +41,9 @@ from torchbus_strategy.parameters.unsynchronised import Unsynchronised
 DISCOVERY_BACKWARDS = 3
 LOOKS = 3
 NOT_DIVIDED = (
-    "the session has not divided the last batch. A step has as many samples as all ranks drew if each"
-    " drew its own (episodes, a replay buffer, a DistributedSampler, Accelerate); else all ranks"
-    " computed the same thing (s.shard divides batches that the script makes itself)"
+    "the session has not divided the last batch. A step has as many samples as all ranks drew if"
+    " each drew its own (episodes, a replay buffer, a DistributedSampler, Accelerate); else all"
+    " ranks computed the same thing (s.shard divides batches that the script makes itself)"
 )
 
 
