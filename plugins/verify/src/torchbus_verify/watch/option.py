@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, Unsupported, UsageError, expect, hookimpl
 
+from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.record.steps import Names
 from torchbus_verify.watch.alone import Findings, Gradients, Noted, compare
@@ -59,9 +60,10 @@ class CheckedStep:
         }
         for name, one in self._held.items():
             self._hooks.callback(one.register_hook(self._noting(name)).remove)
-        loss = call.loss
-        if self._findings.losses is not None:
-            self._findings.is_sum = self._findings.losses.is_sum(loss)
+        loss, losses = call.loss, self._findings.losses
+        if losses is not None:
+            is_read = loss is not None and losses.mode != "samples"
+            self._findings.is_sum = is_read and losses.are_sum(terms_of(loss))
         if loss is not None and loss.requires_grad and loss.numel() == 1:
             self._hooks.callback(loss.register_hook(self._note_weight).remove)
 
