@@ -62,8 +62,8 @@ class CheckedStep:
             self._hooks.callback(one.register_hook(self._noting(name)).remove)
         loss, losses = call.loss, self._findings.losses
         if losses is not None:
-            is_read = loss is not None and losses.mode != "samples"
-            self._findings.is_sum = is_read and losses.are_sum(terms_of(loss))
+            terms = None if loss is None or losses.mode == "samples" else terms_of(loss)
+            self._findings.is_sum = terms is not None and losses.are_sum(terms)
         if loss is not None and loss.requires_grad and loss.numel() == 1:
             self._hooks.callback(loss.register_hook(self._note_weight).remove)
 
