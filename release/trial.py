@@ -29,6 +29,7 @@ def install_each(root: Path, dists: Path) -> None:
             python = installed(scratch, dists, name)
             module = name.replace("-", "_")
             _run([python, "-c", f"import {module}"], scratch)
+            install(scratch, dists, python, "torchbus-cli")
             _run([python, "-m", "torchbus", "plugins", "--check"], scratch)
         print(f"release: {name} installs by itself", flush=True)
 
@@ -48,9 +49,13 @@ def install_all(root: Path, dists: Path, script: Path) -> None:
 def installed(scratch: str, dists: Path, *names: str) -> str:
     """Return the Python of a fresh environment with these packages."""
     python = empty_environment(Path(scratch, "environment"))
+    install(scratch, dists, python, *names)
+    return python
+
+
+def install(scratch: str, dists: Path, python: str, *names: str) -> None:
     words = ["--quiet", "--no-index", "--no-compile", "--find-links", str(dists.resolve())]
     _run([python, "-m", "pip", "install", *words, *names], scratch)
-    return python
 
 
 def distribution(folder: Path) -> str:

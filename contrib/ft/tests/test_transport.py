@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchbus_ft._compat import streaming_save
-from torchbus_ft.transport import BLOCK, QUESTION, Foreign, Opened, Sealed, Tags, Transport
+from torchbus_ft.transport import BLOCK, QUESTION, Cut, Foreign, Opened, Sealed, Tags, Transport
 
 KEY, SOON = b"k" * 32, timedelta(seconds=5)
 STATE = {"steps": 3, "parameters": [torch.arange(700_000.0), torch.ones(2, dtype=torch.bool)]}
@@ -82,8 +82,11 @@ def test_nothing_without_the_key(made: Callable[..., Transport]) -> None:
             link.sendall(question)
             link.shutdown(socket.SHUT_WR)
             assert link.recv(1) == b""
-    with pytest.raises(Foreign):
-        got(made(b"another"), source.metadata())
+    newcomer = made(b"another")
+    for foreign in ("", "", source.metadata()):
+        with pytest.raises(Cut):
+            got(newcomer, source.metadata())
+        assert newcomer.foreign == foreign, "a replica that has just ended is not called a stranger"
 
 
 class Stranger:
@@ -100,12 +103,12 @@ class Stranger:
             question = asking.recv(QUESTION.size, socket.MSG_WAITALL)
             asking.sendall(self._answer(question))
 
-    def refused_by(self, newcomer: Transport) -> None:
+    def refused_by(self, newcomer: Transport, is_cut: bool = False) -> None:
         self._thread.start()
-        with pytest.raises(Foreign):
+        with pytest.raises(Cut if is_cut else Foreign):
             got(newcomer, self.address)
         self._thread.join()
-        assert newcomer.foreign == self.address
+        assert newcomer.foreign == ("" if is_cut else self.address)
 
 
 def test_a_question_is_for_one_address(made: Callable[..., Transport]) -> None:
@@ -121,7 +124,7 @@ def test_a_question_is_for_one_address(made: Callable[..., Transport]) -> None:
             passed.append(file.read())
         return passed[0]
 
-    Stranger(pass_on).refused_by(made())
+    Stranger(pass_on).refused_by(made(), is_cut=True)
     assert passed == [b""]
 
 
@@ -138,8 +141,10 @@ def test_a_strangers_state(made: Callable[..., Transport], tmp_path: Path) -> No
     buffer = io.BytesIO()
     streaming_save(Code(tmp_path / "proof"), buffer)
     evil = sealed(b"a stranger's", b"127.0.0.1", buffer.getvalue())
-    for answer in (evil, b"\xff" * 99, b"", BLOCK.pack(1 << 31, b""), b"HTTP/1.0 200 OK\r\n\r\n"):
+    for answer in (evil, b"\xff" * 99, BLOCK.pack(1 << 31, b"")):
         Stranger(lambda question, answer=answer: answer).refused_by(made())  # type: ignore
+    for answer in (b"", b"HTTP/1.0 200 OK\r\n\r\n"):
+        Stranger(lambda question, answer=answer: answer).refused_by(made(), True)  # type: ignore
     assert not (tmp_path / "proof").exists()
 
 

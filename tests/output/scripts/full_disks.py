@@ -20,7 +20,7 @@ def send(steps):
         s._context.bus.hook.metrics_ready(
             metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset()
         )
-        while logger._done < logger._calls:
+        while logger._calls.done < logger._calls.made:
             time.sleep(0.001)
 
 

@@ -13,6 +13,7 @@ import socket
 import socketserver
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,17 +26,22 @@ from torchbus_ft._compat import streaming_load, streaming_save
 TAG_BYTES, ASKED_BYTES, MOST_BYTES = 32, 16, 1 << 20
 QUESTION = struct.Struct(f">q{ASKED_BYTES}s{TAG_BYTES}s")
 BLOCK = struct.Struct(f">I{TAG_BYTES}s")
+CUT_AT_MOST = 3
 
 
 class Foreign(RuntimeError):
     """What comes is not signed by a replica of this user."""
 
 
+class Cut(Foreign):
+    """The answer ends early: its replica has just ended, or has another key and says nothing."""
+
+
 class Transport:
     """torchft's way for a state from one replica to another (a ``CheckpointTransport``).
 
     ``host``: the address of this machine for the other replicas. ``foreign``: what has answered the
-    last question and has not the key, "" if nothing.
+    last question and has not the key, "" if nothing. One that is cut off each time has not the key.
     """
 
     def __init__(self, host: str, key: bytes, timeout_s: float) -> None:
@@ -46,6 +52,7 @@ class Transport:
         self._ended = False
         self._changed = threading.Condition()
         self.foreign = ""
+        self._cut: Counter[str] = Counter()
         self._server = _Server(host, self._answer, timeout_s)
         self._address = f"{host}:{self._server.socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
@@ -73,7 +80,10 @@ class Transport:
                 raise TimeoutError("a replica does not read the state that it has asked for")
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
-        """Return the state of another replica. Raises Foreign if it is not signed with the key."""
+        """Return the state of another replica. Raises Foreign if it is not signed with the key.
+
+        Raises Cut if it ends early; the next quorum names another replica then.
+        """
         asked = secrets.token_bytes(ASKED_BYTES)
         about = _about(metadata, step, asked)
         host, _, port = metadata.rpartition(":")
@@ -85,8 +95,10 @@ class Transport:
             ):
                 link.sendall(QUESTION.pack(step, asked, self._tag(b"asks" + about)))
                 return streaming_load(io.BufferedReader(Opened(answer, Tags(self._key, about))))
-        except Foreign:
-            self.foreign = metadata
+        except Foreign as error:
+            self._cut[metadata] += 1
+            if not isinstance(error, Cut) or self._cut[metadata] >= CUT_AT_MOST:
+                self.foreign = metadata
             raise
 
     def shutdown(self, wait: bool = True) -> None:
@@ -214,6 +226,8 @@ class Opened(io.RawIOBase):
         head = self._file.read(BLOCK.size)
         size, tag = BLOCK.unpack(head) if len(head) == BLOCK.size else (0, b"")
         block = self._file.read(size) if size <= MOST_BYTES else b""
+        if len(head) < BLOCK.size or len(block) < size <= MOST_BYTES:
+            raise Cut("the state ends early")
         if not hmac.compare_digest(tag, self._tags.next(block)):
             raise Foreign("a block of the state is not signed with the replicas' key")
         return block
