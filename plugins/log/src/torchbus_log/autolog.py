@@ -129,7 +129,7 @@ class Autolog:
 
 
 def _names(optimizer: Optimizer) -> list[str]:
-    """Return the names of its groups, or their numbers, if not all have names of their own."""
+    """Return the names of its groups, or their numbers, if some have no separate name."""
     named = [group.get("name") for group in optimizer.param_groups]
     clear = len(set(map(str, named))) == len(named)
     return [

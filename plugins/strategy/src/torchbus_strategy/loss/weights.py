@@ -244,6 +244,11 @@ class BySamples:
         return f"{counts} for {rows:g} samples on rank {self._session.rank}"
 
 
+def _is_known(term: Term) -> bool:
+    """Whether the host has its numbers. It does not wait for those on a GPU."""
+    return not any(isinstance(one, Tensor) for one in (term.number, *term.divisors, *term.over))
+
+
 def _is_a_constant(term: Term, number: float, rows: float) -> bool:
     """Whether a sum is divided by something that is no number of the things that were summed."""
     if not term.divisors or not term.sizes:
@@ -315,7 +320,8 @@ class LossWeights:
             terms = None
         elif terms is None:
             terms = self.read(loss, expected)
-        count, self._first = self._usual(terms, expected), 0
+        settles = settles or self._waits or self._unit.settles_on_device
+        count, self._first = self._usual(terms, expected, settles), 0
         if count is None:
             count = self._look(loss, settles, expected, terms)
             # the same on all ranks: all must separate earlier gradients, or none
@@ -339,15 +345,16 @@ class LossWeights:
         parts = self._session.world.data.parts
         return round(share.weight * share.count / parts) if share.count else round(expected)
 
-    def _usual(self, terms: list[Term] | None, expected: float) -> Count | None:
-        """Return the count of a loss like many before: on a CPU, where its numbers are known."""
+    def _usual(self, terms: list[Term] | None, expected: float, settles: bool) -> Count | None:
+        """Return the count of a loss like many before, if the host has its numbers."""
         session = self._session
-        if terms is None or not self._waits or (self._each.meets and not expected):
+        is_known = self._waits or (terms is not None and all(map(_is_known, terms)))
+        if terms is None or not is_known or (self._each.meets and not expected):
             self._repeated.forget()
             return None
         current = session.batches.current
         evaluates = bool(current and current[0].origin.evaluates)
-        others = expected, self._unit.value, session.world.data.parts, evaluates
+        others = expected, self._unit.value, session.world.data.parts, evaluates, settles
         return self._repeated.count(terms, session.share, others)
 
     def take(self, count: Count) -> Count:
@@ -496,9 +503,7 @@ class LossWeights:
         """The count, or one by samples if the host does not wait for what other ranks count."""
         kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
         self.note = self.note or messages.NOTES[kind]
-        if settles or self._waits or self._unit.settles_on_device:
-            return count
-        return self._use(Count(self._shared.weight, True))
+        return count if settles else self._use(Count(self._shared.weight, True))
 
     def are_sum(self, terms: Sequence[Term]) -> bool:
         """Whether a loss with these terms is one that is summed over ranks."""
