@@ -60,7 +60,8 @@ TABLE = re.compile(
     r"[ \t]{0,80}[|│┃][ \t]{0,40})(?P<value>[^\s|│┃]+)(?=[ \t]{0,80}(?:[|│┃]|$))",
     re.MULTILINE,
 )
-LAYOUTS = (XML, XML_PAIR, PAIR, FLAG_PAIR, ROW, TABLE)
+BARS = re.compile("[|│┃]")
+LAYOUTS = (XML, XML_PAIR, PAIR, FLAG_PAIR, ROW)
 LINE = re.compile(
     rf"(?P<before>^[ \t]{{0,40}}(?:export[ \t]+)?(?P<name>{WORD})"
     r"[ \t]{0,80}=[ \t]{0,80})(?P<value>[^\s=\"'\[({#][^=\n\"']*)$",
@@ -157,6 +158,7 @@ def without_assigned(text: str) -> str:
     text = COLOURS.sub("", text)
     for layout in LAYOUTS:
         text = layout.sub(_laid_out, text)
+    text = TABLE.sub(_laid_out, text) if BARS.search(text) else text
     if OF_KUBERNETES.search(text):
         text = DATA.sub(_of_kubernetes, text)
     text = SAID.sub(_said, NAME_AND_VALUE.sub(_said, LINE.sub(_line, text)))
@@ -233,11 +235,9 @@ def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
     """Yield the matches of names that mean secrets, and the secret after each."""
     done = 0
     for found in ASSIGNED.finditer(text):
-        value = (
-            _after(found, text)
-            if found.start() >= done and speaks(found["name"]) is not Speaks.NOT
-            else ""
-        )
+        if found.start() < done or speaks(found["name"]) is Speaks.NOT:
+            continue
+        value = _after(found, text)
         prose = (
             re.search(":|->", found["between"]) is not None
             and value == _bare(value)
