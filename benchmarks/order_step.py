@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.shared import Memory
+from torchbus_sampler.orders.shared import SharedArrays
 from torchbus_sampler.orders.sliced import SlicedOrder
 from torchbus_strategy.random_streams import RandomStreams
 
@@ -48,7 +48,9 @@ class Own(RandomSampler):
 
 def divided(make: Callable[[range], Any], ranks: int, batch: int, steps: int) -> Iterator[Any]:
     inner = BatchSampler(make(range(ranks * batch * steps)), batch, False)
-    order = SlicedOrder(inner, ranks - 1, ranks, ranks, True, RandomStreams(), memory=Memory())
+    order = SlicedOrder(
+        inner, ranks - 1, ranks, ranks, True, RandomStreams(), memory=SharedArrays()
+    )
     return taken(order)
 
 

@@ -37,7 +37,7 @@ from torchbus_launch import listening, secret
 from torchbus_launch.broadcast_log import FAILED, BroadcastLog
 from torchbus_launch.freeze import Pulse
 from torchbus_launch.hang import HangWatch
-from torchbus_launch.place import Place
+from torchbus_launch.rank_position import RankPosition
 from torchbus_launch.store import SealedStore, StoreBarrier
 from torchbus_testing.recorder import CountedStore
 
@@ -91,7 +91,7 @@ def guard_requests_per_s(world_size: int) -> float:
     log.start()
     local = range(max(0, rank + 1 - PER_NODE), rank)
     pulse = Pulse(store, rank, 0, sorted({0, *local}), clock, 600.0)  # type: ignore[arg-type]
-    hang = HangWatch(store, log, rank, world_size, 60.0, lambda: Place(rank, "", "", "", 0))
+    hang = HangWatch(store, log, rank, world_size, 60.0, lambda: RankPosition(rank, "", "", "", 0))
     store.requests = beats = 0
     while clock.now_s < HOUR_S:
         clock.now_s += LOOK_S

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.bus.base import hookimpl
-from torchbus.patches.loaders import Pass
+from torchbus.patches.loaders import LoaderPass
 
 from torchbus_testing.recorder import Recorder
 
@@ -41,7 +41,7 @@ def test_returned_values_replace():
 
         @hookimpl
         def loader_start(self):
-            return Pass(batch_sampler=[[3], [1]])
+            return LoaderPass(batch_sampler=[[3], [1]])
 
         @hookimpl
         def scheduler_metric(self, metric):

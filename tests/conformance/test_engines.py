@@ -8,7 +8,7 @@ import pytest
 from engines import ENGINES, LIMIT_S, Engine
 from pairs import covering, mixed
 
-from torchbus_testing.conformance import Outcome, check
+from torchbus_testing.conformance import CaseOutcome, check
 from torchbus_testing.conformance.rules import RULES, find
 
 DEEPSPEED = ("deepspeed", "torch._inductor.compile_fx")  # the second takes long, too
@@ -20,7 +20,7 @@ def cases() -> list[tuple[str, str, int]]:
     return covering(mixed(row for row in every if row[2] in ENGINES[row[0]].ranks))
 
 
-def check_deepspeed(rule: str, engine: Engine, ranks: int) -> Outcome:
+def check_deepspeed(rule: str, engine: Engine, ranks: int) -> CaseOutcome:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     return check(find(rule), engine.subject, ranks, limit_s=LIMIT_S, preloaded=DEEPSPEED)
 

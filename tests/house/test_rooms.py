@@ -106,6 +106,17 @@ def test_no_source_is_long() -> None:
     assert {path: length for path, length in lengths.items() if length > LINES_AT_MOST} == {}
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who looks for a class by its name finds one. The zoo's scripts are not read."""
+    found: dict[str, list[str]] = {}
+    for path in (path for source in SOURCES for path in source.rglob("*.py")):
+        if "zoo" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_the_rooms_of_the_contributors_page_are_there() -> None:
     rooms = re.findall(
         r"^\| [^|]+ \| `((?:core|plugins)/[\w/.]+)` \|$",

@@ -203,7 +203,7 @@ ALL = {cls.__name__: cls for cls in Broken.__subclasses__()}
 
 def main(name: str) -> None:
     from torchbus_verify import report
-    from torchbus_verify.runs.inside import Request
+    from torchbus_verify.runs.inside import RunRequest
     from torchbus_verify.verifying import verify_request
 
     shutil.copyfile(SCRIPT, "train.py")
@@ -212,7 +212,7 @@ def main(name: str) -> None:
     print(
         report.dumps(
             verify_request(
-                Request(("train.py",), plugins=plugins, options=options, folder=Path.cwd())
+                RunRequest(("train.py",), plugins=plugins, options=options, folder=Path.cwd())
             )
         )
     )

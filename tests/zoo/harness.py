@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loop import Loop
 
-from torchbus_verify.record.writing import Record
+from torchbus_verify.record.writing import RankRecord
 
 RUNNER = Path(__file__).parent / "runner.py"
 TIME_LIMIT = 240.0  # on a busy machine
@@ -35,7 +35,7 @@ class Run:
     work: Path
     written: tuple[Path, ...]
     """The files of the working folder."""
-    ranks: list[Record]
+    ranks: list[RankRecord]
     """Of the ranks that came to the end."""
 
 
@@ -149,7 +149,7 @@ def make_folders(folder: Path) -> tuple[Path, Path]:
 
 
 def collect(status: int, stdout: str, stderr: str, work: Path, out: Path) -> Run:
-    ranks = [Record(out / f"rank{rank}") for rank in range(len(list(out.glob("rank*"))))]
+    ranks = [RankRecord(out / f"rank{rank}") for rank in range(len(list(out.glob("rank*"))))]
     files = sorted(path.relative_to(work) for path in work.rglob("*") if path.is_file())
     ended = [record for record in ranks if record.of("end")]
     return Run(status, stdout.splitlines(), stderr, work, tuple(files), ended)

@@ -17,8 +17,8 @@ from judgement_division import judge_division
 from loop import Loop
 
 from torchbus_verify.compare import output
-from torchbus_verify.compare.difference import Gap, gap
-from torchbus_verify.record.writing import Record, Stored
+from torchbus_verify.compare.difference import RelativeDifference, gap
+from torchbus_verify.record.writing import RankRecord, Stored
 
 TINY = 1e-12
 """Below this, a difference is rounding whatever the tensor's scale: a bias whose gradient is zero
@@ -80,7 +80,7 @@ def judge_numbers(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
         yield f"(b) {words(one)}"
 
 
-def chosen(loop: Loop, record: Record) -> Facts:
+def chosen(loop: Loop, record: RankRecord) -> Facts:
     end = record.of("end")[-1]
     facts = {
         name: value
@@ -90,18 +90,20 @@ def chosen(loop: Loop, record: Record) -> Facts:
     return facts | {name: values(record).get(name) for name in loop.values}
 
 
-def values(record: Record) -> Facts:
+def values(record: RankRecord) -> Facts:
     return record.tensors(record.of("end")[-1]["values"])
 
 
-def beyond(ours: Facts, theirs: Facts, tolerance: float, tiny: float) -> Iterator[Gap]:
+def beyond(
+    ours: Facts, theirs: Facts, tolerance: float, tiny: float
+) -> Iterator[RelativeDifference]:
     for name in sorted(ours.keys() | theirs.keys()):
         found = gap(name, ours, theirs, tiny)
         if not found.relative <= tolerance:
             yield found
 
 
-def words(one: Gap) -> str:
+def words(one: RelativeDifference) -> str:
     return f"{one.name} {one.text or f'differs by {one.relative:.3g}'}"
 
 

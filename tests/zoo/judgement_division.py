@@ -10,7 +10,7 @@ from harness import Run
 from loop import Loop
 
 from torchbus_verify.compare import samples
-from torchbus_verify.record.writing import Record
+from torchbus_verify.record.writing import RankRecord
 
 Passes = dict[tuple[int, int], list[Any]]
 """The samples of each pass over each loader."""
@@ -29,7 +29,7 @@ def judge_division(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
     yield from (f"(c) each rank evaluated a part of {one}" for one in seen.parts)
 
 
-def judge_passes(ranks: list[Record], plain: Record) -> Iterator[str]:
+def judge_passes(ranks: list[RankRecord], plain: RankRecord) -> Iterator[str]:
     """Each sample of a training pass once, in whatever order; one that its own rank repeats weighs
     nothing.
     """
@@ -41,7 +41,7 @@ def judge_passes(ranks: list[Record], plain: Record) -> Iterator[str]:
             yield f"loader {key[0]}, pass {key[1]}: lost, or taken more than once: {wrong}"
 
 
-def passes_over(record: Record) -> Passes:
+def passes_over(record: RankRecord) -> Passes:
     """Those that train."""
     passes: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
     for event in record.of("batch"):

@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchbus_verify.record.batches import Batches
-from torchbus_verify.record.writing import Writer
+from torchbus_verify.record.batches import BatchRecorder
+from torchbus_verify.record.writing import RecordWriter
 
 Facts = dict[str, Tensor | None]
 BIGGEST_VALUE = 10_000
@@ -37,7 +37,7 @@ class Recorder:
     """What the optimizers saw, what was taken from loaders and what was saved on this rank."""
 
     def __init__(self, out: Path, rank: int) -> None:
-        self.writer = Writer(out / f"rank{rank}", keep_tensors=True)
+        self.writer = RecordWriter(out / f"rank{rank}", keep_tensors=True)
         self.backwards = 0
         self.optimizers: list[Optimizer] = []
         self.steps: dict[int, int] = {}
@@ -48,7 +48,7 @@ class Recorder:
         # After the step, not before it: whatever else hooks the step has done its work, and .grad
         # is what was used.
         register_optimizer_step_post_hook(self.after_step)
-        Batches(self.writer).install()
+        BatchRecorder(self.writer).install()
         surround(torch.autograd, "backward", self.backward)
         surround(torch.serialization, "_open_zipfile_writer", self.save)
 

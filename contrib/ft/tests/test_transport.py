@@ -16,7 +16,16 @@ import pytest
 import torch
 
 from torchbus_ft._compat import streaming_save
-from torchbus_ft.transport import BLOCK, QUESTION, Cut, Foreign, Opened, Sealed, Tags, Transport
+from torchbus_ft.transport import (
+    BLOCK,
+    QUESTION,
+    CutAnswer,
+    Foreign,
+    Opened,
+    Sealed,
+    Tags,
+    Transport,
+)
 
 KEY, SOON = b"k" * 32, timedelta(seconds=5)
 STATE = {"steps": 3, "parameters": [torch.arange(700_000.0), torch.ones(2, dtype=torch.bool)]}
@@ -84,7 +93,7 @@ def test_nothing_without_the_key(made: Callable[..., Transport]) -> None:
             assert link.recv(1) == b""
     newcomer = made(b"another")
     for foreign in ("", "", source.metadata()):
-        with pytest.raises(Cut):
+        with pytest.raises(CutAnswer):
             got(newcomer, source.metadata())
         assert newcomer.foreign == foreign, "a replica that has just ended is not called a stranger"
 
@@ -105,7 +114,7 @@ class Stranger:
 
     def refused_by(self, newcomer: Transport, is_cut: bool = False) -> None:
         self._thread.start()
-        with pytest.raises(Cut if is_cut else Foreign):
+        with pytest.raises(CutAnswer if is_cut else Foreign):
             got(newcomer, self.address)
         self._thread.join()
         assert newcomer.foreign == ("" if is_cut else self.address)
@@ -150,7 +159,7 @@ def test_a_strangers_state(made: Callable[..., Transport], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("where", [0, 50, 5000, -1])
 def test_a_changed_answer(where: int) -> None:
-    """Cut, or with another byte, or with blocks in another order."""
+    """CutAnswer, or with another byte, or with blocks in another order."""
     written = Kept()
     with Sealed(written, Tags(KEY, b"about")) as file:
         for number in range(3):

@@ -13,7 +13,7 @@ from torchbus.errors import UsageError
 
 from torchbus_log.trackers import tracker
 from torchbus_testing.environments import small_disk
-from torchbus_trackers.csv import CSVLogger, Table
+from torchbus_trackers.csv import CSVLogger, CsvTable
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -70,7 +70,7 @@ def test_a_run_that_is_not_there_does_not_go_on(tmp_path):
 
 def test_a_row_is_whole_or_not_there(tmp_path):
     """What a crash or a full disk has left of a row is cut off."""
-    table = Table(tmp_path / "m.csv", ["step"])
+    table = CsvTable(tmp_path / "m.csv", ["step"])
     table.add({"step": 1, "a": 0.1})
     with open(tmp_path / "m.csv", "a") as file:
         file.write("2,0.")
@@ -82,11 +82,11 @@ def test_a_row_is_whole_or_not_there(tmp_path):
 
 
 def test_the_rest_of_a_row_that_a_killed_process_has_left_is_cut_off(tmp_path):
-    table = Table(tmp_path / "m.csv", ["step"])
+    table = CsvTable(tmp_path / "m.csv", ["step"])
     table.add({"step": 1, "a": 0.1})
     with open(tmp_path / "m.csv", "a") as file:
         file.write("2,0.")
-    table = Table(tmp_path / "m.csv", ["step"])
+    table = CsvTable(tmp_path / "m.csv", ["step"])
     table.add({"step": 2, "a": 0.2})
     assert [row["a"] for row in rows(tmp_path / "m.csv")] == ["0.1", "0.2"]
 

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from torchbus.patches.backward import BackwardCall
-    from torchbus.patches.loaders import LoaderIterator, Pass
+    from torchbus.patches.loaders import LoaderIterator, LoaderPass
     from torchbus.patches.skipping import Answer
     from torchbus.runtime.context import Context
     from torchbus.world import World
@@ -195,11 +195,11 @@ def optimizer_ready(optimizer: Optimizer) -> None:
 
 
 @hookspec(firstresult=True)
-def loader_start(loader: DataLoader[object]) -> Pass | None:
+def loader_start(loader: DataLoader[object]) -> LoaderPass | None:
     """The loop is about to iterate a DataLoader.
 
-    A returned ``Pass`` names attributes of the loader. They are replaced while the iterator of this
-    pass is made. Sent once per pass.
+    A returned ``LoaderPass`` names attributes of the loader. They are replaced while the iterator
+    of this pass is made. Sent once per pass.
     """
 
 
@@ -212,7 +212,7 @@ def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
 
 
 @hookspec
-def batches_skipped(loader: DataLoader[object], order: Pass | None, count: int) -> None:
+def batches_skipped(loader: DataLoader[object], order: LoaderPass | None, count: int) -> None:
     """``iterator.skip(count)`` has skipped ``count`` batches, which the loop does not get.
 
     Sent once per call.
@@ -239,7 +239,7 @@ def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
 
 @hookspec
 def batch_ready(
-    loader: DataLoader[object], batch: object, order: Pass | None, iterator: LoaderIterator
+    loader: DataLoader[object], batch: object, order: LoaderPass | None, iterator: LoaderIterator
 ) -> object:
     """*Hot.* A captured loader is about to hand a batch to the loop.
 
@@ -396,7 +396,7 @@ def after_optimizer_step(optimizer: Optimizer) -> None:
 
 
 @hookspec
-def loader_end(loader: DataLoader[object], order: Pass | None) -> None:
+def loader_end(loader: DataLoader[object], order: LoaderPass | None) -> None:
     """The loop has exhausted a captured loader.
 
     Sent once per complete pass, not after ``break``.

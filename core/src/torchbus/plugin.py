@@ -20,7 +20,7 @@ from torchbus.errors import (
 )
 from torchbus.objects import mark_internal
 from torchbus.patches.backward import BackwardCall
-from torchbus.patches.loaders import LoaderIterator, Origin, Pass
+from torchbus.patches.loaders import LoaderIterator, LoaderPass, Origin
 from torchbus.patches.modules import Surround
 from torchbus.patches.skipping import Answer
 from torchbus.runtime.context import Context
@@ -34,8 +34,8 @@ __all__ = [
     "DataPlace",
     "LaunchError",
     "LoaderIterator",
+    "LoaderPass",
     "Origin",
-    "Pass",
     "Plugin",
     "PluginError",
     "RankFailed",

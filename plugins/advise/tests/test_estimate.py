@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from torchbus_advise.facts import (
-    Facts,
     LoaderFacts,
+    ObservedFacts,
     OptimizerFacts,
     ParameterFacts,
     PassFacts,
 )
 from torchbus_advise.inventory import described
-from torchbus_advise.plans import Installed, Plan, Strategy
-from torchbus_advise.rows import GPUS, Machine, Row, activations, choose, rows
+from torchbus_advise.plans import Installed, StrategyPlan, StrategyTraits
+from torchbus_advise.rows import GPUS, Machine, PlanRow, activations, choose, rows
 from torchbus_advise.text import largest_batch
 
 GIB = 2**30
@@ -31,10 +31,10 @@ def parameter(gib: float, unit: int = -1) -> ParameterFacts:
     return ParameterFacts((count // 4096, 1024), count, count, 2 * count, 4, 0, True, unit)
 
 
-def facts(blocks: int = 8, block_gib: float = 1.0, activation_gib: float = 8.0) -> Facts:
+def facts(blocks: int = 8, block_gib: float = 1.0, activation_gib: float = 8.0) -> ObservedFacts:
     """A model of equal blocks, with Adam, and a batch of 8."""
     held = int(activation_gib * GIB)
-    return Facts(
+    return ObservedFacts(
         parameters=[parameter(block_gib, unit) for unit in range(blocks)],
         passes=[
             PassFacts(8, held, held // 8, 10**13, 3 * 10**12),
@@ -49,11 +49,13 @@ def facts(blocks: int = 8, block_gib: float = 1.0, activation_gib: float = 8.0) 
     )
 
 
-def table(seen: Facts, ranks: int, there: Installed = EVERYTHING, nodes: int = 1) -> list[Row]:
+def table(
+    seen: ObservedFacts, ranks: int, there: Installed = EVERYTHING, nodes: int = 1
+) -> list[PlanRow]:
     return rows({"32": seen}, there, Machine(GPUS["a100"], ranks, nodes))
 
 
-def find(found: list[Row], label: str) -> Row:
+def find(found: list[PlanRow], label: str) -> PlanRow:
     return next(row for row in found if row.plan.label == label)
 
 
@@ -109,10 +111,10 @@ def test_hybrid_divides_within_a_machine() -> None:
 
 def test_activations_grow_with_the_batch_but_for_what_is_fixed() -> None:
     passes = [PassFacts(8, 900, 90, 0, 0), PassFacts(4, 500, 50, 0, 0)]
-    ddp = Strategy("ddp", "", "ddp")
-    assert activations(passes, Plan(ddp)) == (100.0, 100.0)
-    assert activations(passes, Plan(ddp, checkpointing=True)) == (10.0, 10.0)
-    assert activations(passes[:1], Plan(ddp)) == (0.0, 112.5)
+    ddp = StrategyTraits("ddp", "", "ddp")
+    assert activations(passes, StrategyPlan(ddp)) == (100.0, 100.0)
+    assert activations(passes, StrategyPlan(ddp, checkpointing=True)) == (10.0, 10.0)
+    assert activations(passes[:1], StrategyPlan(ddp)) == (0.0, 112.5)
 
 
 def test_the_largest_batch_fills_what_can_be_planned_for() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torchbus_advise.facts import Facts
-from torchbus_advise.trial import Outcome, read_outcome
+from torchbus_advise.facts import ObservedFacts
+from torchbus_advise.trial import TrialOutcome, read_outcome
 from torchbus_testing.forking import fork_script
 
 TRIAL = (Path(__file__).parent / "scripts" / "prints_outcome.py").read_text()
@@ -50,14 +50,14 @@ SCRIPTS = {
 }
 
 
-def trial(folder: Path, script: str, kind: str = "fake", steps: int = 2) -> Outcome:
+def trial(folder: Path, script: str, kind: str = "fake", steps: int = 2) -> TrialOutcome:
     (folder / "train.py").write_text(script)
     result = fork_script(TRIAL, kind, steps, cwd=folder)
     assert result.ok(), result.stderr
     return read_outcome(folder / "outcome.json")
 
 
-def facts(folder: Path, script: str, kind: str = "fake") -> Facts:
+def facts(folder: Path, script: str, kind: str = "fake") -> ObservedFacts:
     outcome = trial(folder, script, kind)
     assert outcome.facts is not None, outcome.trace
     return outcome.facts

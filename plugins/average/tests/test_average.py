@@ -16,7 +16,7 @@ from torch.optim.swa_utils import (
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_average.averages import Entry
+from torchbus_average.averages import AveragedTensor
 from torchbus_average.plugin import Average
 from torchbus_testing.forking import fork_script
 
@@ -245,7 +245,7 @@ def test_a_checkpoint_inside_the_block_of_averages_is_an_error(tmp_path):
 
 
 def test_averages_of_another_model_are_an_error():
-    entry = Entry(torch.zeros(2))
+    entry = AveragedTensor(torch.zeros(2))
     with pytest.raises(
         UsageError, match=r"has the shape \(3,\), and the tensor of this run \(2,\)"
     ):

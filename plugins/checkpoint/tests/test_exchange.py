@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torchbus_checkpoint import requests
 from torchbus_checkpoint.disk import parts, tensors
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.exchange import Exchange
+from torchbus_checkpoint.exchange import CheckpointExchange
 from torchbus_launch.store import SealedStore
-from torchbus_strategy import ahead
+from torchbus_strategy import decisions
 from torchbus_testing.recorder import CountedStore
 
 SIZES = (2, 8, 48)
@@ -35,7 +35,9 @@ class Asked(CountedStore):
         return super()._sealed(name, value)
 
 
-def exchange(store: SealedStore, rank: int, world_size: int, meets: Any = None) -> Exchange:
+def exchange(
+    store: SealedStore, rank: int, world_size: int, meets: Any = None
+) -> CheckpointExchange:
     """``meets``: waits until a condition of the store is met. Without it, it must be met."""
     session: Any = SimpleNamespace(
         rank=rank,
@@ -45,7 +47,7 @@ def exchange(store: SealedStore, rank: int, world_size: int, meets: Any = None) 
         world=SimpleNamespace(shared=store),
         job=SimpleNamespace(wait_until=meets or (lambda met, seconds: met(store))),
     )
-    return Exchange(session, "step 9")
+    return CheckpointExchange(session, "step 9")
 
 
 @pytest.mark.parametrize("world_size", [2, 300])
@@ -138,8 +140,8 @@ def test_ranks_write_what_all_have_once(tmp_path: Path) -> None:
 
 
 def test_the_store_keeps_the_last_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "MAX_DECISIONS", 3)
-    monkeypatch.setattr(ahead, "LOOK_EVERY_S", 0.0)  # each boundary is looked at
+    monkeypatch.setattr(decisions, "MAX_DECISIONS", 3)
+    monkeypatch.setattr(decisions, "LOOK_EVERY_S", 0.0)  # each boundary is looked at
     raw = dist.HashStore()
     ranks = [requests_of(SealedStore(raw, b"key"), rank) for rank in range(2)]
     for _ in range(12):

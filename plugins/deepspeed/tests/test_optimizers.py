@@ -8,7 +8,7 @@ from torch import nn
 from torchbus.errors import UsageError
 
 from torchbus_deepspeed import _compat, optimizers
-from torchbus_deepspeed.optimizers import Choice, refuse_unless_by_element
+from torchbus_deepspeed.optimizers import OptimizerSection, refuse_unless_by_element
 from torchbus_deepspeed.strategy import DeepSpeed
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -20,7 +20,7 @@ def loops(cls=torch.optim.AdamW, **options):
 
 
 def chosen(kind, optimizer, device=CPU, offload=False, **params):
-    return Choice({"type": kind, "params": params}, offload).of(optimizer, device)
+    return OptimizerSection({"type": kind, "params": params}, offload).of(optimizer, device)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def made(monkeypatch):
 )
 def test_a_type_means_the_class_that_deepspeed_makes_of_it(kind, device, offload, params, name):
     """As ``_configure_basic_optimizer`` of DeepSpeed 0.19.8 has it."""
-    found = Choice({"type": kind, "params": params}, offload).meant(device)
+    found = OptimizerSection({"type": kind, "params": params}, offload).meant(device)
     assert (found.name if found else None) == name
 
 
@@ -175,7 +175,7 @@ def test_what_repeats_the_loop_is_taken():
 )
 def test_a_class_in_the_wrong_place_is_refused(kind, device, offload, words):
     with pytest.raises(UsageError, match=words):
-        Choice({"type": kind}, offload).meant(device)
+        OptimizerSection({"type": kind}, offload).meant(device)
 
 
 def test_an_operator_that_can_not_be_built_is_an_error_before_any_rank_starts(monkeypatch):

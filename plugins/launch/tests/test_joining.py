@@ -8,9 +8,9 @@ import pytest
 from torchbus.errors import UsageError
 
 from torchbus_device.devices import plan_devices
-from torchbus_launch import places
-from torchbus_launch.places import Place
-from torchbus_launch.request import Request
+from torchbus_launch import launched_rank
+from torchbus_launch.launched_rank import LaunchedRank
+from torchbus_launch.request import LaunchRequest
 
 AT = {"MASTER_ADDR": "host", "MASTER_PORT": "1234"}
 PORT_HOROVOD = 20000 + zlib.crc32(b"10.0.0.1:4321") % 12000
@@ -25,7 +25,7 @@ HOROVOD = {
 CASES = {
     "by hand": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"},
-        Place("environment", 1, 2, 1, 2, 0, "host", 29500),
+        LaunchedRank("environment", 1, 2, 1, 2, 0, "host", 29500),
     ),
     "torchrun, two nodes": (
         {
@@ -37,7 +37,7 @@ CASES = {
             "TORCHELASTIC_RUN_ID": "x",
             **AT,
         },
-        Place("torchrun", 3, 4, 1, 2, 1, "host", 1234, job="x"),
+        LaunchedRank("torchrun", 3, 4, 1, 2, 1, "host", 1234, job="x"),
     ),
     "SLURM": (
         {
@@ -50,7 +50,7 @@ CASES = {
             "SLURM_STEP_NODELIST": "gpu[07-08]",
             "SLURM_JOB_ID": "123",
         },
-        Place("SLURM", 5, 8, 1, 4, 1, "gpu07", PORT_123, job="123.0"),
+        LaunchedRank("SLURM", 5, 8, 1, 4, 1, "gpu07", PORT_123, job="123.0"),
     ),
     "Open MPI": (
         {
@@ -59,7 +59,7 @@ CASES = {
             "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
             "PMIX_NAMESPACE": "123.0",
         },
-        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", PORT_123, True, "123.0"),
+        LaunchedRank("MPI", 1, 2, 1, 2, 0, "127.0.0.1", PORT_123, True, "123.0"),
     ),
     "Open MPI, an address": (
         {
@@ -69,11 +69,11 @@ CASES = {
             "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
             **AT,
         },
-        Place("MPI", 3, 4, 1, 2, 1, "host", 1234),
+        LaunchedRank("MPI", 3, 4, 1, 2, 1, "host", 1234),
     ),
     "MPICH": (
         {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
+        LaunchedRank("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
     "MVAPICH": (
         {
@@ -82,11 +82,11 @@ CASES = {
             "MV2_COMM_WORLD_LOCAL_RANK": "1",
             "MV2_COMM_WORLD_LOCAL_SIZE": "2",
         },
-        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
+        LaunchedRank("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
     "horovodrun": (
         {**HOROVOD, "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0"},
-        Place("horovodrun", 1, 2, 1, 2, 0, "127.0.0.1", PORT_HOROVOD, True, "10.0.0.1:4321"),
+        LaunchedRank("horovodrun", 1, 2, 1, 2, 0, "127.0.0.1", PORT_HOROVOD, True, "10.0.0.1:4321"),
     ),
     "horovodrun on two hosts, inside a SLURM allocation": (
         {
@@ -99,7 +99,7 @@ CASES = {
             "SLURM_STEP_ID": "0",
             **AT,
         },
-        Place("horovodrun", 1, 2, 0, 1, 1, "host", 1234, False, "10.0.0.1:4321"),
+        LaunchedRank("horovodrun", 1, 2, 0, 1, 1, "host", 1234, False, "10.0.0.1:4321"),
     ),
     "horovodrun -np 1": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, None),
     "SLURM, an interactive shell of many tasks": (
@@ -116,11 +116,11 @@ CASES = {
 REMEDY = "Unset it if another launcher has left it, or correct it"
 
 
-def find(variables: dict[str, str], **given) -> Place | None:
-    request = Request(
+def find(variables: dict[str, str], **given) -> LaunchedRank | None:
+    request = LaunchRequest(
         plan_devices(given.get("devices", 1), "cpu"), explicit_devices="devices" in given
     )
-    return places.find(request, variables)
+    return launched_rank.find(request, variables)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,8 +7,8 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_device.devices import plan_devices
-from torchbus_launch.places import first_host
-from torchbus_launch.request import Request
+from torchbus_launch.launched_rank import first_host
+from torchbus_launch.request import LaunchRequest
 
 PREFIXES = (
     "RANK",
@@ -83,7 +83,7 @@ def test_nodes_by_hand(clean, variables, words):
     for name, value in variables.items():
         clean.setenv(name, value)
     with pytest.raises(UsageError) as error:
-        find_nodes(Request(plan_devices(1, "cpu"), num_nodes=2))
+        find_nodes(LaunchRequest(plan_devices(1, "cpu"), num_nodes=2))
     assert str(error.value).startswith(words)
 
 

@@ -181,7 +181,7 @@ def with_path(folder: Path) -> str:
     return os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
 
-NO_TAKER = '{"taken_over_by": "torchbus_launch.places"}'
+NO_TAKER = '{"taken_over_by": "torchbus_launch.launched_rank"}'
 
 
 @pytest.mark.parametrize("text", ["", "word", "-1", "{}", "\x1b[31m", "[" * 9_999, NO_TAKER])

@@ -14,9 +14,9 @@ from torchbus.world import World
 
 from torchbus_launch import hang
 from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, FAILED, LOOPS_ENDED, BroadcastLog
-from torchbus_launch.ending import Ended, Ending
+from torchbus_launch.ending import EndCounts, JobEnd
 from torchbus_launch.hang import Questions, report
-from torchbus_launch.place import Place
+from torchbus_launch.rank_position import RankPosition
 from torchbus_launch.store import REQUESTS_PER_S, SealedStore, pause_s
 
 
@@ -87,28 +87,28 @@ def test_news_that_never_ends_by_itself_is_stopped(store):
     assert not log._thread.is_alive() and store.check([]) in (True, False)
 
 
-counts = st.builds(Ended, st.integers(0, 2), st.integers(0, 3), st.none() | st.integers(0, 3))
+counts = st.builds(EndCounts, st.integers(0, 2), st.integers(0, 3), st.none() | st.integers(0, 3))
 
 
 @settings(deadline=None)
 @given(counts, counts, st.integers(0, 3), st.none() | st.integers(0, 3))
 def test_no_end_is_left_out_that_a_rank_waits_for(told, other, number, begun):
-    place = Place(0, f"backward {number}", "", "", number - 1)
+    place = RankPosition(0, f"backward {number}", "", "", number - 1)
     if told.is_no_more_than(other) and other.never_comes_to(place, begun):
         assert told.never_comes_to(place, begun)
 
 
 def test_ranks_that_did_the_same_tell_it_once(store, listeners):
-    Ending(World(0, 4), store, listeners[0]).say_loop_ended(Ended(0, 4, 9))
+    JobEnd(World(0, 4), store, listeners[0]).say_loop_ended(EndCounts(0, 4, 9))
     until(lambda: all(log.all(ENDED) for log in listeners))
     for rank in (1, 2):
-        Ending(World(rank, 4), store, listeners[rank]).say_loop_ended(Ended(rank, 4, 9))
-    Ending(World(3, 4), store, listeners[1]).say_loop_ended(Ended(3, 3, 9))
+        JobEnd(World(rank, 4), store, listeners[rank]).say_loop_ended(EndCounts(rank, 4, 9))
+    JobEnd(World(3, 4), store, listeners[1]).say_loop_ended(EndCounts(3, 3, 9))
     until(lambda: all(len(log.all(ENDED)) == 2 and log.has(LOOPS_ENDED) for log in listeners))
 
 
-def place(rank: int, waits_in: str = "backward 41") -> Place:
-    return Place(rank, waits_in, "train.py:57", "loss.backward()", 41)
+def place(rank: int, waits_in: str = "backward 41") -> RankPosition:
+    return RankPosition(rank, waits_in, "train.py:57", "loss.backward()", 41)
 
 
 def asked(store, listeners, monkeypatch, places):
@@ -171,5 +171,5 @@ def test_ranks_of_a_large_world_ask_at_a_pace_that_one_store_answers():
 def test_a_rank_that_made_as_many_backwards_as_another_waits_in_is_no_error(
     words, made, never, counted
 ):
-    place = Place(0, words, "", "", counted)
-    assert Ended(1, made, None).never_comes_to(place, None) is never
+    place = RankPosition(0, words, "", "", counted)
+    assert EndCounts(1, made, None).never_comes_to(place, None) is never

@@ -16,7 +16,7 @@ import pytest
 from torchbus_launch import stall
 from torchbus_launch.broadcast_log import FairClock, Looking
 from torchbus_launch.hang import HangWatch, report
-from torchbus_launch.place import BLIND, Place, find
+from torchbus_launch.rank_position import BLIND, RankPosition, find
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -87,8 +87,8 @@ def test_the_store_is_asked_all_the_time():
             )
 
 
-def place(rank: int, waits_in: str, mark: str) -> Place:
-    return Place(rank, waits_in, "train.py:1", "", 3, "", mark)
+def place(rank: int, waits_in: str, mark: str) -> RankPosition:
+    return RankPosition(rank, waits_in, "train.py:1", "", 3, "", mark)
 
 
 @pytest.mark.parametrize(

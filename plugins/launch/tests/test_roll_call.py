@@ -10,7 +10,7 @@ from torchbus.world import World
 
 from torchbus_launch import secret
 from torchbus_launch.broadcast_log import ALL_ENDED, BroadcastLog
-from torchbus_launch.ending import Ended, Ending
+from torchbus_launch.ending import EndCounts, JobEnd
 from torchbus_launch.freeze import LocalProcesses
 from torchbus_launch.relaunch import wait_until_joined
 from torchbus_launch.store import SealedStore, StoreBarrier
@@ -54,10 +54,10 @@ def requests_at_the_end(rank: int, world_size: int) -> int:
     others = SealedStore(raw, b"key")
     store, log = CountedStore(raw, b"key"), BroadcastLog(others)
     log.start()
-    ending = Ending(World(rank, world_size), store, log)
+    ending = JobEnd(World(rank, world_size), store, log)
     for word in ("loop ended", "ended", "left"):
         others_say(others, word, rank, world_size)
-    ending.say_loop_ended(Ended(rank, 9, 9))
+    ending.say_loop_ended(EndCounts(rank, 9, 9))
     for _ in range(10_000):  # a rank that has not read an entry yet makes two requests more
         if ending.have_loops_ended:
             break

@@ -10,8 +10,8 @@ import pytest
 import torchbus_launch
 from torchbus_launch.children import Child, error_file
 from torchbus_launch.hang import report
-from torchbus_launch.place import Place
-from torchbus_launch.saying import say
+from torchbus_launch.rank_position import RankPosition
+from torchbus_launch.terminal import say
 
 SECRET = "s3cr3t-" + "0004"
 FOLDER = Path(torchbus_launch.__file__).parent
@@ -29,7 +29,7 @@ def test_secrets_and_escapes(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_report_of_places_has_code_and_no_literal(capfd: pytest.CaptureFixture[str]) -> None:
     sources = ["token = model(x)", f'login(password="{SECRET}")']
-    places = [Place(rank, "", "a.py:3", source, 0) for rank, source in enumerate(sources)]
+    places = [RankPosition(rank, "", "a.py:3", source, 0) for rank, source in enumerate(sources)]
     found = said(capfd, report(places, 2, 3.0))
     assert "a.py:3: token = model(x)\n" in found and SECRET not in found
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torchbus.errors import RanksDiverged
 
 from torchbus_log import exchange
-from torchbus_log.exchange import Exchange, Key, merged
+from torchbus_log.exchange import Key, NumberExchange, merged
 
 
 class Together:
@@ -49,7 +49,7 @@ class Together:
 
         def run(rank: int) -> None:
             try:
-                found[rank] = Exchange(session).reduced(step[rank], keys[rank], mine[rank])
+                found[rank] = NumberExchange(session).reduced(step[rank], keys[rank], mine[rank])
             except RanksDiverged as error:
                 found[rank] = str(error)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchbus_log.exchange import Record, lines, merged, numbers_of
+from torchbus_log.exchange import LoggedValue, lines, merged, numbers_of
 from torchbus_log.totals import Total
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
@@ -25,7 +25,7 @@ def of_rank(batches: list[list[float]], reduce: str, on_device: bool) -> tuple[f
         total.add(
             torch.tensor(value, dtype=torch.float64) if on_device else value, float(len(batch))
         )
-    record = Record("x", 0, None, total.parts(), 1.0, total.weight, reduce, True, False)
+    record = LoggedValue("x", 0, None, total.parts(), 1.0, total.weight, reduce, True, False)
     return numbers_of([record])[0]
 
 
@@ -60,7 +60,7 @@ def test_few_tensors_are_kept_however_many_were_added():
         merged(
             "mean",
             numbers_of(
-                [Record("x", 0, None, total.parts(), 1.0, total.weight, "mean", True, False)]
+                [LoggedValue("x", 0, None, total.parts(), 1.0, total.weight, "mean", True, False)]
             ),
         )
         == 499.5
@@ -73,7 +73,7 @@ def test_sums_are_in_float64():
         total.add(torch.tensor(2.0**24), 1.0)
         total.add(torch.tensor(1.0), 1.0)
     assert numbers_of(
-        [Record("x", 0, None, total.parts(), 1.0, total.weight, "sum", True, False)]
+        [LoggedValue("x", 0, None, total.parts(), 1.0, total.weight, "sum", True, False)]
     ) == [(3 * 2.0**24 + 3, 6.0)]
 
 
@@ -86,7 +86,7 @@ def test_mixed_dtypes_and_numbers_come_to_the_host_in_their_order():
         torch.tensor(4.0),
     ]
     records = [
-        Record(str(place), 0, None, (value,), 1.0, 1.0, "sum", False, False)
+        LoggedValue(str(place), 0, None, (value,), 1.0, 1.0, "sum", False, False)
         for place, value in enumerate(values)
     ]
     assert [total for total, _ in numbers_of(records)] == [1.5, 2.0, 3.5, 1.0, 4.0]
@@ -94,7 +94,7 @@ def test_mixed_dtypes_and_numbers_come_to_the_host_in_their_order():
 
 def test_a_name_that_comes_twice_at_one_step_begins_a_new_line():
     records = [
-        Record(name, step, None, (), 1.0, 1.0, "sum", False, False)
+        LoggedValue(name, step, None, (), 1.0, 1.0, "sum", False, False)
         for name, step in (("a", 2), ("b", 1), ("a", 2), ("b", 2))
     ]
     told = [(line.step, line.metrics) for line in lines(records, [1.0, 2.0, 3.0, 4.0])]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_neptune.logger import NeptuneLogger, Series, storable
+from torchbus_neptune.logger import NeptuneLogger, SeriesAppender, storable
 
 
 class Run(dict):
@@ -34,7 +34,7 @@ class Run(dict):
     )
 )
 def test_steps_grow_in_each_series_and_no_finite_value_is_lost(points):
-    run, series = Run(), Series()
+    run, series = Run(), SeriesAppender()
     for path, step, value in points:
         series.append(run, path, value, step)
     for path in "ab":
@@ -48,7 +48,7 @@ def test_steps_grow_in_each_series_and_no_finite_value_is_lost(points):
 
 
 def test_growing_steps_stay_as_they_are():
-    run, series = Run(), Series()
+    run, series = Run(), SeriesAppender()
     for step in (0, 3, 3, 4):
         series.append(run, "a", 1.0, step)
     assert [step for step, _ in run["a"].points] == [0.0, 3.0, 3.001, 4.0]

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
-from torchbus_progress.outputs import Lines
+from torchbus_progress.outputs import LineWriter
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -122,7 +122,7 @@ with session(Progress(every_s=0.2)) as s:
     assert last.startswith("done: 30 steps") and "acc 0.5000" in last
 
 
-class Broken(Lines):
+class Broken(LineWriter):
     def draw(self, snapshot: object) -> None:
         raise ValueError("the terminal has gone")
 
@@ -147,7 +147,7 @@ def test_a_bar_without_room_for_its_lines_goes_on_with_them(
     streams = [open(tmp_path / "lines", "w")]
     if Path("/dev/full").exists():
         streams.insert(0, open("/dev/full", "w"))
-    output = Lines(streams[0], 0.0001)
+    output = LineWriter(streams[0], 0.0001)
     monkeypatch.setattr("torchbus_progress.listener.choose", lambda every_s, shared: output)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

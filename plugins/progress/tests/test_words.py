@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from torchbus_progress import words
 from torchbus_progress.outputs import line
-from torchbus_progress.words import Snapshot
+from torchbus_progress.words import ProgressState
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 snapshots = st.builds(
-    Snapshot,
+    ProgressState,
     st.sampled_from(["epoch 1", "epoch 123", "eval", "step"]),
     st.integers(0, 10**7),
     st.none() | st.integers(0, 10**7),
@@ -26,7 +26,9 @@ snapshots = st.builds(
 
 @UNHURRIED
 @given(snapshots, st.integers(20, 200), st.booleans())
-def test_a_line_fits_and_says_what_matters(snapshot: Snapshot, columns: int, unicode: bool) -> None:
+def test_a_line_fits_and_says_what_matters(
+    snapshot: ProgressState, columns: int, unicode: bool
+) -> None:
     text = line(snapshot, columns, unicode)
     assert text.cell_len <= columns
     assert text.plain.startswith(snapshot.label[:columns])

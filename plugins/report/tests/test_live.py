@@ -15,7 +15,7 @@ from torchbus import session
 from torchbus_cli.main import main
 from torchbus_report import live
 from torchbus_report.page import ranks
-from torchbus_report.runs.reading import Reader, read
+from torchbus_report.runs.reading import RunReader, read
 
 from .conftest import lines
 
@@ -79,7 +79,7 @@ def test_no_folder_yet(tmp_path: Path) -> None:
 
 def test_only_new_lines_are_read(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run("a", ranks=1, steps=3)
-    path, reader = folder / "metrics-rank0.jsonl", Reader(folder)
+    path, reader = folder / "metrics-rank0.jsonl", RunReader(folder)
     assert len(reader.read().metrics[0].points) == 3
     text = path.read_text()
     path.write_text(

@@ -8,7 +8,7 @@ from typing import Any
 from torchbus.world import Share
 
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.shared import Memory
+from torchbus_sampler.orders.shared import SharedArrays
 from torchbus_sampler.orders.sliced import SlicedOrder
 
 State = tuple[bytes, bytes]
@@ -16,7 +16,7 @@ Step = tuple[Any, Share | None, bool, State]
 
 
 def sliced(*place: Any) -> SlicedOrder:
-    return SlicedOrder(*place, memory=Memory())
+    return SlicedOrder(*place, memory=SharedArrays())
 
 
 def walk(

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.comparison import unlike
 from torchbus_sampler.content.items import fields_of
+from torchbus_sampler.content.probe import CanNotBeAsked, ask
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import run_script
 

@@ -7,7 +7,7 @@ import torch
 
 from torchbus_sampler.orders import draws
 from torchbus_sampler.orders.drawing import Drawing
-from torchbus_sampler.orders.shared import Memory
+from torchbus_sampler.orders.shared import SharedArrays
 
 
 @pytest.mark.parametrize("whole", [0, 2**26])
@@ -18,7 +18,7 @@ def test_an_order_with_replacement_is_one_array_where_it_fits(
     monkeypatch.setattr(draws, "WHOLE", whole)
     drawn = draws.WithReplacement(10**6, 10**5, torch.Generator().manual_seed(4), ahead=True)
     assert drawn.shared == bool(whole)
-    order = Drawing(drawn, Memory())
+    order = Drawing(drawn, SharedArrays())
     order.reach(0, 64)
     assert order._drawn == (10**5 if whole else 4096)
     order.reach(0, 10**5)

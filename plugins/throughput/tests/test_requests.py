@@ -10,21 +10,21 @@ import torch.distributed as dist
 
 from torchbus_launch.store import SealedStore
 from torchbus_testing.recorder import CountedStore
-from torchbus_throughput.meter import END, Exchange, Part
+from torchbus_throughput.meter import END, WindowExchange, WindowPart
 
 WORLDS = (2, 64, 4096)
-PART = Part(2.0, 10.0, 30.0)
+PART = WindowPart(2.0, 10.0, 30.0)
 
 
-def told(world_size: int) -> tuple[Exchange, CountedStore]:
+def told(world_size: int) -> tuple[WindowExchange, CountedStore]:
     """What rank 0 has, in a world of so many."""
     store = CountedStore(dist.HashStore(), b"key")
     session: Any = SimpleNamespace(rank=0, world_size=world_size)
     session.world = SimpleNamespace(shared=SimpleNamespace(within=lambda word: store))
-    return Exchange(session), store
+    return WindowExchange(session), store
 
 
-def others_tell(ranks: Exchange, store: CountedStore, number: int, but: int = 0) -> None:
+def others_tell(ranks: WindowExchange, store: CountedStore, number: int, but: int = 0) -> None:
     others = SealedStore(store._held[0], b"key")
     for rank in range(1, ranks._count - but):
         others.set(ranks._key(rank, number), json.dumps([number, *PART._replace(samples=rank)]))

@@ -10,7 +10,7 @@ import torch
 from torchbus_strategy.checks import rounding
 from torchbus_verify.compare import output, samples
 from torchbus_verify.compare.difference import distance
-from torchbus_verify.record.writing import Record, Writer
+from torchbus_verify.record.writing import RankRecord, RecordWriter
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_lines(ours, theirs, same):
 
 
 def test_numbers_of_ranks_that_add_up():
-    line = output.Line(0, "seen 4 of 60: 0.5", "seen 8 of 60: 0.5")
+    line = output.LineDifference(0, "seen 4 of 60: 0.5", "seen 8 of 60: 0.5")
     assert output.sums(line, [["seen 4 of 60: 0.5"], ["seen 4 of 60: 0.5"]])
     assert not output.sums(line, [["seen 4 of 60: 0.5"], ["seen 5 of 60: 0.5"]])
 
 
 def record(folder, *batches):
     """Batches of one pass, each of which feeds a backward."""
-    writer = Writer(folder, keep_tensors=False)
+    writer = RecordWriter(folder, keep_tensors=False)
     for number, indices in enumerate(batches):
         writer.write(
             "batch", loader=0, of_pass=0, batch=number, dataset="D[9]", samples=indices, trains=True
         )
         writer.write("backward", number=number)
     writer.close()
-    return Record(folder)
+    return RankRecord(folder)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_every_rank_trained_on_everything(tmp_path):
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
-    writer = Writer(tmp_path, keep_tensors=True)
+    writer = RecordWriter(tmp_path, keep_tensors=True)
     large = torch.randn(3_000_000)
     given = {
         "half": torch.tensor([1.5, 2.0], dtype=torch.bfloat16),
@@ -120,7 +120,7 @@ def test_tensors_come_back_as_they_were(tmp_path):
     }
     writer.write("step", tensors=writer.tensors(given))
     writer.close()
-    back = Record(tmp_path)
+    back = RankRecord(tmp_path)
     found = back.tensors(back.of("step")[0]["tensors"])
     assert (
         found["half"].values().tolist() == [1.5, 2.0]

@@ -117,7 +117,7 @@ class WithQuorum:
     _use_async_quorum = False
 
 
-class Averaging:
+class LocalAveraging:
     """torchft's LocalSGD or DiLoCo, run when the session says so.
 
     Without ``_fragments``: UsageError when the session starts.

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchbus_ft.live import Live
-from torchbus_ft.replicas import Replicas
+from torchbus_ft.replicas import ReplicaLink
 from torchbus_strategy.backward import reduction
 from torchbus_strategy.parameters import averaging, rank0_values
 from torchbus_strategy.parameters import trained as strategy_trained
 
 
-def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
+def mean_over(replicas: ReplicaLink, tensors: Sequence[Tensor]) -> None:
     """Replace each by its mean over all ranks of all replicas, in one vector per dtype and device.
 
     If a replica goes meanwhile, each tensor is the mean over this replica, and the step fails.
@@ -25,7 +25,7 @@ def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
     over_replicas(replicas, tensors)
 
 
-def over_replicas(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
+def over_replicas(replicas: ReplicaLink, tensors: Sequence[Tensor]) -> None:
     """Replace each by its mean over this rank and the same rank of the other replicas.
 
     If a replica goes meanwhile, the tensors stay as they are, and the step fails.
@@ -42,7 +42,7 @@ def over_replicas(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def average_held(replicas: Replicas, parameters: Sequence[Tensor], weight: float) -> None:
+def average_held(replicas: ReplicaLink, parameters: Sequence[Tensor], weight: float) -> None:
     """Average gradients that no synchronised backward has made. One that no rank has stays None."""
     reached = torch.tensor([float(one.grad is not None) for one in parameters])
     gradients = [averaging.dense_gradient(one) * weight for one in parameters]
@@ -54,7 +54,7 @@ def average_held(replicas: Replicas, parameters: Sequence[Tensor], weight: float
 class SharedBuffers(rank0_values.Buffers):
     """Buffers that get the values of rank 0 of the first replica."""
 
-    def __init__(self, buffers: Callable[[], list[Tensor]], replicas: Replicas) -> None:
+    def __init__(self, buffers: Callable[[], list[Tensor]], replicas: ReplicaLink) -> None:
         super().__init__([])
         self.are_none = False
         self._of_all = buffers
@@ -84,8 +84,8 @@ class AcrossReplicas(reduction.AllAfterBackward):
 
     def __init__(
         self,
-        trained: strategy_trained.Trained,
-        replicas: Replicas,
+        trained: strategy_trained.TrainedParameters,
+        replicas: ReplicaLink,
         live: Live,
         averaged: Callable[[], None],
     ) -> None:

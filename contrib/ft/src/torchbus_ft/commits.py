@@ -14,9 +14,9 @@ from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Unsup
 
 from torchbus_ft.averaging import average_held
 from torchbus_ft.live import Live, Undo
-from torchbus_ft.local import Local
-from torchbus_ft.passes import Passes
-from torchbus_ft.replicas import Replicas
+from torchbus_ft.local import PeriodicAveraging
+from torchbus_ft.passes import PassCounter
+from torchbus_ft.replicas import ReplicaLink
 from torchbus_strategy.elastic import ElasticOrder, elastic_order
 from torchbus_strategy.parameters import averaging
 
@@ -36,7 +36,9 @@ class Commits:
 
     hears_trials = False
 
-    def __init__(self, session: Context, replicas: Replicas, passes: Passes, live: Live) -> None:
+    def __init__(
+        self, session: Context, replicas: ReplicaLink, passes: PassCounter, live: Live
+    ) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job
@@ -47,7 +49,7 @@ class Commits:
         self._steps_now = True
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        self.local: Local | None = None
+        self.local: PeriodicAveraging | None = None
         self._averages = False
         self._backwards = 0
         self.dropped = 0

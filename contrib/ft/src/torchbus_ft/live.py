@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
 from torchbus.plugin import Context, RanksDiverged, hookimpl
 
-from torchbus_ft.passes import Passes
+from torchbus_ft.passes import PassCounter
 from torchbus_strategy.backward import gradients
 from torchbus_strategy.collectives import in_parts
 
@@ -75,7 +75,7 @@ class Live:
 
     hears_trials = False
 
-    def __init__(self, session: Context, name: str, passes: Passes) -> None:
+    def __init__(self, session: Context, name: str, passes: PassCounter) -> None:
         self._session = session
         self._name = name
         self._passes = passes

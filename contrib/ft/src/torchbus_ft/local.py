@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torchbus.plugin import Context, Unsupported, hookimpl, mark_internal
 
-from torchbus_ft._compat import Averaging, WithQuorum
-from torchbus_ft.replicas import Replicas
+from torchbus_ft._compat import LocalAveraging, WithQuorum
+from torchbus_ft.replicas import ReplicaLink
 from torchbus_strategy.internal import making_internal
 
 ALGORITHMS = ("local_sgd", "diloco")
@@ -23,7 +23,7 @@ OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 """Of DiLoCo's outer optimizer, as in its paper (Douillard et al., 2023)."""
 
 
-class Done:
+class CompletedWork:
     """A collective that is over."""
 
     def wait(self) -> bool:
@@ -33,22 +33,22 @@ class Done:
 class OfWindow(WithQuorum):
     """torchft's Manager, for steps whose quorum was made before the first of them."""
 
-    def __init__(self, replicas: Replicas, decide: Callable[[], bool]) -> None:
+    def __init__(self, replicas: ReplicaLink, decide: Callable[[], bool]) -> None:
         self._replicas = replicas
         self.should_commit = decide
 
     def start_quorum(self) -> None:
         """It is known: the data was divided by it."""
 
-    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> Done:
+    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> CompletedWork:
         self._replicas.mean(tensor)
-        return Done()
+        return CompletedWork()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._replicas.manager, name)
 
 
-class Local:
+class PeriodicAveraging:
     """Averages after every ``every`` steps, and at the end of a pass.
 
     If that fails, because a replica has gone, the parameters are as they were before those steps,
@@ -60,7 +60,7 @@ class Local:
     def __init__(
         self,
         session: Context,
-        replicas: Replicas,
+        replicas: ReplicaLink,
         algorithm: str,
         every: int,
         decide: Callable[[], bool],
@@ -69,7 +69,7 @@ class Local:
         self._manager = OfWindow(replicas, decide)
         self._algorithm = algorithm
         self._every = every
-        self._averaging: Averaging | None = None
+        self._averaging: LocalAveraging | None = None
         self._optimizer: Optimizer | None = None
         self._parameters: list[Tensor] = []
         self._before: list[Tensor] = []
@@ -87,7 +87,7 @@ class Local:
         with making_internal():
             outer = SGD(model.parameters(), **OUTER)  # type: ignore[arg-type]
         given = (self._manager, model, optimizer, outer, self._every)
-        self._averaging = Averaging(self._algorithm, *given)
+        self._averaging = LocalAveraging(self._algorithm, *given)
 
     def begin(self) -> None:
         """A quorum was made: remember the parameters, which all replicas have in common."""

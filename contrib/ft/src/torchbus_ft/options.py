@@ -76,7 +76,7 @@ TWO_WAYS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class ReplicaOptions:
     """How replicas find each other. ``name``: of this replica. ``host``: where others reach it.
 
     ``key``: of this user's replicas.
@@ -92,7 +92,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Given:
+class FTArguments:
     """The arguments of ``FT``. Raises UsageError for those of other types or values."""
 
     lighthouse: str | None
@@ -140,13 +140,13 @@ class Given:
         if algorithm != "allreduce":
             raise UsageError(TWO_WAYS.format(algorithm))
 
-    def resolved(self) -> Options:
+    def resolved(self) -> ReplicaOptions:
         """With what the environment says. Raises UsageError without a lighthouse.
 
         Raises LaunchError if there is no usable secret of the user.
         """
         url = address(self.lighthouse)
-        return Options(
+        return ReplicaOptions(
             self.replica or os.environ.get(VARIABLE) or uuid.uuid4().hex[:8],
             self.min_replicas,
             url,

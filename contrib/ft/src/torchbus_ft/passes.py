@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl
 
-from torchbus_ft.replicas import Replicas
+from torchbus_ft.replicas import ReplicaLink
 from torchbus_strategy.elastic import ElasticOrder, Place, elastic_order
 
 State = dict[str, Any]
@@ -27,7 +27,7 @@ class Resumed:
 
     hears_trials = False
 
-    def __init__(self, replicas: Replicas, passes: Passes) -> None:
+    def __init__(self, replicas: ReplicaLink, passes: PassCounter) -> None:
         self._replicas = replicas
         self._passes = passes
         self._begun: int | None = None
@@ -59,7 +59,7 @@ class Resumed:
 Places = dict[int, Place]
 
 
-class Passes:
+class PassCounter:
     """Counts the passes of the loop, evaluation included: the same number on all replicas.
 
     A newcomer leaves out the passes that are over. Until it has reached the others it is

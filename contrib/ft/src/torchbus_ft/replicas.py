@@ -13,7 +13,7 @@ from torch import Tensor
 from torchbus.plugin import Context, DataPlace, LaunchError, RankFailed, TorchbusError, warn
 
 from torchbus_ft._compat import Links
-from torchbus_ft.options import SILENT, Options, reach
+from torchbus_ft.options import SILENT, ReplicaOptions, reach
 from torchbus_ft.transport import Transport
 from torchbus_launch import listening
 from torchbus_strategy.collectives import broadcast_object
@@ -43,7 +43,7 @@ FOREIGN = (
 )
 
 
-class Replicas:
+class ReplicaLink:
     """This rank's link to the same rank of the other replicas.
 
     ``number`` and ``count``: this replica among those of the quorum. ``steps``: common to all.
@@ -53,7 +53,7 @@ class Replicas:
     def __init__(
         self,
         session: Context,
-        options: Options,
+        options: ReplicaOptions,
         state: Callable[[], object],
         load: Callable[[Any], None],
     ) -> None:

@@ -16,7 +16,7 @@ from torchbus.plugin import Context, Unsupported, hookimpl
 
 from torchbus_ft.averaging import SharedBuffers, over_replicas
 from torchbus_ft.live import Live
-from torchbus_ft.replicas import Replicas
+from torchbus_ft.replicas import ReplicaLink
 from torchbus_strategy import compat
 from torchbus_strategy.parameters import averaging
 
@@ -26,7 +26,7 @@ LOOSE = (
 )
 
 
-class ShardedModels:
+class TrainedShards:
     """The shards that this rank trains, and the frozen ones beside them."""
 
     def __init__(self, live: Live) -> None:
@@ -53,7 +53,7 @@ class AcrossShards:
     hears_trials = False
 
     def __init__(
-        self, session: Context, replicas: Replicas, live: Live, averaged: Callable[[], None]
+        self, session: Context, replicas: ReplicaLink, live: Live, averaged: Callable[[], None]
     ) -> None:
         self._session = session
         self._replicas = replicas
@@ -90,9 +90,11 @@ class AcrossShards:
         return means
 
 
-def share(session: Context, replicas: Replicas, live: Live, averaged: Callable[[], None]) -> None:
+def share(
+    session: Context, replicas: ReplicaLink, live: Live, averaged: Callable[[], None]
+) -> None:
     """Let the replicas average what fsdp averages in each of them."""
-    live.trained = models = ShardedModels(live)
+    live.trained = models = TrainedShards(live)
     live.pack, live.unpack = packed, lambda state: unpacked(state, mesh_of(models.parameters))
     session.bus.register(AcrossShards(session, replicas, live, averaged), "ft.shards")
 

@@ -11,11 +11,11 @@ from torchbus_ft._compat import require_torchft
 from torchbus_ft.averaging import AcrossReplicas
 from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
-from torchbus_ft.local import ALGORITHMS, Local
-from torchbus_ft.options import Given
-from torchbus_ft.passes import Passes, Resumed
-from torchbus_ft.replicas import Replicas
-from torchbus_strategy import groups, opening
+from torchbus_ft.local import ALGORITHMS, PeriodicAveraging
+from torchbus_ft.options import FTArguments
+from torchbus_ft.passes import PassCounter, Resumed
+from torchbus_ft.replicas import ReplicaLink
+from torchbus_strategy import groups, process_group
 from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.parameters import averaging
 from torchbus_strategy.parameters import trained as strategy_trained
@@ -65,7 +65,7 @@ class FT(Strategy):
     ) -> None:
         super().__init__(**given)
         require_torchft()
-        self._given = Given(
+        self._given = FTArguments(
             lighthouse,
             replica,
             min_replicas,
@@ -78,7 +78,7 @@ class FT(Strategy):
         if self._given.shards:
             self.owns = ("replicas",)  # fsdp owns the strategy
             self.companions = (*self.companions, "fsdp")
-        self._replicas: Replicas | None = None
+        self._replicas: ReplicaLink | None = None
         self._commits: Commits | None = None
 
     @property
@@ -115,15 +115,15 @@ class FT(Strategy):
 
     def start_alone(self, session: Context) -> None:
         self.options.check_device(session.device)
-        self.backend = opening.join_ranks(session, self.backend)
+        self.backend = process_group.join_ranks(session, self.backend)
         self.start(session)
 
     def start(self, session: Context) -> None:
         """Find the other replicas. All ranks of this one call it."""
         session.steps.follow()
-        passes = Passes(session, self._resolved.name)
+        passes = PassCounter(session, self._resolved.name)
         live = Live(session, self._resolved.name, passes)
-        self._replicas = replicas = Replicas(session, self._resolved, live.state, live.load)
+        self._replicas = replicas = ReplicaLink(session, self._resolved, live.state, live.load)
         self._commits = commits = Commits(session, replicas, passes, live)
         for part in (passes, live, commits, Resumed(replicas, passes)):
             session.bus.register(part, f"ft.{type(part).__name__.lower()}")
@@ -135,16 +135,16 @@ class FT(Strategy):
             self._synchronise(session, replicas, live, commits)
 
     def _synchronise(
-        self, session: Context, replicas: Replicas, live: Live, commits: Commits
+        self, session: Context, replicas: ReplicaLink, live: Live, commits: Commits
     ) -> None:
         """Average gradients over the ranks of this replica, and over the replicas."""
         algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm in ALGORITHMS:
             every = self._given.sync_every
-            commits.local = Local(session, replicas, algorithm, every, commits.decide)
+            commits.local = PeriodicAveraging(session, replicas, algorithm, every, commits.decide)
             session.bus.register(commits.local, "ft.local")
 
-        def reductions(trained: strategy_trained.Trained) -> reduction.Reductions:
+        def reductions(trained: strategy_trained.TrainedParameters) -> reduction.Reductions:
             live.trained = trained
             if commits.local is not None:
                 return reduction.AllAfterBackward(trained, averaging.mean_over)

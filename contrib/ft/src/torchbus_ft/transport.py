@@ -33,7 +33,7 @@ class Foreign(RuntimeError):
     """What comes is not signed by a replica of this user."""
 
 
-class Cut(Foreign):
+class CutAnswer(Foreign):
     """The answer ends early: its replica has just ended, or has another key and says nothing."""
 
 
@@ -82,7 +82,7 @@ class Transport:
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Return the state of another replica. Raises Foreign if it is not signed with the key.
 
-        Raises Cut if it ends early; the next quorum names another replica then.
+        Raises CutAnswer if it ends early; the next quorum names another replica then.
         """
         asked = secrets.token_bytes(ASKED_BYTES)
         about = _about(metadata, step, asked)
@@ -97,7 +97,7 @@ class Transport:
                 return streaming_load(io.BufferedReader(Opened(answer, Tags(self._key, about))))
         except Foreign as error:
             self._cut[metadata] += 1
-            if not isinstance(error, Cut) or self._cut[metadata] >= CUT_AT_MOST:
+            if not isinstance(error, CutAnswer) or self._cut[metadata] >= CUT_AT_MOST:
                 self.foreign = metadata
             raise
 
@@ -156,7 +156,7 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 1024
 
     def __init__(self, host: str, answer: Any, timeout_s: float) -> None:
-        class Handler(socketserver.StreamRequestHandler):
+        class TransportHandler(socketserver.StreamRequestHandler):
             timeout = timeout_s
 
             def handle(self) -> None:
@@ -164,9 +164,9 @@ class _Server(socketserver.ThreadingTCPServer):
 
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, 0), Handler)
+            super().__init__((host, 0), TransportHandler)
         except OSError:  # it is forwarded to this machine
-            super().__init__(("", 0), Handler)
+            super().__init__(("", 0), TransportHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: the one that asked has gone, or was never a replica."""
@@ -227,7 +227,7 @@ class Opened(io.RawIOBase):
         size, tag = BLOCK.unpack(head) if len(head) == BLOCK.size else (0, b"")
         block = self._file.read(size) if size <= MOST_BYTES else b""
         if len(head) < BLOCK.size or len(block) < size <= MOST_BYTES:
-            raise Cut("the state ends early")
+            raise CutAnswer("the state ends early")
         if not hmac.compare_digest(tag, self._tags.next(block)):
             raise Foreign("a block of the state is not signed with the replicas' key")
         return block

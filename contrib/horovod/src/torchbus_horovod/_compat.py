@@ -57,7 +57,7 @@ def rendezvous(address: str) -> Iterator[int]:
     """
     from horovod.runner.http import http_server
 
-    class Handler(http_server.RendezvousHandler):  # type: ignore[misc]
+    class QuietRendezvousHandler(http_server.RendezvousHandler):  # type: ignore[misc]
         def do_HEAD(self) -> None:
             self.send_status_code(405)
 
@@ -68,12 +68,12 @@ def rendezvous(address: str) -> Iterator[int]:
             else:
                 self.send_status_code(413)
 
-    class Server(http_server.RendezvousHTTPServer):  # type: ignore[misc]
+    class QuietRendezvousServer(http_server.RendezvousHTTPServer):  # type: ignore[misc]
         daemon_threads, block_on_close = True, False
 
         def handle_error(self, request: object, client_address: object) -> None: ...
 
-    with Server((address, 0), Handler, verbose=0) as server:
+    with QuietRendezvousServer((address, 0), QuietRendezvousHandler, verbose=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

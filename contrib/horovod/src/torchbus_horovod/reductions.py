@@ -36,7 +36,7 @@ class WhileBackward(reduction.AfterBackward):
         self,
         parameters: Sequence[Tensor],
         buffers: rank0_values.Buffers,
-        averaging: Averaging,
+        averaging: TensorAveraging,
     ) -> None:
         super().__init__(parameters, buffers, averaging.average)
         self._averaging = averaging
@@ -61,7 +61,7 @@ class WhileBackward(reduction.AfterBackward):
 
     def backward(
         self,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
         roots: strategy_engine.Roots,
         slots: header.Slots,
         loss: Tensor | None,
@@ -109,11 +109,15 @@ class Sets:
     """One reduction for each set of parameters that require gradients."""
 
     def __init__(
-        self, hvd: object, trained: strategy_trained.Trained, adasum: bool, compression: Compression
+        self,
+        hvd: object,
+        trained: strategy_trained.TrainedParameters,
+        adasum: bool,
+        compression: Compression,
     ) -> None:
         self._trained = trained
         self._make_averaging = functools.partial(
-            Averaging, hvd, adasum=adasum, compression=compression
+            TensorAveraging, hvd, adasum=adasum, compression=compression
         )
         self._numbers = itertools.count()
         self._made: dict[tuple[int, ...], WhileBackward] = {}
@@ -147,7 +151,7 @@ HEADER = 0
 Compression = Literal["none", "fp16"]
 
 
-class Running(NamedTuple):
+class RunningReduction(NamedTuple):
     """An all-reduce of ``sent``, whose result is for ``tensor``."""
 
     tensor: Tensor
@@ -155,7 +159,7 @@ class Running(NamedTuple):
     handle: int
 
 
-class Averaging:
+class TensorAveraging:
     """Replaces tensors by their mean over ranks. Each has a number, equal on all ranks.
 
     Number 0 is the header: it is neither compressed nor combined by Adasum.
@@ -166,7 +170,7 @@ class Averaging:
         self._name = name
         self._op = hvd.Adasum if adasum else hvd.Average
         self._compression = compression
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningReduction] = {}
 
     def begin(self, number: int, tensor: Tensor) -> None:
         """Start to average a tensor, which must not change until ``average`` is over."""
@@ -177,7 +181,7 @@ class Averaging:
             name=f"{self._name}.{number}",
             op=self._hvd.Average if number == HEADER else self._op,
         )
-        self._running[number] = Running(tensor, sent, handle)
+        self._running[number] = RunningReduction(tensor, sent, handle)
 
     def refuse_begun(self, number: int) -> None:
         """Raise Unsupported if a gradient has changed during its reduction."""
@@ -204,7 +208,7 @@ class Averaging:
             real = real.float()
         return real.contiguous()
 
-    def _finish(self, one: Running) -> None:
+    def _finish(self, one: RunningReduction) -> None:
         while not self._hvd.poll(one.handle):
             time.sleep(PAUSE_S)  # Horovod's own wait would keep Python's other threads waiting
         self._hvd.synchronize(one.handle)

@@ -197,7 +197,7 @@ class Horovod(Strategy):
             raise UsageError(ADASUM_NEEDS_MPI)
         return True
 
-    def reductions(self, session: Context, trained: strategy_trained.Trained) -> Sets:
+    def reductions(self, session: Context, trained: strategy_trained.TrainedParameters) -> Sets:
         """Horovod averages gradients while backward makes the next ones."""
         return Sets(self._hvd, trained, self.adasum, self.compression)
 

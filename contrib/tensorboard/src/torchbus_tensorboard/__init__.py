@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_tensorboard.logger import OneRun, TensorBoardLogger
+from torchbus_tensorboard.logger import OneWriter, TensorBoardLogger
 
-__all__ = ["OneRun", "TensorBoardLogger"]
+__all__ = ["OneWriter", "TensorBoardLogger"]

@@ -112,7 +112,7 @@ def _as_text(values: dict[str, Any]) -> str:
     return "\n".join(f"    {line}" for line in json.dumps(values, indent=1).splitlines())
 
 
-class Silent:
+class SilentWriter:
     """A file writer that discards everything, for a ``SummaryWriter`` on the other ranks."""
 
     def __init__(self, logdir: str, *args: object, **kwargs: object) -> None:
@@ -131,7 +131,7 @@ class Silent:
         pass
 
 
-class OneRun:
+class OneWriter:
     """On the other ranks, writers write nothing.
 
     A script that has asked for its rank may have a writer for each: they are left as they are.
@@ -146,7 +146,7 @@ class OneRun:
 
         def made(original: Callable[..., Any]) -> Callable[..., Any]:
             def make(logdir: str, *args: object, **kwargs: object) -> Any:
-                kind = original if session.rank_asked else Silent
+                kind = original if session.rank_asked else SilentWriter
                 return kind(logdir, *args, **kwargs)
 
             return make
@@ -164,4 +164,4 @@ def before_the_block() -> None:
     """Silence writers that a launched rank makes before the block."""
     from torch.utils.tensorboard import writer
 
-    writer.EventFileWriter = Silent  # type: ignore[misc]
+    writer.EventFileWriter = SilentWriter  # type: ignore[misc]

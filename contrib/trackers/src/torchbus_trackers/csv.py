@@ -19,7 +19,7 @@ from torchbus_trackers.one_run import OneRun
 Row = Mapping[str, object]
 
 
-class Table:
+class CsvTable:
     """A CSV file whose rows may bring new columns.
 
     A row is appended, and is whole or not there: what a failed call has left is cut off by the
@@ -91,8 +91,8 @@ class Files:
     """
 
     folder: Path
-    metrics: Table
-    system: Table
+    metrics: CsvTable
+    system: CsvTable
 
 
 class CSVLogger(OneRun):
@@ -141,8 +141,8 @@ class CSVLogger(OneRun):
         self._write_config(folder)
         return Files(
             folder,
-            Table(folder / "metrics.csv", ["step", "epoch"]),
-            Table(folder / "system.csv", ["time_s"]),
+            CsvTable(folder / "metrics.csv", ["step", "epoch"]),
+            CsvTable(folder / "system.csv", ["time_s"]),
         )
 
     def id_of(self, run: Files) -> str:

@@ -21,7 +21,7 @@ from torchbus.errors import (
 )
 
 
-class Verbs:
+class VerbFinder:
     """Finds the plugin behind a verb.
 
     ``user``: the object on which the loop calls verbs. ``activate``: registers the plugin of an

@@ -68,7 +68,7 @@ def remaining_batches(batches: object, count: int) -> Iterator[list[int]] | None
     return iter(BatchSampler(rows, batches.batch_size, batches.drop_last))
 
 
-class Pass:
+class LoaderPass:
     """One pass over a loader, and the attributes to replace while its iterator is made.
 
     ``has_more``: whether the order has another batch for the loop, if its length changes between
@@ -221,7 +221,7 @@ class LoaderIterator:
         loader: DataLoader[object],
         make: Callable[[], Iterator[object]],
         bus: Bus,
-        order: Pass | None,
+        order: LoaderPass | None,
     ) -> None:
         self.loader = loader
         self._make = make
@@ -401,7 +401,7 @@ def _patch_iter(emitter: EventEmitter, seen: SeenPasses, original: Iter) -> Iter
         if emitter.hook.skip_pass(loader=self):
             return iter(())
         recreate_iterator(self)
-        order: Pass | None = emitter.hook.loader_start(loader=self)
+        order: LoaderPass | None = emitter.hook.loader_start(loader=self)
         iterator = LoaderIterator(self, partial(_open, self, original, order), emitter.bus, order)
         emitter.hook.loader_opened(loader=self, iterator=iterator)
         return cast(Iterator[object], iterator)
@@ -409,7 +409,7 @@ def _patch_iter(emitter: EventEmitter, seen: SeenPasses, original: Iter) -> Iter
     return __iter__
 
 
-def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Iterator[object]:
+def _open(loader: DataLoader[object], original: Iter, order: LoaderPass | None) -> Iterator[object]:
     with replaced(loader, {} if order is None else order.replacements):
         iterator = loaders.retained_iterator(loader)
         if iterator is not None:

@@ -26,7 +26,7 @@ Closure = Callable[..., object]
 NAME = "closure"
 
 
-class Given:
+class StepArguments:
     """The arguments of one call of ``step``, without the optimizer.
 
     ``closure``: the closure among them, or None.
@@ -150,7 +150,9 @@ class StepHooks:
         if is_marked(optimizer):
             return None
         running[key] = id(wrapper)
-        given = Given(type(optimizer), args[1:], kwargs) if len(args) > 1 or kwargs else None
+        given = (
+            StepArguments(type(optimizer), args[1:], kwargs) if len(args) > 1 or kwargs else None
+        )
         closure = None if given is None else given.closure
         for listener in self._before.now:
             listener(optimizer, closure)

@@ -11,10 +11,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchbus.compat import torch_names
 from torchbus.objects import alive, is_marked
-from torchbus.patches.optimizers import Given
+from torchbus.patches.optimizers import StepArguments
 from torchbus.patches.patching import EventEmitter, emits, subclasses
 
-NONE_GIVEN = Given(Optimizer, (), {})
+NONE_GIVEN = StepArguments(Optimizer, (), {})
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class StepMethods:
             # a subclass calls its parent's step, or a plugin its own optimizer
             if id(optimizer) in running or is_marked(optimizer):
                 return original(optimizer, *args, **kwargs)
-            given = Given(type(optimizer), args, kwargs) if args or kwargs else NONE_GIVEN
+            given = StepArguments(type(optimizer), args, kwargs) if args or kwargs else NONE_GIVEN
 
             def run(closure: Method | None = None) -> object:
                 return self._run(original, optimizer, given.exchanged(closure))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Running(Protocol):
+class ActiveSession(Protocol):
     """The interface of the active session to its process."""
 
     @property
@@ -27,15 +27,15 @@ class Running(Protocol):
     def stop_for(self, error: BaseException) -> None: ...
 
 
-_active: Running | None = None
+_active: ActiveSession | None = None
 
 
-def running() -> Running | None:
+def running() -> ActiveSession | None:
     """Return the context of the active session of this process, or None."""
     return _active
 
 
-def set_current(active: Running | None) -> None:
+def set_current(active: ActiveSession | None) -> None:
     global _active
     _active = active
     RanksDiverged.observers[:] = [] if active is None else [active.stop_for]

@@ -18,7 +18,7 @@ from torchbus.bus.base import listener
 from torchbus.bus.filters import Filter
 from torchbus.bus.options import refuse_verb
 from torchbus.bus.registry import Bus
-from torchbus.bus.verbs import Verbs, refuse_outside
+from torchbus.bus.verbs import VerbFinder, refuse_outside
 from torchbus.errors import UsageError
 from torchbus.objects import Adopted, names_of
 from torchbus.patches.active import Seams
@@ -26,8 +26,8 @@ from torchbus.ranks import Collectives, Ranks
 from torchbus.redacting import Unredacted
 from torchbus.runtime import active
 from torchbus.runtime.services import BatchService, JobService, Launcher, RandomService, make
-from torchbus.runtime.steps import Steps
-from torchbus.runtime.user_code import Mark, users_frame
+from torchbus.runtime.steps import StepCounter
+from torchbus.runtime.user_code import FrameMark, users_frame
 from torchbus.world import Share, World
 
 Plugins = tuple[object, ...]
@@ -58,18 +58,18 @@ class Context(Ranks):
         self.job: JobService | None = None
         self.bus = bus
         bus.is_main = lambda: self.world.is_main
-        self.verbs = Verbs(bus, user, self._activate)
+        self.verbs = VerbFinder(bus, user, self._activate)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, core_options["capture"])
         self.captures = self.adopted.includes
         self.share = Share()
-        self.steps = Steps(self.bus)
+        self.steps = StepCounter(self.bus)
         self.on_close = ExitStack()
         self.gathers_states = True
         self.has_begun = self.is_inside = False
         self._undo = ExitStack()
-        self._mark: Mark | None = None
+        self._mark: FrameMark | None = None
         self._was_used = False
         self.rank_asked = False
         """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
@@ -204,7 +204,7 @@ class Context(Ranks):
                 "this session was used already: make a new one, session(...), for each block"
             )
         self._was_used = True
-        self._mark = Mark(frame)
+        self._mark = FrameMark(frame)
         with ExitStack() as stack:
             stack.callback(self._forget)
             active.set_current(self)

@@ -13,7 +13,7 @@ from torchbus.errors import UsageError
 from torchbus.objects import optimizers
 
 
-class Steps:
+class StepCounter:
     """Counts steps of optimizers that run. A step that a plugin leaves out does not count.
 
     ``count`` is the number of the loop's steps. Optimizers that step in turn make one step
@@ -36,7 +36,7 @@ class Steps:
         self._given = 0
         self.count = 0
 
-    def follow(self) -> Steps:
+    def follow(self) -> StepCounter:
         """Begin to count."""
         if not self._follows:
             self._follows = True

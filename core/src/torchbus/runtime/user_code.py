@@ -20,7 +20,7 @@ LIBRARIES = (
 )
 
 
-class Mark:
+class FrameMark:
     """Recognises a frame later, and does not keep its variables alive."""
 
     def __init__(self, frame: FrameType) -> None:

@@ -15,7 +15,7 @@ from accelerate.commands.config import config_args
 from torchbus.plugin import UsageError, expect
 
 from torchbus_launch import config_file
-from torchbus_launch.places import world_size_seen
+from torchbus_launch.launched_rank import world_size_seen
 
 Options = dict[str, Any]
 OF_LAUNCH = (
@@ -66,7 +66,7 @@ UNREADABLE = "accelerate_config={!r} can't be read: {}"
 REFUSED = "{}: {}={!r} is not offered by strategy='accelerate': {}"
 
 
-class Config(os.PathLike[str]):
+class AccelerateConfig(os.PathLike[str]):
     """The path of a file, and the ``options`` of a session that it stands for."""
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -96,7 +96,7 @@ def merged(given: Mapping[str, Any]) -> Options:
     return {**given, "strategy": "auto", **config.options, **said, "accelerate_config": config}
 
 
-def read(path: Path) -> Config:
+def read(path: Path) -> AccelerateConfig:
     """Return what a file says."""
     if not path.is_file():
         raise UsageError(MISSING.format(path))
@@ -104,7 +104,7 @@ def read(path: Path) -> Config:
         config = config_args.load_config_from_file(str(path))
     except Exception as error:  # of the parsers of YAML and JSON, or of a key
         raise UsageError(UNREADABLE.format(str(path), error)) from error
-    return Config(path, _options(Section(path, "", vars(config))))
+    return AccelerateConfig(path, _options(Section(path, "", vars(config))))
 
 
 class Section:

@@ -11,7 +11,7 @@ import accelerate.data_loader
 from accelerate.state import PartialState, is_initialized
 from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
 
-from torchbus_accelerate.config import Config, merged
+from torchbus_accelerate.config import AccelerateConfig, merged
 
 ORDER = (
     "a prepared loader's order depends on its number of passes (use_seedable_sampler, or a data set"
@@ -41,7 +41,7 @@ class Accelerate:
     session_options = staticmethod(merged)
 
     def __init__(self, *, accelerate_config: str | os.PathLike[str] | None = None) -> None:
-        if not isinstance(accelerate_config, Config | None):
+        if not isinstance(accelerate_config, AccelerateConfig | None):
             raise UsageError(NO_STRATEGY.format(os.fspath(accelerate_config)))
         self._config = accelerate_config
         self._loaders: list[weakref.ref[Any]] = []

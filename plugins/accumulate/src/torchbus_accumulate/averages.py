@@ -13,20 +13,20 @@ from torchbus import objects
 from torchbus.plugin import Context, Unsupported
 
 from torchbus_accumulate._compat import has_seen
-from torchbus_accumulate.windows.held import is_part
+from torchbus_accumulate.windows.committed import is_part
 from torchbus_accumulate.windows.sums import WindowSum
 
 LOOKS = 3
 """Skipped steps after which the parameters of all models are read."""
 
 
-class Averages:
+class UnoptimizedChanges:
     """Compares parameters that no optimizer holds, from a skipped step to the next backward.
 
     Before the first real step, an average equals the model, and an update changes nothing.
     """
 
-    def __init__(self, optimizers: Optimizers) -> None:
+    def __init__(self, optimizers: WindowSums) -> None:
         self._optimizers = optimizers
         self._looks = 0
         self._before: dict[int, complex] = {}
@@ -87,7 +87,7 @@ def digest(tensor: Tensor) -> complex | None:
     return None if cmath.isnan(total) else total
 
 
-class Optimizers:
+class WindowSums:
     """The sum of the window for each optimizer that the session captures.
 
     ``of``: by the optimizer's id. ``sums``: all of them, in the order in which the optimizers were
@@ -142,7 +142,7 @@ class Optimizers:
             )
 
 
-def _forget(reference: weakref.ref[Optimizers], key: int) -> None:
+def _forget(reference: weakref.ref[WindowSums], key: int) -> None:
     """Forget an optimizer. Holds no reference to the session, which the optimizer may outlive."""
     every = reference()
     if every is not None:

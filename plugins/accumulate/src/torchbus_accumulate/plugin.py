@@ -12,7 +12,7 @@ from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
 from torchbus_accumulate import position
-from torchbus_accumulate.position import Place, last_by_torch
+from torchbus_accumulate.position import BatchUse, last_by_torch
 from torchbus_accumulate.windows.owner import Windows
 from torchbus_accumulate.windows.sums import parameters_of
 from torchbus_strategy.loss.terms import Count
@@ -38,7 +38,7 @@ class Accumulate:
         self._session: Context | None = None
         self._toggle = Toggle()
         self._optimizers: weakref.WeakSet[Optimizer] | None = None  # since the first toggle
-        self._place: Place | None = None
+        self._place: BatchUse | None = None
         self._local = 0
         self._weight: float | None = None
         self._windows: Windows | None = None
@@ -58,7 +58,7 @@ class Accumulate:
     @hookimpl
     def session_start(self, session: Context) -> None:
         self._session = session
-        self._place = Place(session)
+        self._place = BatchUse(session)
         windows = set(self.schedule.values()) != {1}
         session.batches.follow("accumulation windows" if windows else "")
         if windows:

@@ -15,7 +15,7 @@ from torchbus_accumulate._compat import DATA_ITERATOR, yielded
 from torchbus_strategy.batches import TrackedBatch
 
 
-class Place:
+class BatchUse:
     """The batch that the loop works on, and whether a backward has used it before.
 
     If loaders are zipped, the batch of the first one counts. ``counted``: the last new batch.
@@ -125,7 +125,7 @@ def last_by_torch() -> bool:
         ) from None
 
 
-class Position:
+class WindowPosition:
     """Counts batches from 1 in each window, and epochs from 0. An epoch is a pass over a loader.
 
     A batch counts at the first backward on it. ``size``: the number of batches in a whole window of

@@ -16,8 +16,8 @@ from torchbus import objects
 from torchbus.plugin import Context, hookimpl
 
 from torchbus_accumulate._compat import STEP_COUNT, index_sampler, require_step_count
-from torchbus_accumulate.averages import Optimizers
-from torchbus_accumulate.position import Position
+from torchbus_accumulate.averages import WindowSums
+from torchbus_accumulate.position import WindowPosition
 
 DEPTH = 4
 AVERAGES = (
@@ -34,7 +34,7 @@ class Schedules:
     So each schedule reaches its end with the loop, and each real step has the rate of its place.
     """
 
-    def __init__(self, session: Context, optimizers: Optimizers, position: Position) -> None:
+    def __init__(self, session: Context, optimizers: WindowSums, position: WindowPosition) -> None:
         self._session, self._optimizers, self._position = session, optimizers, position
         self._before: weakref.WeakSet[LRScheduler] = weakref.WeakSet(objects.alive(LRScheduler))
         self._asked: list[

@@ -9,8 +9,8 @@ from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_advise.page import Page
 from torchbus_advise.plans import installed
-from torchbus_advise.rows import GPUS, Gpu
-from torchbus_advise.trial import NoStep, Request, survey
+from torchbus_advise.rows import GPUS, GpuSpec
+from torchbus_advise.trial import NoStep, TrialRequest, survey
 from torchbus_cli.parser import Parser, complain
 from torchbus_redaction.redactor import redacted_output
 
@@ -53,14 +53,14 @@ def main(argv: list[str]) -> int:
 def _page(given: argparse.Namespace, argv: list[str]) -> Page:
     name, *args = argv
     there = installed()
-    request = Request(name, args, given.module, True, _positive(given.steps, "--steps"))
+    request = TrialRequest(name, args, given.module, True, _positive(given.steps, "--steps"))
     devices = [_positive(given.devices, "--devices")] if given.devices is not None else [1, 2, 4, 8]
     nodes = _positive(given.num_nodes, "--num-nodes")
     found = survey(request, there, given.tensors, given.timeout, _say)
     return Page(found, there, _gpu(given), devices, nodes)
 
 
-def _gpu(given: argparse.Namespace) -> Gpu:
+def _gpu(given: argparse.Namespace) -> GpuSpec:
     return GPUS[given.gpu].changed(given.gpu_memory, given.interconnect)
 
 

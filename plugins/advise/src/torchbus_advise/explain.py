@@ -57,12 +57,12 @@ def main(argv: list[str]) -> int:
     return NO_VERDICT
 
 
-def has_local_session(found: program.Program) -> bool:
+def has_local_session(found: program.MainProgram) -> bool:
     """Whether the script imports ``session`` from torchbus."""
     return any({"torchbus", "session"} <= set(code.co_names) for code in _codes(found.code))
 
 
-def run_in_its_local(found: program.Program, explainer: Explainer) -> None:
+def run_in_its_local(found: program.MainProgram, explainer: Explainer) -> None:
     """Raises what the script raises."""
 
     class Explained(Session):
@@ -114,7 +114,7 @@ PAGE = "docs/by-hand.md"
 
 
 @dataclass(frozen=True)
-class Part:
+class PluginPart:
     """What a plugin does, and the section of the page that does it without."""
 
     plugin: str
@@ -124,32 +124,34 @@ class Part:
 
 
 PARTS = (
-    Part(
+    PluginPart(
         "ddp",
         "starts ranks and averages gradients",
         "init_process_group, DistributedDataParallel",
         "processes-and-gradients",
     ),
-    Part(
+    PluginPart(
         "ddp",
         "makes the loss that is printed the mean over ranks",
         "all_reduce of loss.detach()",
         "loss",
     ),
-    Part("sampler", "divides the data", "DistributedSampler, set_epoch", "data"),
-    Part("sampler", "keeps evaluation exact", "every rank sees all of it", "evaluation"),
-    Part("ddp", "prints and saves once", "if rank == 0, os.replace, barrier", "files"),
-    Part("accumulate", "accumulates gradients", "no_sync, loss / k", "accumulation"),
-    Part("amp", "computes in lower precision", "autocast, GradScaler", "precision"),
-    Part("clip", "clips gradients", "clip_grad_norm_", "clipping"),
-    Part(
+    PluginPart("sampler", "divides the data", "DistributedSampler, set_epoch", "data"),
+    PluginPart("sampler", "keeps evaluation exact", "every rank sees all of it", "evaluation"),
+    PluginPart("ddp", "prints and saves once", "if rank == 0, os.replace, barrier", "files"),
+    PluginPart("accumulate", "accumulates gradients", "no_sync, loss / k", "accumulation"),
+    PluginPart("amp", "computes in lower precision", "autocast, GradScaler", "precision"),
+    PluginPart("clip", "clips gradients", "clip_grad_norm_", "clipping"),
+    PluginPart(
         "activation",
         "computes activations again in backward",
         "torch.utils.checkpoint",
         "activation-checkpointing",
     ),
-    Part("ddp_sharded", "shards optimizer states", "ZeroRedundancyOptimizer", "sharded-states"),
-    Part("fsdp", "shards parameters, gradients and states", "fully_shard", "sharded-models"),
+    PluginPart(
+        "ddp_sharded", "shards optimizer states", "ZeroRedundancyOptimizer", "sharded-states"
+    ),
+    PluginPart("fsdp", "shards parameters, gradients and states", "fully_shard", "sharded-models"),
 )
 ALWAYS = ("processes-and-gradients", "loss", "files")
 """What every strategy does for several ranks."""

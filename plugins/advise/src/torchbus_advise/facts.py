@@ -136,7 +136,7 @@ class LoaderFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ObservedFacts:
     """What was observed in one process. ``hindrances``: what sharded strategies refuse, as text.
     ``notes``: what was answered or left out. ``warnings``: those of the run, each with its line.
     """
@@ -155,7 +155,7 @@ class Facts:
     warnings: list[str] = field(default_factory=list)
 
 
-def from_json(reported: dict[str, Any]) -> Facts:
+def from_json(reported: dict[str, Any]) -> ObservedFacts:
     """The inverse of ``dataclasses.asdict``."""
     parts: dict[str, Any] = {
         "parameters": [
@@ -167,4 +167,4 @@ def from_json(reported: dict[str, Any]) -> Facts:
         ],
         "loader": LoaderFacts(**reported["loader"]) if reported["loader"] else None,
     }
-    return Facts(**reported | parts)
+    return ObservedFacts(**reported | parts)

@@ -21,14 +21,14 @@ from torchbus.plugin import BackwardCall, Context, Surround, hookimpl
 from torchbus.tree import leaves
 
 from torchbus_advise import inventory as kept
-from torchbus_advise.facts import Facts, Loading, PassFacts
+from torchbus_advise.facts import Loading, ObservedFacts, PassFacts
 from torchbus_advise.inventory import SavedTensors
 
 PATIENCE = 10
 """So many times the steps that were asked for, by one optimizer: the others step rarely."""
 
 
-class Enough(BaseException):
+class ObservedEnough(BaseException):
     """Ends the script. No ``except Exception`` of the script's catches it."""
 
 
@@ -39,8 +39,8 @@ class Observer:
 
     def __init__(self, steps: int, *, halves: bool = False, then_s: float = 0.0) -> None:
         self._wanted, self._halves = steps, halves
-        self._pace = Pace(then_s) if then_s else None
-        self._meter, self._loading = Meter(), Loading()
+        self._pace = StepTimer(then_s) if then_s else None
+        self._meter, self._loading = ModelMeter(), Loading()
         self._counting = ExitStack()
         self._optimizers: list[Optimizer] = []
         self._steps: Counter[int] = Counter()
@@ -48,7 +48,7 @@ class Observer:
         self._passes: list[PassFacts] = []
         self._local_precision = False
         self._hindrances: set[str] = set()
-        self._facts: Facts | None = None
+        self._facts: ObservedFacts | None = None
         self.backwards = 0
 
     @property
@@ -99,14 +99,14 @@ class Observer:
         elif self._facts is None:
             self._loading.halve = self._halves
         if self._facts is not None and self._is_over(optimizer):
-            raise Enough
+            raise ObservedEnough
 
     @hookimpl
     def save_file(self) -> bool:
         """Nothing is written by ``torch.save``: this is a trial."""
         return True
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> ObservedFacts | None:
         """What was found, if the loop got as far as one step."""
         return self._facts or (self._collected() if self._steps else None)
 
@@ -133,8 +133,8 @@ class Observer:
                         seen = self._gradient_bytes.get(id(one), 0)
                         self._gradient_bytes[id(one)] = max(seen, one.grad.nbytes)
 
-    def _collected(self) -> Facts:
-        return Facts(
+    def _collected(self) -> ObservedFacts:
+        return ObservedFacts(
             parameters=kept.parameters(self._optimizers, self._gradient_bytes),
             passes=self._passes,
             optimizers=kept.described(self._optimizers),
@@ -150,7 +150,7 @@ class Observer:
 T = TypeVar("T")
 
 
-class Meter:
+class ModelMeter:
     """Observes models before they are called, and every backward."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Meter:
 STEPS_AT_MOST = 40
 
 
-class Pace:
+class StepTimer:
     """Times steps; ends after ``seconds``, or when enough steps were timed."""
 
     def __init__(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from torchbus_advise.plans import Installed
-from torchbus_advise.rows import Choice, Gpu, Machine, Row, choose, rows
+from torchbus_advise.rows import GpuSpec, Machine, PlanRow, Recommendation, choose, rows
 from torchbus_advise.text import (
     LEGEND,
     by_part,
@@ -29,17 +29,17 @@ class Page:
 
     survey: Survey
     there: Installed
-    gpu: Gpu
+    gpu: GpuSpec
     devices: Sequence[int]
     nodes: int
 
     @cached_property
-    def rows(self) -> dict[int, list[Row]]:
+    def rows(self) -> dict[int, list[PlanRow]]:
         """By number of ranks."""
         return {count * self.nodes: self._rows_for(count * self.nodes) for count in self.devices}
 
     @cached_property
-    def choices(self) -> dict[int, Choice]:
+    def choices(self) -> dict[int, Recommendation]:
         return {ranks: choose(self._rows_for, ranks) for ranks in self.rows}
 
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Page:
             }
         )
 
-    def _rows_for(self, ranks: int) -> list[Row]:
+    def _rows_for(self, ranks: int) -> list[PlanRow]:
         return rows(self.survey.facts, self.there, self._machine(ranks))
 
     def _machine(self, ranks: int) -> Machine:
@@ -89,7 +89,7 @@ class Page:
         return {"call": call(choice.row), "reason": why, "row": _plain(choice.row)}
 
 
-def _plain(row: Row) -> dict[str, object]:
+def _plain(row: PlanRow) -> dict[str, object]:
     return {
         "plan": row.plan.label,
         "ranks": row.machine.ranks,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from torchbus_advise.facts import Facts
+from torchbus_advise.facts import ObservedFacts
 
 
-def sent_bytes(facts: Facts, plan: Plan, ranks: int, ranks_per_node: int) -> int:
+def sent_bytes(facts: ObservedFacts, plan: StrategyPlan, ranks: int, ranks_per_node: int) -> int:
     """For one batch of each rank: a window's one exchange counts as a part in each of its batches.
 
     An all-reduce sends 2 (N-1)/N of its bytes, a reduce-scatter, an all-gather and a broadcast by
@@ -35,7 +35,7 @@ ACCUMULATED = 4
 
 
 @dataclass(frozen=True)
-class Strategy:
+class StrategyTraits:
     """What a strategy divides and gathers. What is divided by N. ``gathers``: how often a step
     gathers the parameters. ``is_whole``: they are whole from forward to the end of backward.
     ``casts``: they can be gathered in another dtype. ``flat``: every tensor is divided evenly,
@@ -55,25 +55,25 @@ class Strategy:
     flat: bool = False
 
 
-def _deepspeed(stage: int, **divided: Any) -> Strategy:
+def _deepspeed(stage: int, **divided: Any) -> StrategyTraits:
     """ZeRO's stages, if a package brings them."""
     name = f"deepspeed_stage_{stage}"
-    return Strategy(name, f'strategy="{name}"', name, flat=True, **divided)
+    return StrategyTraits(name, f'strategy="{name}"', name, flat=True, **divided)
 
 
 def _divided(
     name: str, option: str = "", called: str = "", gathers: int = 0, **others: bool
-) -> Strategy:
+) -> StrategyTraits:
     """A strategy that divides everything. ``called``: what the label says of the option."""
     arguments = f'strategy="{name}"' + (f", {option}" if option else "")
     label = f"{name}, {called}" if called else name
     everything = {"parameters": True, "gradients": True, "states": True}
-    return Strategy(label, arguments, name, gathers=gathers, **everything, **others)
+    return StrategyTraits(label, arguments, name, gathers=gathers, **everything, **others)
 
 
 STRATEGIES = (
-    Strategy("ddp", 'strategy="ddp"', "ddp"),
-    Strategy("ddp_sharded", 'strategy="ddp_sharded"', "ddp_sharded", states=True),
+    StrategyTraits("ddp", 'strategy="ddp"', "ddp"),
+    StrategyTraits("ddp_sharded", 'strategy="ddp_sharded"', "ddp_sharded", states=True),
     _divided("ddp_sharded", "shard_gradients=True", "gradients", gathers=1, is_whole=True),
     _divided("fsdp", gathers=2, casts=True),
     _divided("fsdp", "reshard_after_forward=False", "no reshard", 1, is_whole=True, casts=True),
@@ -83,17 +83,17 @@ STRATEGIES = (
     _deepspeed(3, states=True, gradients=True, parameters=True, gathers=2),
 )
 """In the order in which they change a loop: the first of equals is advised."""
-ALONE = Strategy("one process", "strategy=None", "")
+ALONE = StrategyTraits("one process", "strategy=None", "")
 PRECISIONS = {"32": "", "bf16": 'precision="bf16-mixed"', "gathered": 'mixed_precision="bf16"'}
 """By name, the option that asks for it. "gathered": units are gathered in bfloat16, computed in
 it."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class StrategyPlan:
     """A strategy with options. ``precision``: one of PRECISIONS."""
 
-    strategy: Strategy
+    strategy: StrategyTraits
     precision: str = "32"
     checkpointing: bool = False
     accumulated: int = 1
@@ -139,7 +139,7 @@ def installed() -> Installed:
 
 def plans(
     there: Installed, ranks: int, nodes: int, blocks: int, precisions: Sequence[str], sharding: bool
-) -> list[Plan]:
+) -> list[StrategyPlan]:
     """The plans for so many ranks. ``blocks``: repeated ones, which can be checkpointed.
     ``sharding``: whether the loop does nothing that the sharded strategies refuse."""
     chosen = [
@@ -155,14 +155,14 @@ def plans(
         for precision in precisions
     ]
     found = [
-        Plan(one, *variant)
+        StrategyPlan(one, *variant)
         for variant in variants
         for one in (chosen if ranks > 1 else [ALONE])
         if variant[0] != "gathered" or one.casts
     ]
     can_accumulate = ranks > 1 and "accumulate_grad_batches" in there.options
     return found + [
-        Plan(one, precisions[0], False, ACCUMULATED) for one in chosen if can_accumulate
+        StrategyPlan(one, precisions[0], False, ACCUMULATED) for one in chosen if can_accumulate
     ]
 
 

@@ -10,18 +10,18 @@ from math import ceil, prod
 from torchbus_advise.facts import (
     NO_OPTIMIZER,
     ROOT_UNIT,
-    Facts,
+    ObservedFacts,
     ParameterFacts,
     PassFacts,
 )
-from torchbus_advise.plans import Installed, Plan, Strategy, plans, sent_bytes
+from torchbus_advise.plans import Installed, StrategyPlan, StrategyTraits, plans, sent_bytes
 
 UNITS_AT_ONCE = 2
 """The one that computes, and the next, which is gathered meanwhile."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """The bytes that a rank needs, by part. ``parameters``, ``gradients`` and ``states`` are what
     is kept between steps; ``exchange`` what comes with backward: gradient buckets, gathered units
     and their gradients. Buffers count as parameters. What kernels, allocator and libraries take is
@@ -40,10 +40,12 @@ class Memory:
         return states_bytes + self.activations + self.exchange
 
 
-def memory(facts: Facts, plan: Plan, ranks: int, activations: int) -> Memory:
+def memory(
+    facts: ObservedFacts, plan: StrategyPlan, ranks: int, activations: int
+) -> MemoryEstimate:
     """For ``ranks`` among which the strategy divides (under hybrid those of a node)."""
     everything, strategy = facts.parameters, plan.strategy
-    return Memory(
+    return MemoryEstimate(
         sum(_part(one, one.bytes, ranks, strategy, strategy.parameters) for one in everything)
         + facts.buffer_bytes,
         sum(
@@ -56,7 +58,7 @@ def memory(facts: Facts, plan: Plan, ranks: int, activations: int) -> Memory:
     )
 
 
-def activations(passes: Sequence[PassFacts], plan: Plan) -> tuple[float, float]:
+def activations(passes: Sequence[PassFacts], plan: StrategyPlan) -> tuple[float, float]:
     """Bytes of a batch of no samples, and of each sample. Without two batch sizes everything is
     taken to grow with the batch. Without known batch sizes the script's batch counts as one
     sample."""
@@ -72,7 +74,9 @@ def activations(passes: Sequence[PassFacts], plan: Plan) -> tuple[float, float]:
     return max(0.0, largest[many] - each * many), each
 
 
-def _part(one: ParameterFacts, count: int, ranks: int, strategy: Strategy, divided: bool) -> int:
+def _part(
+    one: ParameterFacts, count: int, ranks: int, strategy: StrategyTraits, divided: bool
+) -> int:
     """``fully_shard`` cuts dim 0: the first rank gets the larger part."""
     if divided and strategy.flat:
         return ceil(count / ranks)
@@ -82,7 +86,7 @@ def _part(one: ParameterFacts, count: int, ranks: int, strategy: Strategy, divid
     return round(count * ceil(rows / ranks) / rows) if rows else 0
 
 
-def _states(parameters: Sequence[ParameterFacts], strategy: Strategy, ranks: int) -> int:
+def _states(parameters: Sequence[ParameterFacts], strategy: StrategyTraits, ranks: int) -> int:
     if strategy.states and not strategy.parameters and not strategy.flat:
         return _of_owners(parameters, ranks)
     return sum(
@@ -104,7 +108,7 @@ def _of_owners(parameters: Sequence[ParameterFacts], ranks: int) -> int:
     return max(bytes_of.values())
 
 
-def _exchange(parameters: Sequence[ParameterFacts], plan: Plan) -> int:
+def _exchange(parameters: Sequence[ParameterFacts], plan: StrategyPlan) -> int:
     """ddp's buckets are a copy of all gradients. A sharded unit is whole while it computes, and so
     are its gradients."""
     strategy = plan.strategy
@@ -129,7 +133,7 @@ LEAST_STEP_S = 2e-3
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepTime:
     """The estimated time of a step. ``efficiency``: the part of the step in which the GPU computes
     what the script asked for.
     """
@@ -138,7 +142,9 @@ class Pace:
     efficiency: float
 
 
-def pace(plan: Plan, flops: float, again_flops: float, sent_bytes: int, gpu: Gpu) -> Pace:
+def pace(
+    plan: StrategyPlan, flops: float, again_flops: float, sent_bytes: int, gpu: GpuSpec
+) -> StepTime:
     """``again_flops``: what checkpointing computes a second time."""
     useful_s = flops / gpu.flops_per_s(plan.precision)
     again_s = again_flops / gpu.flops_per_s(plan.precision) if plan.checkpointing else 0.0
@@ -146,7 +152,7 @@ def pace(plan: Plan, flops: float, again_flops: float, sent_bytes: int, gpu: Gpu
     hidden = 1.0 if plan.strategy.parameters else BACKWARD_SHARE
     step_s = useful_s + again_s + max(0.0, sending_s - hidden * (useful_s + again_s))
     step_s = max(step_s, LEAST_STEP_S)
-    return Pace(step_s, useful_s / step_s)
+    return StepTime(step_s, useful_s / step_s)
 
 
 SHARE_OF_PEAK = 0.5
@@ -156,7 +162,7 @@ SHARE_OF_LINK = 0.8
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSpec:
     """A GPU, by its data sheet. ``float32_tflops``: of matrix products as torch computes them by
     default, without TF32. ``interconnect_gb_s``: to other GPUs, both directions together, as data
     sheets say it.
@@ -177,7 +183,7 @@ class Gpu:
         """In one direction."""
         return self.interconnect_gb_s * 1e9 / 2 * SHARE_OF_LINK
 
-    def changed(self, memory_gib: float | None, interconnect_gb_s: float | None) -> Gpu:
+    def changed(self, memory_gib: float | None, interconnect_gb_s: float | None) -> GpuSpec:
         return replace(
             self,
             memory_gib=self.memory_gib if memory_gib is None else memory_gib,
@@ -188,11 +194,11 @@ class Gpu:
 
 
 GPUS = {
-    "a100": Gpu("A100 80 GB", 80, 19.5, 312, 600),
-    "h100": Gpu("H100 SXM", 80, 67, 989, 900),
-    "h200": Gpu("H200 SXM", 141, 67, 989, 900),
-    "v100": Gpu("V100 32 GB", 32, 15.7, 15.7, 300),
-    "l4": Gpu("L4", 24, 30.3, 121, 64),
+    "a100": GpuSpec("A100 80 GB", 80, 19.5, 312, 600),
+    "h100": GpuSpec("H100 SXM", 80, 67, 989, 900),
+    "h200": GpuSpec("H200 SXM", 141, 67, 989, 900),
+    "v100": GpuSpec("V100 32 GB", 32, 15.7, 15.7, 300),
+    "l4": GpuSpec("L4", 24, 30.3, 121, 64),
 }
 """The V100 has no fast bfloat16."""
 
@@ -203,18 +209,18 @@ MOST_RANKS = 1024
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recommendation:
     """The recommended row of the table. ``row``: None if nothing fits any number of GPUs.
     ``needs_ranks``: the number of GPUs with which something fits, if it is more than was asked for.
     ``needs_batch``: the batch of a rank with which the row fits, if it is less than the script's.
     """
 
-    row: Row | None
+    row: PlanRow | None
     needs_ranks: int | None = None
     needs_batch: int | None = None
 
 
-def fastest(rows: Sequence[Row]) -> Row | None:
+def fastest(rows: Sequence[PlanRow]) -> PlanRow | None:
     """Of those that fit the one that is fastest for each sample, and of equals the first."""
     fitting = [row for row in rows if row.fits and row.plan.accumulated == 1]
     if not fitting:
@@ -223,23 +229,23 @@ def fastest(rows: Sequence[Row]) -> Row | None:
     return next(row for row in fitting if row.seconds_per_sample <= AS_FAST * least_s)
 
 
-def choose(rows_for: Callable[[int], Sequence[Row]], ranks: int) -> Choice:
+def choose(rows_for: Callable[[int], Sequence[PlanRow]], ranks: int) -> Recommendation:
     """``rows_for``: the rows of a number of ranks."""
     rows = rows_for(ranks)
     best = fastest(rows)
     if best is not None:
-        return Choice(best)
+        return Recommendation(best)
     smaller = [row for row in rows if row.largest_batch and row.plan.accumulated == 1]
     if smaller:
         largest = max(smaller, key=lambda row: row.largest_batch)
-        return Choice(largest, needs_batch=largest.largest_batch)
+        return Recommendation(largest, needs_batch=largest.largest_batch)
     more = ranks * 2
     while more <= MOST_RANKS:
         best = fastest(rows_for(more))
         if best is not None:
-            return Choice(best, needs_ranks=more)
+            return Recommendation(best, needs_ranks=more)
         more *= 2
-    return Choice(None)
+    return Recommendation(None)
 
 
 GIB = 2**30
@@ -252,7 +258,7 @@ context."""
 class Machine:
     """The GPUs to plan for. ``ranks`` of them, ``nodes`` machines."""
 
-    gpu: Gpu
+    gpu: GpuSpec
     ranks: int
     nodes: int = 1
 
@@ -262,17 +268,17 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One row of the table. ``batch``: that of a rank, in samples; 1 stands for the script's own if
     its size is unknown. ``largest_batch``: the largest that fits, 0 if none does.
     """
 
-    plan: Plan
+    plan: StrategyPlan
     machine: Machine
     batch: int
-    memory: Memory
+    memory: MemoryEstimate
     sent_bytes: int
-    pace: Pace
+    pace: StepTime
     largest_batch: int
 
     @property
@@ -284,7 +290,7 @@ class Row:
         return self.pace.step_s / self.batch
 
 
-def rows(facts: Mapping[str, Facts], there: Installed, machine: Machine) -> list[Row]:
+def rows(facts: Mapping[str, ObservedFacts], there: Installed, machine: Machine) -> list[PlanRow]:
     """``facts``: what was observed in each precision."""
     first = facts["32"]
     found = plans(
@@ -293,7 +299,7 @@ def rows(facts: Mapping[str, Facts], there: Installed, machine: Machine) -> list
     return [_row(facts, plan, machine) for plan in found]
 
 
-def _row(facts: Mapping[str, Facts], plan: Plan, machine: Machine) -> Row:
+def _row(facts: Mapping[str, ObservedFacts], plan: StrategyPlan, machine: Machine) -> PlanRow:
     first, seen = facts["32"], facts[plan.precision]
     batch = max((one.samples or 1) for one in first.passes)
     fixed, each = activations(seen.passes, plan)
@@ -305,10 +311,10 @@ def _row(facts: Mapping[str, Facts], plan: Plan, machine: Machine) -> Row:
     speed = pace(plan, flops, again, sent, machine.gpu)
     room = machine.room_bytes - (held.total - held.activations) - fixed
     largest = int(room // each) if each else batch
-    return Row(plan, machine, batch, held, sent, speed, max(0, largest))
+    return PlanRow(plan, machine, batch, held, sent, speed, max(0, largest))
 
 
-def _flops_of_a_batch(facts: Facts, batch: int) -> tuple[float, float]:
+def _flops_of_a_batch(facts: ObservedFacts, batch: int) -> tuple[float, float]:
     """Of all passes that one step makes, of whole batches."""
     whole = [one for one in facts.passes if (one.samples or 1) == batch]
     steps = facts.steps * len(whole) / len(facts.passes)

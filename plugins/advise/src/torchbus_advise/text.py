@@ -7,9 +7,9 @@ import os
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from torchbus_advise.facts import Facts
+from torchbus_advise.facts import ObservedFacts
 from torchbus_advise.plans import PRECISIONS
-from torchbus_advise.rows import Choice, Machine, Row
+from torchbus_advise.rows import Machine, PlanRow, Recommendation
 from torchbus_advise.trial import Survey
 
 
@@ -24,7 +24,7 @@ def found(survey: Survey) -> str:
     return "\n".join(lines)
 
 
-def _model(facts: Facts) -> str:
+def _model(facts: ObservedFacts) -> str:
     count = sum(one.bytes for one in facts.parameters)
     trained = sum(one.gradient_bytes for one in facts.parameters)
     states = sum(one.state_bytes + one.scalar_bytes for one in facts.parameters)
@@ -36,7 +36,7 @@ def _model(facts: Facts) -> str:
     )
 
 
-def _passes(facts: Facts) -> str:
+def _passes(facts: ObservedFacts) -> str:
     largest = max(facts.passes, key=lambda one: one.activation_bytes)
     batch = "a batch" if largest.samples is None else f"a batch of {largest.samples}"
     return (
@@ -45,7 +45,7 @@ def _passes(facts: Facts) -> str:
     )
 
 
-def _real(real: Facts, facts: Facts) -> str:
+def _real(real: ObservedFacts, facts: ObservedFacts) -> str:
     if real is facts:
         return "with real values only"
     held = max(one.activation_bytes for one in real.passes)
@@ -57,10 +57,10 @@ ADAPTIVE = ("adam", "lamb", "adagrad", "rmsprop", "lion", "adadelta", "sophia")
 
 
 def hints(
-    choice: Choice,
-    rows: Sequence[Row],
-    facts: Facts,
-    real: Facts | None,
+    choice: Recommendation,
+    rows: Sequence[PlanRow],
+    facts: ObservedFacts,
+    real: ObservedFacts | None,
     options: Collection[str],
 ) -> list[str]:
     row = choice.row
@@ -78,7 +78,7 @@ def hints(
     ]
 
 
-def largest_batch(row: Row, rows: Sequence[Row], facts: Facts) -> str:
+def largest_batch(row: PlanRow, rows: Sequence[PlanRow], facts: ObservedFacts) -> str:
     if facts.passes[0].samples is None:
         times = row.largest_batch
         return (
@@ -98,7 +98,7 @@ def largest_batch(row: Row, rows: Sequence[Row], facts: Facts) -> str:
     )
 
 
-def precision(row: Row) -> str:
+def precision(row: PlanRow) -> str:
     if row.plan.precision == "32":
         return ""
     return (
@@ -107,7 +107,7 @@ def precision(row: Row) -> str:
     )
 
 
-def learning_rate(row: Row, facts: Facts, options: Collection[str]) -> str:
+def learning_rate(row: PlanRow, facts: ObservedFacts, options: Collection[str]) -> str:
     ranks = row.machine.ranks
     if ranks == 1 or not facts.optimizers:
         return ""
@@ -125,7 +125,7 @@ def learning_rate(row: Row, facts: Facts, options: Collection[str]) -> str:
     )
 
 
-def workers(row: Row, facts: Facts) -> str:
+def workers(row: PlanRow, facts: ObservedFacts) -> str:
     if facts.loader is None or facts.loader.load_s is None:
         return ""
     load_s, step_s = facts.loader.load_s, row.pace.step_s
@@ -143,7 +143,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def recommendation(choice: Choice, rows: Sequence[Row], machine: Machine) -> list[str]:
+def recommendation(choice: Recommendation, rows: Sequence[PlanRow], machine: Machine) -> list[str]:
     """Lines. ``rows``: those of the machine that was asked for."""
     if choice.row is None:
         return [
@@ -157,20 +157,22 @@ def recommendation(choice: Choice, rows: Sequence[Row], machine: Machine) -> lis
     ]
 
 
-def call(row: Row) -> str:
+def call(row: PlanRow) -> str:
     devices = row.machine.ranks // row.machine.nodes
     nodes = f", num_nodes={row.machine.nodes}" if row.machine.nodes > 1 else ""
     return f"session({row.plan.arguments}, devices={devices}{nodes})"
 
 
-def reason(choice: Choice, rows: Sequence[Row], machine: Machine) -> tuple[str, str]:
+def reason(choice: Recommendation, rows: Sequence[PlanRow], machine: Machine) -> tuple[str, str]:
     """``choice`` has a row."""
     row = choice.row
     assert row is not None
     return _why_it_fits(choice, row, rows, machine), _why_it_is_best(row)
 
 
-def _why_it_fits(choice: Choice, row: Row, rows: Sequence[Row], machine: Machine) -> str:
+def _why_it_fits(
+    choice: Recommendation, row: PlanRow, rows: Sequence[PlanRow], machine: Machine
+) -> str:
     need = f"{size(row.memory.total)} a rank"
     room = f"the {size(machine.room_bytes)} that can be planned for"
     if choice.needs_batch is not None:
@@ -190,7 +192,7 @@ def _why_it_fits(choice: Choice, row: Row, rows: Sequence[Row], machine: Machine
     return f"{other}{also}; this needs {size(row.memory.total)} of {room}."
 
 
-def _why_it_is_best(row: Row) -> str:
+def _why_it_is_best(row: PlanRow) -> str:
     step = f"about {seconds(row.pace.step_s)} a step"
     part = f"{100 * row.pace.efficiency:.0f} % of it computing"
     if row.machine.ranks == 1:
@@ -208,7 +210,7 @@ are left for what kernels, the allocator and the context take, which is unknown.
 AS_IT_IS = "without further options"
 
 
-def by_part(rows: Sequence[Row]) -> str:
+def by_part(rows: Sequence[PlanRow]) -> str:
     """``fits``: in the GPU's memory."""
     unit, least = unit_for(row.memory.total for row in rows)
     lines: list[Sequence[str]] = [(f"{unit} a rank", *HEAD)]
@@ -217,7 +219,7 @@ def by_part(rows: Sequence[Row]) -> str:
     return grid(lines)
 
 
-def by_ranks(rows: Mapping[int, Sequence[Row]]) -> str:
+def by_ranks(rows: Mapping[int, Sequence[PlanRow]]) -> str:
     """Totals; a star marks what does not fit."""
     every = [row for found in rows.values() for row in found]
     unit, least = unit_for(row.memory.total for row in every)
@@ -232,15 +234,15 @@ def by_ranks(rows: Mapping[int, Sequence[Row]]) -> str:
     return grid(lines)
 
 
-def _grouped(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _grouped(rows: Sequence[PlanRow]) -> list[tuple[str, list[PlanRow]]]:
     """By the options that are not the strategy's own."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[PlanRow]] = {}
     for row in rows:
         groups.setdefault(", ".join(row.plan.options) or AS_IT_IS, []).append(row)
     return list(groups.items())
 
 
-def _parts(row: Row, least: int) -> tuple[str, ...]:
+def _parts(row: PlanRow, least: int) -> tuple[str, ...]:
     held = row.memory
     parts = (held.parameters, held.gradients, held.states, held.activations, held.exchange)
     return (
@@ -253,7 +255,7 @@ def _parts(row: Row, least: int) -> tuple[str, ...]:
     )
 
 
-def _total(row: Row | None, least: int) -> str:
+def _total(row: PlanRow | None, least: int) -> str:
     return "" if row is None else number(row.memory.total / least) + (" " if row.fits else "*")
 
 

@@ -21,9 +21,9 @@ import torch
 from torchbus import Session
 from torchbus.plugin import TorchbusError
 
-from torchbus_advise.facts import Facts, from_json
+from torchbus_advise.facts import ObservedFacts, from_json
 from torchbus_advise.fake import Answers, fake_tensors, sessions_replaced, uncompiled
-from torchbus_advise.observer import Enough, Observer
+from torchbus_advise.observer import ObservedEnough, Observer
 from torchbus_advise.plans import Installed
 from torchbus_cli import programs as program
 
@@ -47,19 +47,23 @@ class Survey:
     and why.
     """
 
-    facts: Mapping[str, Facts]
-    real: Facts | None
+    facts: Mapping[str, ObservedFacts]
+    real: ObservedFacts | None
     notes: list[str]
 
 
 def survey(
-    request: Request, there: Installed, tensors: str, timeout_s: float, say: Callable[[str], None]
+    request: TrialRequest,
+    there: Installed,
+    tensors: str,
+    timeout_s: float,
+    say: Callable[[str], None],
 ) -> Survey:
     """``tensors``: "fake", "real" or "auto". Raises NoStep."""
     trial = _Trials(request, timeout_s, say)
     notes: list[str] = []
-    fake = Outcome() if tensors == "real" else trial.fake()
-    facts: dict[str, Facts] = {}
+    fake = TrialOutcome() if tensors == "real" else trial.fake()
+    facts: dict[str, ObservedFacts] = {}
     if fake.facts is not None:
         facts["32"] = fake.facts
         if "precision" in there.options and not fake.facts.local_precision:
@@ -68,7 +72,7 @@ def survey(
     reason = too_much(fake.facts) if fake.facts is not None and tensors == "auto" else ""
     if reason or tensors == "fake":
         notes += [f"not run with real values: {reason}"] if reason else []
-        real = Outcome()
+        real = TrialOutcome()
     else:
         real = trial.real(lint="lint" in there.options)
     if not facts and real.facts is None:
@@ -79,26 +83,26 @@ def survey(
 
 
 class _Trials:
-    def __init__(self, request: Request, timeout_s: float, say: Callable[[str], None]) -> None:
+    def __init__(self, request: TrialRequest, timeout_s: float, say: Callable[[str], None]) -> None:
         self._request, self._timeout_s, self._progress = request, timeout_s, say
 
-    def fake(self, **options: object) -> Outcome:
+    def fake(self, **options: object) -> TrialOutcome:
         suffix = f" under {options['precision']}" if options else ""
         self._progress(f"running the first {self._request.steps} steps with fake tensors{suffix}")
         return self._run(replace(self._request, is_fake=True, options=dict(options)))
 
-    def real(self, lint: bool) -> Outcome:
+    def real(self, lint: bool) -> TrialOutcome:
         self._progress(
             f"running the first steps with real values, for up to {TIMED_S:.0f} s of steps"
         )
         options = {"lint": True} if lint else {}
         return self._run(replace(self._request, is_fake=False, options=options, then_s=TIMED_S))
 
-    def _run(self, request: Request) -> Outcome:
+    def _run(self, request: TrialRequest) -> TrialOutcome:
         return run_run(request, self._timeout_s, self._progress)
 
 
-def _no_step(name: str, outcome: Outcome) -> NoStep:
+def _no_step(name: str, outcome: TrialOutcome) -> NoStep:
     if outcome.error:
         return NoStep(f"{name} failed before its first step: {outcome.error}", outcome.trace)
     if not outcome.backwards:
@@ -115,7 +119,7 @@ REPORTED_EVERY_S = 30.0
 LAST_LINES = 20
 
 
-def run_run(request: Request, timeout_s: float, say: Callable[[str], None]) -> Outcome:
+def run_run(request: TrialRequest, timeout_s: float, say: Callable[[str], None]) -> TrialOutcome:
     """Nothing of the script's own output is shown. A process that dies, or that takes longer than
     ``timeout_s``, is an outcome too."""
     with tempfile.TemporaryDirectory(prefix="torchbus-advise-") as name:
@@ -131,7 +135,7 @@ def run_run(request: Request, timeout_s: float, say: Callable[[str], None]) -> O
         if answered.exists():
             return read_outcome(answered)
         trace = _tail(output.read_text(encoding="utf-8", errors="replace"))
-        return Outcome(error=_died(None if late else process.exitcode, timeout_s), trace=trace)
+        return TrialOutcome(error=_died(None if late else process.exitcode, timeout_s), trace=trace)
 
 
 def _wait(process: BaseProcess, timeout_s: float, say: Callable[[str], None]) -> None:
@@ -158,7 +162,7 @@ def _tail(text: str) -> str:
 SHOWN_ANSWERS = 3
 
 
-def work(request: Request, outcome: Path, output: Path) -> NoReturn:
+def work(request: TrialRequest, outcome: Path, output: Path) -> NoReturn:
     """Run the trial in this forked process, and exit.
 
     The script's terminal output goes to the file ``output``.
@@ -177,7 +181,7 @@ def work(request: Request, outcome: Path, output: Path) -> NoReturn:
     os._exit(0)  # whatever threads the script has left
 
 
-def child_run(request: Request) -> Outcome:
+def child_run(request: TrialRequest) -> TrialOutcome:
     """The script up to the last step that is wanted, or to what it raises before."""
     observer = Observer(request.steps, halves=request.is_fake, then_s=request.then_s)
     answers = Answers()
@@ -191,7 +195,7 @@ def child_run(request: Request) -> Outcome:
             stack.enter_context(fake_tensors(answers))
         try:
             _run(request, observer, notes)
-        except Enough:
+        except ObservedEnough:
             pass
         except BaseException as raised:
             error = raised
@@ -199,10 +203,10 @@ def child_run(request: Request) -> Outcome:
     if facts is not None:
         reported = [*notes, *_notes(answers)]
         facts = replace(facts, step_s=observer.step_s, notes=reported, warnings=received)
-    return Outcome(facts, observer.backwards, *_formatted(error))
+    return TrialOutcome(facts, observer.backwards, *_formatted(error))
 
 
-def _run(request: Request, observer: Observer, notes: list[str]) -> None:
+def _run(request: TrialRequest, observer: Observer, notes: list[str]) -> None:
     find = program.from_module if request.by_module else program.from_file
     found = find(request.name, request.args)
     session = Session(observer, strategy=None, devices=1, **request.options)
@@ -253,7 +257,7 @@ LONGEST_STEP_S = 30.0
 GIB = 2**30
 
 
-def too_much(facts: Facts) -> str:
+def too_much(facts: ObservedFacts) -> str:
     """Why not, "" if it can."""
     needed, free = needed_bytes(facts), free_bytes()
     if needed > FILLED * free:
@@ -263,7 +267,7 @@ def too_much(facts: Facts) -> str:
     return f"a step would take about {step_s:.0f} s here" if step_s > LONGEST_STEP_S else ""
 
 
-def needed_bytes(facts: Facts) -> int:
+def needed_bytes(facts: ObservedFacts) -> int:
     """Of one process."""
     state_bytes = sum(
         one.bytes + one.gradient_bytes + one.state_bytes + one.scalar_bytes
@@ -282,7 +286,7 @@ def free_bytes() -> int:
 
 
 @dataclass(frozen=True)
-class Request:
+class TrialRequest:
     """What one run does. ``name``: of the script, or with ``by_module`` of the module. ``options``:
     those of the session. ``then_s``: for so long further steps are timed.
     """
@@ -297,12 +301,12 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What one run showed. ``facts``: None if the loop did not get as far as one step. ``trace``:
     what the script raised.
     """
 
-    facts: Facts | None = None
+    facts: ObservedFacts | None = None
     backwards: int = 0
     error: str = ""
     trace: str = ""
@@ -311,9 +315,9 @@ class Outcome:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
-def read_outcome(path: Path) -> Outcome:
+def read_outcome(path: Path) -> TrialOutcome:
     reported = json.loads(path.read_text(encoding="utf-8"))
-    return Outcome(
+    return TrialOutcome(
         **reported | {"facts": from_json(reported["facts"]) if reported["facts"] else None}
     )
 

@@ -23,7 +23,7 @@ Args = tuple[object, ...]
 Kwargs = dict[str, object]
 
 
-class Models:
+class CastModels:
     """Finds models through their optimizers, by a variable's name, or at their first call."""
 
     def __init__(self, session: Context, dtype: torch.dtype) -> None:
@@ -88,7 +88,7 @@ def floats_of(model: Module) -> list[Tensor]:
     return [parameter for parameter in model.parameters() if parameter.is_floating_point()]
 
 
-class Autocast(Models):
+class Autocast(CastModels):
     """Runs the outermost models under autocast, and returns floating outputs as float32."""
 
     def __init__(self, session: Context, dtype: torch.dtype) -> None:
@@ -141,7 +141,7 @@ class Autocast(Models):
         return f"forward under {NAMES[self.dtype]} autocast, returns float32"
 
 
-class Converted(Models):
+class Converted(CastModels):
     """Converts models and their inputs to one dtype.
 
     Half precision returns float32, so that the loss is computed in float32.

@@ -11,7 +11,7 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_amp import float8
 from torchbus_amp.float8 import Float8
-from torchbus_amp.models import Autocast, Converted, Models
+from torchbus_amp.models import Autocast, CastModels, Converted
 from torchbus_amp.scaling import LossScaling
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
@@ -32,7 +32,7 @@ ELSEWHERE = {
 """What others call them. Those names are not accepted: "bf16" is "bf16-true" in some libraries."""
 
 
-class State(TypedDict):
+class ScalerStates(TypedDict):
     """The loss scales, as plain numbers."""
 
     scales: list[dict[str, object]]
@@ -91,7 +91,7 @@ class Precision:
         self._float8: Any = float8.read(fp8_config) if precision == "fp8" else None
         self._skip = tuple(fp8_skip)
         self._session: Context | None = None
-        self.models: Models | None = None
+        self.models: CastModels | None = None
         self.scaling: LossScaling | None = None
 
     @hookimpl(tryfirst=True)
@@ -112,7 +112,7 @@ class Precision:
             self.scaling = LossScaling(session)
             session.bus.register(self.scaling, "amp.scaling")
 
-    def _models(self, session: Context) -> Models:
+    def _models(self, session: Context) -> CastModels:
         if self._float8 is not None:
             float8.refuse_device(session.device, self._float8)
             return Float8(session, self._float8, self._skip)
@@ -129,11 +129,11 @@ class Precision:
         ):
             refuse_in_float16(optimizer)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> ScalerStates:
         """The loss scales, one for each optimizer in the order in which these were made."""
         return {"scales": [] if self.scaling is None else self.scaling.state_dict()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: ScalerStates) -> None:
         """Load the scales of the optimizers that there are, in order, and of those to come.
 
         All ranks call it with the same scales, inside the block.

@@ -37,8 +37,8 @@ class Averages:
         self._update = update
         self._with_buffers = with_buffers
         self._parameters: list[int] = []
-        self._entries: list[Entry] = []
-        self._groups: list[list[Entry]] = []
+        self._entries: list[AveragedTensor] = []
+        self._groups: list[list[AveragedTensor]] = []
         self._held: dict[int, set[int]] = {}
         self._train_mode: list[bool] = []
         self.models: list[Module] = []
@@ -75,7 +75,7 @@ class Averages:
         ]
         known = {id(entry.tensor): entry for entry in self._entries}
         tensors = [*parameters, *(buffers if self._with_buffers else ())]
-        self._entries = [known.get(id(one)) or Entry(one) for one in tensors]
+        self._entries = [known.get(id(one)) or AveragedTensor(one) for one in tensors]
         self._group()
 
     def _group(self) -> None:
@@ -113,7 +113,7 @@ class Averages:
         for entry in self._of(model, self.models):
             entry.swap_out()
 
-    def _of(self, model: Module | None, models: list[Module]) -> Iterator[Entry]:
+    def _of(self, model: Module | None, models: list[Module]) -> Iterator[AveragedTensor]:
         """All entries, or those of these models, as far as they are inside ``model``."""
         if model is None:
             yield from self._entries
@@ -143,7 +143,7 @@ class Averages:
         self._group()
 
 
-def _kind(entry: Entry) -> tuple[str, str, int]:
+def _kind(entry: AveragedTensor) -> tuple[str, str, int]:
     return str(entry.tensor.device), str(entry.tensor.dtype), entry.count
 
 
@@ -156,7 +156,7 @@ def _owners(model: Module) -> set[int]:
     return {id(part) for part in model.modules() if any(True for _ in part.parameters(False))}
 
 
-class Entry:
+class AveragedTensor:
     """A parameter or buffer of a model, and its average.
 
     ``count``: how many values are in the average. ``training``: the training value, while the

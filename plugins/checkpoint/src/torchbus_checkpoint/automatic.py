@@ -10,15 +10,15 @@ from torchbus.plugin import Context, LoaderIterator, warn
 
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.exchange import agree
-from torchbus_checkpoint.loop.contents import Finder
-from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.steps import Steps
-from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.loop.contents import ObjectFinder
+from torchbus_checkpoint.loop.position import LoopPosition
+from torchbus_checkpoint.loop.steps import LoopSteps
+from torchbus_checkpoint.options import CheckpointOptions
 from torchbus_checkpoint.remote import fetch
-from torchbus_checkpoint.remote.mirror import Mirror
+from torchbus_checkpoint.remote.mirror import RemoteMirror
 from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.requests import Requests, When
-from torchbus_checkpoint.state.snapshot import Snapshot
+from torchbus_checkpoint.state.snapshot import LoopSnapshot
 
 LEFT = (
     "max_steps or max_time ended the loop, and then the loop left its pass by `break`, or made more"
@@ -33,12 +33,12 @@ class AutomaticSaves:
     def __init__(
         self,
         session: Context,
-        options: Options,
+        options: CheckpointOptions,
         when: When,
         requests: Requests,
-        loop: tuple[Finder, Position, Steps],
-        snapshot: Snapshot,
-        mirror: Mirror | None,
+        loop: tuple[ObjectFinder, LoopPosition, LoopSteps],
+        snapshot: LoopSnapshot,
+        mirror: RemoteMirror | None,
     ) -> None:
         assert options.folder is not None
         self._session = session

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_checkpoint.disk import choice
-from torchbus_checkpoint.loop.contents import Contents
+from torchbus_checkpoint.loop.contents import LoopContents
 from torchbus_checkpoint.show import amount, check, checkpoints, reading, show, verify
 from torchbus_checkpoint.state.plain import State, decode
 from torchbus_cli.parser import Parser, complain
@@ -79,7 +79,7 @@ def _parser() -> Parser:
 
 
 FORMATS = ("pt", "safetensors")
-NO_LOOP = Contents([], [], [], [], [], lambda parameter: parameter.shape)
+NO_LOOP = LoopContents([], [], [], [], [], lambda parameter: parameter.shape)
 
 
 def export(path: Path, output: Path, format: str, optimizers: bool) -> int:

@@ -20,7 +20,7 @@ from torchbus_checkpoint.state.jsonable import from_json, to_json
 Value = TypeVar("Value")
 
 
-class Exchange:
+class CheckpointExchange:
     """The exchange about one checkpoint. No other exchange has used its ``key``.
 
     All ranks call the same methods in the same order.

@@ -14,7 +14,7 @@ RESUME = ("auto", "never")
 Place = str | os.PathLike[str]
 
 
-class Options:
+class CheckpointOptions:
     """Where checkpoints are written, how, which are kept, and which one the run resumes from.
 
     With a ``url``, ``folder`` is that of the local copy. Raises UsageError for a wrong type or

@@ -14,14 +14,14 @@ from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimp
 from torchbus_checkpoint import events
 from torchbus_checkpoint.automatic import AutomaticSaves
 from torchbus_checkpoint.loop import loaders
-from torchbus_checkpoint.loop.contents import Finder
+from torchbus_checkpoint.loop.contents import ObjectFinder
 from torchbus_checkpoint.loop.course import explain_failure
-from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.steps import Epochs, Steps
-from torchbus_checkpoint.options import Options, refuse_url
+from torchbus_checkpoint.loop.position import LoopPosition
+from torchbus_checkpoint.loop.steps import Epochs, LoopSteps
+from torchbus_checkpoint.options import CheckpointOptions, refuse_url
 from torchbus_checkpoint.requests import Requests, When, seconds
 from torchbus_checkpoint.resume import Resume
-from torchbus_checkpoint.state.snapshot import Snapshot
+from torchbus_checkpoint.state.snapshot import LoopSnapshot
 
 Thing = TypeVar("Thing")
 
@@ -97,7 +97,7 @@ class Checkpoint:
         sharded_save: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
-        self._options = Options(
+        self._options = CheckpointOptions(
             checkpoint,
             local_copy=local_copy,
             keep=keep,
@@ -120,11 +120,11 @@ class Checkpoint:
     def session_start(self, session: Context) -> None:
         self._session = session
         self._places = Places(session)
-        self._position = Position(session)
-        self._finder = Finder(session)
-        self._steps = Steps(session.steps.follow(), self._boundary)
+        self._position = LoopPosition(session)
+        self._finder = ObjectFinder(session)
+        self._steps = LoopSteps(session.steps.follow(), self._boundary)
         self._epochs = Epochs(session, self._position, self._steps, lambda: self._boundary(None))
-        self._snapshot = Snapshot(
+        self._snapshot = LoopSnapshot(
             session, self._options, self._finder, self._position, self._steps, self._epochs
         )
         self._resume = Resume(

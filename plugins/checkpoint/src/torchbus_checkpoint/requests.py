@@ -15,7 +15,7 @@ from types import FrameType
 
 from torchbus.plugin import Context, UsageError, expect
 
-from torchbus_strategy.ahead import Decisions
+from torchbus_strategy.decisions import Decisions
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALLED = "checkpoint/signal"

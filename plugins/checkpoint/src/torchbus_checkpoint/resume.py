@@ -11,15 +11,15 @@ from torchbus.plugin import Context, UsageError
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.exchange import agree
 from torchbus_checkpoint.locks import FolderLock
-from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.replaying import Replay
+from torchbus_checkpoint.loop.position import LoopPosition
+from torchbus_checkpoint.loop.replaying import LoopReplay
 from torchbus_checkpoint.loop.steps import Epochs
-from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.options import CheckpointOptions
 from torchbus_checkpoint.remote import fetch
 from torchbus_checkpoint.remote.fetch import RemoteJob
-from torchbus_checkpoint.remote.mirror import Mirror
+from torchbus_checkpoint.remote.mirror import RemoteMirror
 from torchbus_checkpoint.state import forms
-from torchbus_checkpoint.state.snapshot import Snapshot
+from torchbus_checkpoint.state.snapshot import LoopSnapshot
 
 
 class Resume:
@@ -32,9 +32,9 @@ class Resume:
     def __init__(
         self,
         session: Context,
-        options: Options,
-        snapshot: Snapshot,
-        position: Position,
+        options: CheckpointOptions,
+        snapshot: LoopSnapshot,
+        position: LoopPosition,
         epochs: Epochs,
         restored: Callable[[], None],
     ) -> None:
@@ -44,12 +44,12 @@ class Resume:
         self._position = position
         self._epochs = epochs
         self._restored = restored
-        self._replay: Replay | None = None
-        self.mirror: Mirror | None = None
+        self._replay: LoopReplay | None = None
+        self.mirror: RemoteMirror | None = None
         self.found: Path | None = None
 
     @property
-    def pending(self) -> Replay | None:
+    def pending(self) -> LoopReplay | None:
         """The replay, while it runs."""
         return self._replay if self._replay is not None and self._replay.pending else None
 
@@ -87,7 +87,7 @@ class Resume:
         else:
             replay.drop()
 
-    def begin(self, found: Path) -> Replay:
+    def begin(self, found: Path) -> LoopReplay:
         """Begin a replay that ends where this checkpoint was written."""
         mine, alike, scale = self._snapshot.local_of(found)
         if mine["position"].get("left"):
@@ -104,7 +104,9 @@ class Resume:
 
         self.found = found
         with forms.as_written(found, "the position in it"):
-            replay = Replay(self._session, self._position, mine["position"], put_back, alike, scale)
+            replay = LoopReplay(
+                self._session, self._position, mine["position"], put_back, alike, scale
+            )
         self._replay = self._epochs.replay = replay
         self._session.bus.register(replay, "checkpoint.replay")
         return replay

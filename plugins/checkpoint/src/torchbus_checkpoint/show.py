@@ -14,7 +14,7 @@ from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_checkpoint.disk import choice, folder, formats
 from torchbus_checkpoint.disk.divided import NOTE
-from torchbus_checkpoint.disk.formats import Entry, Manifest
+from torchbus_checkpoint.disk.formats import FileEntry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_cli.parser import table
 from torchbus_redaction.redactor import one_line
@@ -38,7 +38,7 @@ def _verify_one(checkpoint: Path) -> int:
     return 0
 
 
-def check(checkpoint: Path) -> dict[str, Entry]:
+def check(checkpoint: Path) -> dict[str, FileEntry]:
     """Return the files, if all are unchanged and hold no code. Raises CheckpointError."""
     manifest = safely_manifest(checkpoint)
     files = manifest["files"]
@@ -77,7 +77,7 @@ class Described(TypedDict):
     plugins: list[str]
 
 
-class Facts(Described):
+class CheckpointFacts(Described):
     """Facts about one checkpoint, as ``--json`` prints them."""
 
     checkpoint: str
@@ -113,7 +113,7 @@ COLUMNS = ("checkpoint", "step", "epoch", "ranks", "metric", "size", "written by
 def show(path: Path, as_json: bool) -> int:
     """Print the facts of each checkpoint. Return 1 if one of them can't be read."""
     found = checkpoints(path)
-    whole: list[Facts] = []
+    whole: list[CheckpointFacts] = []
     broken: list[Broken] = []
     for checkpoint in found:
         try:
@@ -135,7 +135,7 @@ def _name(checkpoint: Path) -> str:
     return one_line(str(checkpoint))
 
 
-def _facts(checkpoint: Path) -> Facts:
+def _facts(checkpoint: Path) -> CheckpointFacts:
     manifest = safely_manifest(checkpoint)
     with reading(checkpoint):
         inside = described(checkpoint, manifest)
@@ -154,7 +154,7 @@ def _facts(checkpoint: Path) -> Facts:
     }
 
 
-def _one(facts: Facts) -> str:
+def _one(facts: CheckpointFacts) -> str:
     rows = [
         ("step", f"{facts['step']}, in epoch {facts['epoch']}"),
         ("ranks", str(facts["ranks"])),
@@ -166,18 +166,18 @@ def _one(facts: Facts) -> str:
     return "\n".join([facts["checkpoint"], table([(f"  {name}", text) for name, text in rows])])
 
 
-def _many(whole: list[Facts], broken: list[Broken]) -> str:
+def _many(whole: list[CheckpointFacts], broken: list[Broken]) -> str:
     rows = [tuple(column.upper() for column in COLUMNS), *map(_row, whole)]
     return "\n".join([table(rows), *(one["error"] for one in broken)])
 
 
-def _row(one: Facts) -> tuple[str, ...]:
+def _row(one: CheckpointFacts) -> tuple[str, ...]:
     counts = (str(one["step"]), str(one["epoch"]), str(one["ranks"]))
     metric = "" if one["metric"] is None else f"{one['metric']:g}"
     return (Path(one["checkpoint"]).name, *counts, metric, amount(one["bytes"]), _writer(one))
 
 
-def _writer(facts: Facts) -> str:
+def _writer(facts: CheckpointFacts) -> str:
     programs = [f"{name} {version}" for name, version in facts["written_by"].items()]
     return one_line(", ".join([*programs, f"format {facts['format']}"]))
 

@@ -68,7 +68,7 @@ def _parser(entry: Any) -> Parser | None:
     """Return the parser of a command; None for one that makes none, or can't be imported."""
     try:
         discovery.load(entry)([parser.FIND])
-    except parser.Found as found:
+    except parser.ParserFound as found:
         return found.parser
     except PluginError:
         return None

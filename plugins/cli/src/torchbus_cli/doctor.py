@@ -30,8 +30,8 @@ from torchbus_cli.plugins import installed_plugins, misfits
 from torchbus_device import accelerators
 from torchbus_device.devices import DevicePlan
 from torchbus_launch import inherited
-from torchbus_launch.places import Place, find
-from torchbus_launch.request import Request
+from torchbus_launch.launched_rank import LaunchedRank, find
+from torchbus_launch.request import LaunchRequest
 from torchbus_redaction.redactor import Redactor
 
 
@@ -118,14 +118,14 @@ def _contradictions() -> list[str]:
 
     Inside torchrun, the variables of SLURM or MPI describe the launch of torchrun itself.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, LaunchedRank] = {}
     problems: list[str] = []
     for launcher, names in LAUNCHERS.items():
         try:
             given = matching(f"{names}|{RENDEZVOUS_POINT}")
             # _rendezvous_point() judges the address
             given |= {name: value for name, value in GOOD_ADDRESS.items() if name in given}
-            place = find(Request(DevicePlan("cpu", 1)), given)
+            place = find(LaunchRequest(DevicePlan("cpu", 1)), given)
             places |= {launcher: place} if place is not None else {}
         except ValueError as error:
             problems.append(str(error))

@@ -17,7 +17,7 @@ from torchbus.plugin import TorchbusError, UsageError
 FIND = "--torchbus-find-parser"
 
 
-class Found(Exception):
+class ParserFound(Exception):
     """Brings the parser of a command to ``torchbus completion``, which calls it with ``FIND``."""
 
     def __init__(self, parser: Parser) -> None:
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         Raises Found, which ends the command, if only the parser is asked for.
         """
         if argv == [FIND]:
-            raise Found(self)
+            raise ParserFound(self)
         given, unknown = self.parse_known_args(argv)
         if unknown:
             following = argv[argv.index(unknown[0]) + 1 :] if unknown[0] in argv else []

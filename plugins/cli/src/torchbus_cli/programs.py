@@ -23,7 +23,7 @@ from torchbus.session import Session
 
 
 @dataclass(frozen=True)
-class Program:
+class MainProgram:
     """A program: its code, the module ``__main__`` in which it runs, and its ``sys.argv``."""
 
     code: CodeType
@@ -79,7 +79,7 @@ class Program:
         sys.excepthook = shown
 
 
-def from_file(path: str, args: list[str]) -> Program:
+def from_file(path: str, args: list[str]) -> MainProgram:
     """Load a script, or a folder or zip archive with a ``__main__.py``.
 
     Raises UsageError if there is none.
@@ -99,10 +99,12 @@ def from_file(path: str, args: list[str]) -> Program:
     main = ModuleType("__main__")
     vars(main).update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
     with io.open_code(file) as stream:
-        return Program(compile(stream.read(), file, "exec", dont_inherit=True), main, [path, *args])
+        return MainProgram(
+            compile(stream.read(), file, "exec", dont_inherit=True), main, [path, *args]
+        )
 
 
-def from_module(name: str, args: list[str]) -> Program:
+def from_module(name: str, args: list[str]) -> MainProgram:
     """Load a module, or a package with a ``__main__``; raise UsageError if there is none."""
     if name.endswith(".py"):
         raise UsageError(f"-m takes the name of a module: leave it out to run the file {name}")
@@ -115,7 +117,7 @@ def from_module(name: str, args: list[str]) -> Program:
     )
 
 
-def _from_spec(spec: ModuleSpec | None, argv: list[str], otherwise: str) -> Program:
+def _from_spec(spec: ModuleSpec | None, argv: list[str], otherwise: str) -> MainProgram:
     code = (
         spec.loader.get_code(spec.name)
         if spec is not None and isinstance(spec.loader, InspectLoader)
@@ -125,7 +127,7 @@ def _from_spec(spec: ModuleSpec | None, argv: list[str], otherwise: str) -> Prog
         raise UsageError(otherwise)
     main = importlib.util.module_from_spec(spec)
     main.__name__ = "__main__"
-    return Program(
+    return MainProgram(
         code, main, argv if spec.name == "__main__" else [spec.origin or spec.name, *argv]
     )
 

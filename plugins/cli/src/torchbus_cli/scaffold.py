@@ -20,7 +20,7 @@ SUFFIX = ".txt"  # of the template's files, so that no tool takes them for sourc
 
 
 @dataclass(frozen=True)
-class Names:
+class TemplateNames:
     """Names in the template. ``name``: of the plugin. ``version``: of torchbus."""
 
     name: str
@@ -46,7 +46,7 @@ class Names:
         }
 
 
-def write(folder: Path, kind: str, names: Names) -> None:
+def write(folder: Path, kind: str, names: TemplateNames) -> None:
     """Write the package of a plugin of this kind."""
     for source in (TEMPLATE / "common", TEMPLATE / kind):
         _write(source, folder, names.values())
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _names(given: str) -> Names:
+def _names(given: str) -> TemplateNames:
     """Return the names of a plugin. Raises UsageError for an invalid name, or one in use."""
     name = given.removeprefix("torchbus-").removeprefix("torchbus_").replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
@@ -110,7 +110,7 @@ def _names(given: str) -> Names:
         )
     for kind in USED:
         _refuse_consumed(given, name, kind)
-    return Names(name, torchbus.__version__)
+    return TemplateNames(name, torchbus.__version__)
 
 
 def _refuse_consumed(given: str, name: str, kind: str) -> None:

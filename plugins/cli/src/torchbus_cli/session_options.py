@@ -19,10 +19,10 @@ from torchbus.session import CORE_OPTIONS, Session
 
 from torchbus_cli import programs as program
 from torchbus_cli.parser import Parser, complain
-from torchbus_cli.programs import Program
+from torchbus_cli.programs import MainProgram
 from torchbus_device import accelerators
 from torchbus_launch import config_file
-from torchbus_launch.places import world_size_seen
+from torchbus_launch.launched_rank import world_size_seen
 
 USAGE = """torchbus run [OPTION]... SCRIPT [ARG]...
        torchbus run [OPTION]... -m MODULE [ARG]..."""
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 PLUGINS = "plugins"
 
 
-class Config:
+class ConfigFile:
     """What a file says. Explains which options come from it, and which from the command line.
 
     ``options``: by name. ``plugins``: names of installed ones.
@@ -139,7 +139,7 @@ def _toml() -> Any:
 
 def program_and_session(
     parser: Parser, argv: list[str], ranks_on_cpu: int | None = None
-) -> tuple[Program, Session]:
+) -> tuple[MainProgram, Session]:
     """Return the script that a command names, and the session that it wants around it.
 
     ``parser`` comes from ``session_parser``. ``ranks_on_cpu``: the number of ranks on a machine
@@ -167,7 +167,7 @@ def _leaves_ranks_open(given: Mapping[str, object]) -> bool:
     )
 
 
-def find(name: str, *args: str, by_module: bool) -> Program:
+def find(name: str, *args: str, by_module: bool) -> MainProgram:
     """Return what `python NAME ARG...` or `python -m NAME ARG...` would run."""
     found = program.from_module if by_module else program.from_file
     return found(name, list(args))
@@ -182,10 +182,10 @@ def session_of(given: dict[str, Any]) -> Session:
     path = given.pop("config", None)
     if path is None:
         return Session(*plugins, **given, **options)
-    return _by_config(Config(path), plugins, given | options)
+    return _by_config(ConfigFile(path), plugins, given | options)
 
 
-def _by_config(config: Config, plugins: list[str], given: dict[str, object]) -> Session:
+def _by_config(config: ConfigFile, plugins: list[str], given: dict[str, object]) -> Session:
     more = [name for name in config.plugins if name not in plugins]
     try:
         return Session(*plugins, *more, config, **config.merged(given))

@@ -227,7 +227,7 @@ class LocalModel(TypedDict):
     averager: State | None
 
 
-class Saved(TypedDict):
+class SavedModel(TypedDict):
     stepped: bool
     optimizers: list[LocalModel]
 
@@ -267,7 +267,7 @@ class LocalModels:
             for averager in self._averagers.values():
                 averager.agree()
 
-    def state_dict(self) -> Saved:
+    def state_dict(self) -> SavedModel:
         return {
             "stepped": self.stepped,
             "optimizers": [self._of(optimizer) for optimizer in self._alive()],
@@ -283,7 +283,7 @@ class LocalModels:
         }
 
     @torch.no_grad()
-    def load_state_dict(self, saved: Saved) -> None:
+    def load_state_dict(self, saved: SavedModel) -> None:
         """Load what this rank has written."""
         self.stepped = saved["stepped"]
         self._averagers.clear()

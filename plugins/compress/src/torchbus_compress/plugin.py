@@ -37,7 +37,7 @@ WITHOUT_STRATEGY = ALGORITHMS[:-1]
 """Those that no strategy needs to run."""
 
 
-class State(TypedDict):
+class CompressState(TypedDict):
     """The checkpoint state. ``who``: the rank and the number of ranks that wrote it."""
 
     algorithm: str
@@ -93,7 +93,7 @@ class Compress:
         self._models = (
             LocalModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
         )
-        self._memory = Memory()
+        self._memory = HookStates()
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -189,7 +189,7 @@ class Compress:
         assert self._session is not None
         return [self._session.rank, self._session.world_size]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> CompressState:
         """For a checkpoint in which each rank has its own state.
 
         It has errors that are still to be sent, or a model that differs between ranks.
@@ -197,7 +197,7 @@ class Compress:
         mine = self._memory.state_dict() if self._models is None else self._models.state_dict()
         return {"algorithm": self.algorithm, "who": self._who, "own": mine}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: CompressState) -> None:
         """Load the state of the same algorithm.
 
         If the number of ranks was another one, load only what the ranks have in common.
@@ -220,7 +220,7 @@ class Compress:
         }
 
 
-class Saved(TypedDict):
+class SavedHook(TypedDict):
     """The state of torch's communication hook. ``random`` is that of its generator."""
 
     steps: int
@@ -236,7 +236,7 @@ class _Known:
     state: PowerSGDState
 
 
-class Memory:
+class HookStates:
     """The states of torch's hook, one for each set of parameters that are sent together.
 
     A set of the same shapes gets the state that was saved. The errors are each rank's own, and mean
@@ -245,7 +245,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._loaded: dict[str, Saved] = {}
+        self._loaded: dict[str, SavedHook] = {}
 
     def add(self, module: nn.Module, state: PowerSGDState) -> None:
         """Remember a state for the module's parameters.
@@ -263,10 +263,10 @@ class Memory:
         if key in self._loaded:
             _fill(state, self._loaded.pop(key))
 
-    def state_dict(self) -> dict[str, Saved]:
+    def state_dict(self) -> dict[str, SavedHook]:
         return self._loaded | {key: _read(known.state) for key, known in self._known.items()}
 
-    def load_state_dict(self, saved: dict[str, Saved], is_local: bool) -> None:
+    def load_state_dict(self, saved: dict[str, SavedHook], is_local: bool) -> None:
         """``is_local`` says whether this rank has written it."""
         self._loaded = {
             key: one if is_local else {**one, "errors": {}} for key, one in saved.items()
@@ -275,7 +275,7 @@ class Memory:
             _fill(self._known[key].state, self._loaded.pop(key))
 
 
-def _read(state: PowerSGDState) -> Saved:
+def _read(state: PowerSGDState) -> SavedHook:
     return {
         "steps": state.iter,
         "random": state.rng.get_state(),
@@ -285,7 +285,7 @@ def _read(state: PowerSGDState) -> Saved:
     }
 
 
-def _fill(state: PowerSGDState, saved: Saved) -> None:
+def _fill(state: PowerSGDState, saved: SavedHook) -> None:
     """Torch looks these up by the number of a bucket, and makes what it does not find."""
     state.iter = saved["steps"]
     if not 0 <= saved["random"][2] <= len(saved["random"][1]):

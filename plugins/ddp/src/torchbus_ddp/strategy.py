@@ -44,7 +44,7 @@ class ByReducer(Strategy):
             raise UsageError(f"bucket_cap_mb={bucket_cap_mb}: a bucket must hold something")
         self.bucket_cap_mb = bucket_cap_mb
 
-    def reductions(self, session: Context, trained: strategy_trained.Trained) -> Plans:
+    def reductions(self, session: Context, trained: strategy_trained.TrainedParameters) -> Plans:
         """Torch's reducer averages gradients in buckets, while backward makes the next ones."""
         return Plans(session, trained, reducer_options(self.bucket_cap_mb))
 

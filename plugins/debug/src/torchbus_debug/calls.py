@@ -22,7 +22,7 @@ CALLS_AT_MOST = 64
 
 
 @dataclass
-class Call:
+class OutermostCall:
     """One call of an outermost model. ``gradients``: those of its outputs, on this rank alone.
 
     ``batches``: descriptions of what feeds its backward, with the batches.
@@ -40,28 +40,28 @@ class Call:
         return [] if model is None else tensors_in(model(*self.args, **self.kwargs))
 
 
-class Calls:
+class CallHistory:
     """Remembers the last calls since the last step, and looks at them again."""
 
     def __init__(self) -> None:
         self._surround = Surround(self._around, traced=False)
         self.close, self.add = self._surround.close, self._surround.add
         self._looks = False
-        self.made: deque[Call] = deque(maxlen=CALLS_AT_MOST)
+        self.made: deque[OutermostCall] = deque(maxlen=CALLS_AT_MOST)
 
     def _around(
         self, model: Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         output = forward(*args, **kwargs)
         if torch.is_grad_enabled() and not self._looks:
-            call = Call(weakref.ref(model), args, kwargs)
+            call = OutermostCall(weakref.ref(model), args, kwargs)
             for place, tensor in enumerate(tensors_in(output)):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(_keeper(call, place))
             self.made.append(call)
         return output
 
-    def look(self, *, in_backward: bool, repeat: bool) -> tuple[Call, str] | None:
+    def look(self, *, in_backward: bool, repeat: bool) -> tuple[OutermostCall, str] | None:
         """Return the call that went wrong, and a description of its first part that is not finite.
 
         ``in_backward``: the loss was finite. ``repeat``: whether this rank can call a model alone.
@@ -87,19 +87,19 @@ class Calls:
             random_streams.write(drawn)
 
 
-def _keeper(call: Call, place: int) -> Callable[[Tensor], None]:
+def _keeper(call: OutermostCall, place: int) -> Callable[[Tensor], None]:
     def keep(gradient: Tensor) -> None:
         call.gradients[place] = gradient
 
     return keep
 
 
-def _input(call: Call) -> str:
+def _input(call: OutermostCall) -> str:
     inputs = tensors_in((call.args, call.kwargs))
     return "" if all(map(is_finite, inputs)) else "the input of the model"
 
 
-def _output(call: Call) -> str:
+def _output(call: OutermostCall) -> str:
     """Repeat the forward; return the first layer whose output is not finite, or ""."""
     found: list[str] = []
 
@@ -112,7 +112,7 @@ def _output(call: Call) -> str:
     return "".join(found)
 
 
-def _gradient(call: Call) -> str:
+def _gradient(call: OutermostCall) -> str:
     """Repeat the backward; return the first layer whose gradient is not finite, or ""."""
     if not call.gradients:
         return ""
@@ -148,7 +148,7 @@ def _gradient(call: Call) -> str:
 
 
 @contextmanager
-def _reported(call: Call, ran: Callable[[str, object], None]) -> Iterator[None]:
+def _reported(call: OutermostCall, ran: Callable[[str, object], None]) -> Iterator[None]:
     """Call ``ran(name, output)`` after each layer of the model."""
     model = call.model()
     handles = [
@@ -194,7 +194,7 @@ def local(tensor: Tensor) -> Tensor:
 MAX_NOTES = 1 << 16
 
 
-class Layers:
+class LayerNotes:
     """Notes of the layers' outputs and their gradients since the last step.
 
     A note is a tensor on the device, so taking one waits for nothing.

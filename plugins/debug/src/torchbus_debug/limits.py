@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, warn
-from torchbus.runtime.steps import Steps
+from torchbus.runtime.steps import StepCounter
 
 from torchbus_strategy import random_streams
 from torchbus_strategy.evaluating import (
@@ -179,10 +179,10 @@ class Ran:
     evaluates: bool = False
 
 
-class Summary:
+class RunSummary:
     """Counts what runs, and prints it when the loop has ended without an error."""
 
-    def __init__(self, steps: Steps, passes: LimitedPasses) -> None:
+    def __init__(self, steps: StepCounter, passes: LimitedPasses) -> None:
         self._steps = steps
         self._passes = passes
         self._ran: list[Ran] = []
@@ -372,7 +372,7 @@ class Limits:
         if self.dry_run:
             session.bus.register(TriedFiles(session), "debug.files")
         if self.dry_run and session.is_main:
-            session.bus.register(Summary(session.steps.follow(), passes), "debug.summary")
+            session.bus.register(RunSummary(session.steps.follow(), passes), "debug.summary")
 
     @hookimpl(optionalhook=True)
     def end_epochs(self, epoch: int) -> bool | None:

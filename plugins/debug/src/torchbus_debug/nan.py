@@ -23,9 +23,9 @@ from torchbus.plugin import (
     hookimpl,
 )
 
-from torchbus_debug.calls import Call, Calls, Layers, is_finite, local
+from torchbus_debug.calls import CallHistory, LayerNotes, OutermostCall, is_finite, local
 from torchbus_strategy.collectives import extremes
-from torchbus_strategy.loss.held import unscaled
+from torchbus_strategy.loss.intermediate_values import unscaled
 
 FOLDER = "torchbus-nan"
 FOUND = "debug/nan"
@@ -59,7 +59,7 @@ class StopOnNan:
     @hookimpl
     def session_start(self, session: Context) -> None:
         if self._active:
-            session.bus.register(Watch(session), "debug.nan")
+            session.bus.register(NanWatch(session), "debug.nan")
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
@@ -67,16 +67,16 @@ class StopOnNan:
         return {"NaN": lines} if lines else {}
 
 
-class Watch:
+class NanWatch:
     """Checks each loss after its backward, and gradients before the step that uses them."""
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._steps = session.steps.follow()
         session.batches.follow()
-        self._calls = Calls()
+        self._calls = CallHistory()
         session.on_close.callback(self._calls.close)
-        self._layers = Layers()
+        self._layers = LayerNotes()
         session.on_close.callback(self._layers.close)
         self._given: weakref.WeakKeyDictionary[Origin, deque[tuple[int, object]]] = (
             weakref.WeakKeyDictionary()
@@ -148,7 +148,7 @@ class Watch:
         self._session.stop_for(error)
         raise error
 
-    def _look(self, *, in_backward: bool) -> tuple[Call | None, str]:
+    def _look(self, *, in_backward: bool) -> tuple[OutermostCall | None, str]:
         """Return the call that went wrong, and in words its first part that is not finite."""
         alone = calls_models_alone(self._session)
         try:
@@ -178,7 +178,7 @@ class Watch:
         assert job is not None
         return found if job.wait_until(are_there, OTHERS_S) else None
 
-    def _report(self, what: str, call: Call | None, where: str) -> str:
+    def _report(self, what: str, call: OutermostCall | None, where: str) -> str:
         batches = self._current_batches() if call is None or call.batches is None else call.batches
         names = " and ".join(name for name, _ in batches) or "batches that the script makes"
         first = where or "the loss: all layers have finite outputs"
@@ -201,7 +201,7 @@ class Watch:
             " rank knows the layer: detect_anomaly=True shows the operation"
         )
 
-    def _save(self, batches: list[tuple[str, object]], call: Call | None) -> str:
+    def _save(self, batches: list[tuple[str, object]], call: OutermostCall | None) -> str:
         path = Path(FOLDER) / f"step{self._steps.count + 1}-rank{self._session.rank}.pt"
         contents = {
             "batches": [batch for _, batch in batches],

@@ -13,7 +13,7 @@ from torch.nn import Module
 from torchbus.plugin import BackwardCall, Unsupported, hookimpl
 
 from torchbus_deepspeed import _compat
-from torchbus_deepspeed.engine import Engine
+from torchbus_deepspeed.engine import ReducingEngine
 from torchbus_deepspeed.engines import Engines
 from torchbus_deepspeed.partitioned import is_empty
 from torchbus_strategy.backward import engine, gradients, header
@@ -42,7 +42,7 @@ class ShardedSync(gradients.GradientSync):
         self._is_checked = False
 
     @hookimpl
-    def run_backward(self, call: BackwardCall, engine: strategy_engine.Engine) -> None:
+    def run_backward(self, call: BackwardCall, engine: strategy_engine.BackwardFunction) -> None:
         self._check_batch()
         if call.create_graph:
             raise Unsupported(CREATE_GRAPH.format(self._engines.strategy))
@@ -78,12 +78,12 @@ class ShardedReduction:
         self._loss: Tensor | None = None
         self._local: set[int] = set()
         self._counts = True
-        self._begun: list[tuple[Engine, set[int]]] = []
+        self._begun: list[tuple[ReducingEngine, set[int]]] = []
         self.has_reported = False
 
     def backward(
         self,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
         roots: strategy_engine.Roots,
         slots: header.Slots,
         loss: Tensor | None,
@@ -168,7 +168,7 @@ class ShardedReduction:
         return first.data[(0,) * first.dim()]
 
 
-def refuse_some(engine: Engine, wanted: set[int], by: Mapping[int, float]) -> None:
+def refuse_some(engine: ReducingEngine, wanted: set[int], by: Mapping[int, float]) -> None:
     """Raise Unsupported, on all ranks, if these do not reach the same parameters (stage 3)."""
     for name, parameter in engine.model.named_parameters() if engine.stage == 3 else ():
         part = by.get(id(parameter), 1.0)
@@ -193,11 +193,11 @@ def weak(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class ShardedReductions:
     """Makes a reduction for each set of parameters that require gradients, with its engines."""
 
-    def __init__(self, engines: Engines, trained: strategy_trained.Trained) -> None:
+    def __init__(self, engines: Engines, trained: strategy_trained.TrainedParameters) -> None:
         self._engines = engines
         self._trained = trained
         self._made: dict[tuple[int, ...], ShardedReduction] = {}
-        self._of: list[Engine] = []
+        self._of: list[ReducingEngine] = []
 
     def current(self) -> ShardedReduction:
         """See ``torchbus.plugin.strategies.Reductions``."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError
 
 from torchbus_deepspeed import _compat, known
-from torchbus_deepspeed.optimizers import Choice
+from torchbus_deepspeed.optimizers import OptimizerSection
 from torchbus_launch import config_file
 
 VARIABLE = "DEEPSPEED_CONFIG"
@@ -80,7 +80,7 @@ NO_FP16 = (
 NOT_3 = "config: offload_param needs zero_optimization.stage=3, not {}"
 
 
-class Config:
+class DeepSpeedConfig:
     """The config: read, validated, and later completed from the loop for each engine.
 
     ``stage``: the one that the strategy's name says, or None. ``offload``: so does it of optimizer
@@ -104,7 +104,9 @@ class Config:
         self.stage = _stage(section, strategy, stage)
         if offload:
             _add_offload(section, self.stage)
-        self.optimizer = Choice(self._given.get("optimizer"), self._is_offloaded("optimizer"))
+        self.optimizer = OptimizerSection(
+            self._given.get("optimizer"), self._is_offloaded("optimizer")
+        )
         """What the section ``optimizer`` means for the loop's own."""
 
     @property

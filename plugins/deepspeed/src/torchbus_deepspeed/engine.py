@@ -17,15 +17,15 @@ from torchbus.plugin import Context
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.layout import Gather, layout_of
 from torchbus_deepspeed.optimizers import Kernel
-from torchbus_deepspeed.partitioned import Watch
+from torchbus_deepspeed.partitioned import AccessGuard
 from torchbus_deepspeed.queue import Queue
-from torchbus_deepspeed.shadow import Writes, copy_hyperparameters, shadow_of
+from torchbus_deepspeed.shadow import ForwardWrites, copy_hyperparameters, shadow_of
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy.internal import making_internal
 
 
 @torch.no_grad()
-def end(engine: Engine, gather: Gather) -> None:
+def end(engine: ReducingEngine, gather: Gather) -> None:
     """Compute whole gradients of parameters. All ranks call it."""
     gradients = engine.whole_gradients(gather)
     parameters = list(engine.model.parameters())
@@ -49,17 +49,17 @@ def end(engine: Engine, gather: Gather) -> None:
         engine.waits.remove()
 
 
-class Held(Protocol):
+class SessionEngines(Protocol):
     """The engines of a session."""
 
     session: Context
 
-    def __iter__(self) -> Iterator[Engine]: ...
+    def __iter__(self) -> Iterator[ReducingEngine]: ...
 
-    def of(self, optimizer: Optimizer) -> list[Engine]: ...
+    def of(self, optimizer: Optimizer) -> list[ReducingEngine]: ...
 
 
-class Engine:
+class ReducingEngine:
     """A DeepSpeed engine that only reduces gradients, shards states and steps.
 
     ``parameters``: those that it trains. ``layout``: where their elements lie. ``masters``: this
@@ -92,8 +92,8 @@ class Engine:
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
         self.has_stepped = self.is_stale = False
-        self.watch: Watch | None = None
-        self.writes = Writes(model) if stage == 3 else None
+        self.watch: AccessGuard | None = None
+        self.writes = ForwardWrites(model) if stage == 3 else None
         self.reached: set[int]
         """The ids of parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)

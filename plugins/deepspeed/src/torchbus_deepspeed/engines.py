@@ -18,10 +18,10 @@ from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 from torchbus.tree import map_tensors
 
 from torchbus_deepspeed import _compat, refusals, states
-from torchbus_deepspeed.config import Config
-from torchbus_deepspeed.engine import Engine, Held, end
+from torchbus_deepspeed.config import DeepSpeedConfig
+from torchbus_deepspeed.engine import ReducingEngine, SessionEngines, end
 from torchbus_deepspeed.optimizers import Kernel, refuse_unless_by_element
-from torchbus_deepspeed.partitioned import Watch
+from torchbus_deepspeed.partitioned import AccessGuard
 from torchbus_deepspeed.shadow import parameters_of
 from torchbus_deepspeed.states import put_states
 
@@ -90,7 +90,7 @@ def _norm(tensors: list[Tensor], kind: float, device: torch.device) -> Tensor:
     return found
 
 
-class Inputs:
+class InputCast:
     """Converts floating-point inputs of models that optimizers train. Outputs are not converted."""
 
     def __init__(self, engines: Engines) -> None:
@@ -125,20 +125,20 @@ class Inputs:
 class Engines:
     """Makes engines, and finds those of an optimizer."""
 
-    def __init__(self, session: Context, config: Config, strategy: str) -> None:
+    def __init__(self, session: Context, config: DeepSpeedConfig, strategy: str) -> None:
         self.session, self.config, self.strategy = session, config, strategy
         self.has_local = False
         """Backwards without synchronisation have left gradients in ``p.grad``."""
-        self._engines: list[Engine] = []
+        self._engines: list[ReducingEngine] = []
         self._pending: list[weakref.ref[Optimizer]] = []
         self._hooks: dict[int, list[RemovableHandle]] = {}
         self._adopted: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         session.on_close.callback(self._forget)
 
-    def __iter__(self) -> Iterator[Engine]:
+    def __iter__(self) -> Iterator[ReducingEngine]:
         return iter(self._engines)
 
-    def of(self, optimizer: Optimizer) -> list[Engine]:
+    def of(self, optimizer: Optimizer) -> list[ReducingEngine]:
         return [each for each in self._engines if each.optimizer is optimizer]
 
     def loss_scale(self) -> float:
@@ -224,7 +224,7 @@ class Engines:
 
     def _add(self, optimizer: Optimizer, model: Module, kernel: Kernel | None) -> None:
         config = self.config.of_engine(optimizer, model, self.session)
-        engine = Engine(self.session, self.config.stage, config, model, optimizer, kernel)
+        engine = ReducingEngine(self.session, self.config.stage, config, model, optimizer, kernel)
         self._engines.append(engine)
         states = {
             id(one): optimizer.state[one] for one in engine.parameters if one in optimizer.state
@@ -233,7 +233,7 @@ class Engines:
             put_states(engine, states)
         if engine.stage == 3:
             hook(self, engine)
-            engine.watch = Watch(model, self.strategy)
+            engine.watch = AccessGuard(model, self.strategy)
 
     def _end_left(self, models: Sequence[Module]) -> None:
         """Remove the engines of these models whose optimizer no longer exists."""
@@ -293,7 +293,7 @@ class Engines:
         return f"divided by DeepSpeed, ZeRO stage {self.config.stage}" if number else None
 
 
-def hook(engines: Held, engine: Engine) -> None:
+def hook(engines: SessionEngines, engine: ReducingEngine) -> None:
     """Register hooks on each module, because the script may call a part of the model."""
 
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
@@ -319,7 +319,7 @@ def hook(engines: Held, engine: Engine) -> None:
 
 
 @torch.no_grad()
-def put(engine: Engine, parameter: Tensor, value: Tensor) -> None:
+def put(engine: ReducingEngine, parameter: Tensor, value: Tensor) -> None:
     """Write this rank's shard of a whole value, and DeepSpeed's float32 copy of it."""
     if value.shape != _compat.shape_of(parameter):
         return  # torch reports the error

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchbus_deepspeed import _compat as deepspeed_zero
 
 
-def layout_of(zero: Any, stage: int, rank: int) -> Layout:
+def layout_of(zero: Any, stage: int, rank: int) -> ParameterLayout:
     places = {}
     for number, group in enumerate(deepspeed_zero.groups_of(zero, stage)):
         at = 0
@@ -24,8 +24,8 @@ def layout_of(zero: Any, stage: int, rank: int) -> Layout:
             else:
                 start = zero.round_robin_bit16_offsets[number][index]
                 pieces = cut_by_group(start, shape, int(zero.partition_size[number]))
-            places[id(parameter)] = Place(number, shape, pieces)
-    return Layout(places, rank)
+            places[id(parameter)] = ParameterPlace(number, shape, pieces)
+    return ParameterLayout(places, rank)
 
 
 Gather = Callable[[Tensor], list[Tensor]]
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
     numel: int
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """The place of a parameter: its flat group, and its pieces there."""
 
     group: int
@@ -49,17 +49,17 @@ class Place(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-class Layout:
+class ParameterLayout:
     """The places of an engine's parameters, by their ids. ``rank`` is this rank's number."""
 
-    def __init__(self, places: dict[int, Place], rank: int) -> None:
+    def __init__(self, places: dict[int, ParameterPlace], rank: int) -> None:
         self._places = places
         self._rank = rank
 
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self._places
 
-    def __getitem__(self, parameter: Tensor) -> Place:
+    def __getitem__(self, parameter: Tensor) -> ParameterPlace:
         return self._places[id(parameter)]
 
     def local_pieces(self, parameter: Tensor) -> Iterator[tuple[int, Piece]]:
@@ -97,7 +97,7 @@ class Layout:
                 yield parameter, _assembled(self[parameter], parts)
 
 
-def _assembled(place: Place, parts: Sequence[Tensor]) -> Tensor:
+def _assembled(place: ParameterPlace, parts: Sequence[Tensor]) -> Tensor:
     whole = parts[0].new_empty(place.shape.numel())
     for piece in place.pieces:
         part = parts[piece.rank].narrow(0, piece.at, piece.numel)

@@ -214,7 +214,7 @@ GIVEN = {"bias_correction": True}
 ADAMW = "adamw"
 
 
-class Choice:
+class OptimizerSection:
     """The section ``optimizer``. ``is_offloaded``: optimizer states are offloaded."""
 
     def __init__(self, section: Mapping[str, Any] | None, is_offloaded: bool) -> None:

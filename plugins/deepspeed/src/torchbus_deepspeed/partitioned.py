@@ -79,7 +79,7 @@ class Partitioned(nn.Parameter):
             return _alias(function(*args, **given), empty)
 
 
-class Watch:
+class AccessGuard:
     """Switches a model's parameters to the raising class in the loop's code.
 
     Not inside torch and DeepSpeed, where it would cost time.

@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torchbus.plugin import TorchbusError, Unsupported, UsageError
 
 from torchbus_deepspeed import _compat
-from torchbus_deepspeed.engine import Engine
+from torchbus_deepspeed.engine import ReducingEngine
 
 LATE = (
     "strategy='{}': {} gets more parameters after its DeepSpeed engine was made, which has flat"
@@ -102,7 +102,10 @@ def refuse_kinds(models: Iterable[Module], trained: Iterable[Tensor], strategy: 
 
 
 def refuse_shared(
-    held: Sequence[Tensor], models: Iterable[Module], engines: Iterable[Engine], strategy: str
+    held: Sequence[Tensor],
+    models: Iterable[Module],
+    engines: Iterable[ReducingEngine],
+    strategy: str,
 ) -> None:
     """Raise Unsupported if another engine has the same parameter or, at stage 3, the model."""
     for model in models:
@@ -133,7 +136,7 @@ def refuse_partial(
 
 
 def translate(
-    error: BaseException | None, engines: Sequence[Engine], strategy: str
+    error: BaseException | None, engines: Sequence[ReducingEngine], strategy: str
 ) -> Unsupported | None:
     """Explain an error of a loop that reads ``p.grad``, or a parameter that is empty."""
     if isinstance(error, TorchbusError):

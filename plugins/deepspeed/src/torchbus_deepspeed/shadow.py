@@ -73,7 +73,7 @@ CLOSELY = 3
 """Forwards of each parameter in which its numbers are compared: ``data`` hides a write."""
 
 
-class Writes:
+class ForwardWrites:
     """Copies a forward's writes to this rank's shard, before DeepSpeed frees the parameters."""
 
     def __init__(self, model: Module) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import Unsupported, hookimpl
 
-from torchbus_deepspeed.engine import Engine, Held
+from torchbus_deepspeed.engine import ReducingEngine, SessionEngines
 from torchbus_deepspeed.layout import Gather
 from torchbus_deepspeed.shadow import parameters_of
 
@@ -29,7 +29,9 @@ UNLIKE = (
 Entry = dict[str, Any]
 
 
-def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -> dict[int, Entry]:
+def whole_states(
+    engine: ReducingEngine, parameters: Sequence[Tensor], gather: Gather
+) -> dict[int, Entry]:
     """Return the whole state of each of the ``parameters`` with one, by id. All ranks call it."""
     parts = [engine.shadow.state.get(master, {}) for master in engine.masters]
     names = sorted({name for part in parts for name in part})
@@ -57,7 +59,7 @@ def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -
     return found
 
 
-def put_states(engine: Engine, entries: Mapping[int, Mapping[str, Any]]) -> None:
+def put_states(engine: ReducingEngine, entries: Mapping[int, Mapping[str, Any]]) -> None:
     """Load the state of whole parameters, by their ids, into the shards."""
     if engine.kernel is not None:
         entries = {key: engine.kernel.inward(entry) for key, entry in entries.items()}
@@ -75,7 +77,10 @@ def put_states(engine: Engine, entries: Mapping[int, Mapping[str, Any]]) -> None
 
 
 def _of_part(
-    engine: Engine, number: int, inside: Sequence[Tensor], entries: Mapping[int, Mapping[str, Any]]
+    engine: ReducingEngine,
+    number: int,
+    inside: Sequence[Tensor],
+    entries: Mapping[int, Mapping[str, Any]],
 ) -> Entry:
     master, part = engine.masters[number], {}
     for name in _names(inside, entries):
@@ -95,12 +100,14 @@ def _names(inside: Iterable[Tensor], entries: Mapping[int, Mapping[str, Any]]) -
     return sorted({name for one in inside for name in entries[id(one)]} - {MASTER})
 
 
-def _is_per_element(engine: Engine, parameter: Tensor, name: str, value: object) -> bool:
+def _is_per_element(engine: ReducingEngine, parameter: Tensor, name: str, value: object) -> bool:
     shape = engine.layout[parameter].shape
     return isinstance(value, Tensor) and value.shape == shape and (name != "step" or bool(shape))
 
 
-def _common(engine: Engine, inside: Sequence[Tensor], name: str, values: Mapping[int, Any]) -> Any:
+def _common(
+    engine: ReducingEngine, inside: Sequence[Tensor], name: str, values: Mapping[int, Any]
+) -> Any:
     first = values[id(inside[0])]
     for number, parameter in enumerate(inside):
         other = values[id(parameter)]
@@ -117,10 +124,10 @@ LOCAL = (
 )
 
 
-class Gradients:
+class CheckpointEvents:
     """Handles the events of torchbus-checkpoint, which all ranks receive."""
 
-    def __init__(self, engines: Held) -> None:
+    def __init__(self, engines: SessionEngines) -> None:
         self._engines = engines
 
     @hookimpl(optionalhook=True)
@@ -147,7 +154,7 @@ class Gradients:
         return True if held else None
 
 
-def hook(engines: Held, optimizer: Optimizer) -> None:
+def hook(engines: SessionEngines, optimizer: Optimizer) -> None:
     """Patches both methods until the end of the session. All ranks must call them."""
 
     def whole(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
@@ -162,7 +169,7 @@ def hook(engines: Held, optimizer: Optimizer) -> None:
 
 
 def _whole(
-    engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
+    engines: SessionEngines, optimizer: Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
     held = engines.of(optimizer)
     if not held:
@@ -175,7 +182,7 @@ def _whole(
     return {**state_dict, "state": state}
 
 
-def gathering(engines: Held) -> Any:
+def gathering(engines: SessionEngines) -> Any:
     """Gathers the shards of all ranks."""
 
     def gather(flat: torch.Tensor) -> list[torch.Tensor]:
@@ -190,7 +197,7 @@ def gathering(engines: Held) -> Any:
 
 
 def _divide(
-    engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
+    engines: SessionEngines, optimizer: Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Load the states into the shards, and let torch load the rest.
 
@@ -211,7 +218,7 @@ def _divide(
     return {**state_dict, "state": {}}
 
 
-def give_back(engines: Held, engine: Engine) -> None:
+def give_back(engines: SessionEngines, engine: ReducingEngine) -> None:
     """Give the loop's optimizer whole states at the end of the block. All ranks call it."""
     optimizer = engine.optimizer
     if optimizer is None:

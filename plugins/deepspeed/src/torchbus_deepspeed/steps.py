@@ -15,7 +15,7 @@ from torchbus.plugin import Unsupported, hookimpl
 
 from torchbus_deepspeed import refusals
 from torchbus_deepspeed.backward import refuse_some
-from torchbus_deepspeed.engine import Engine
+from torchbus_deepspeed.engine import ReducingEngine
 from torchbus_deepspeed.engines import Engines
 from torchbus_deepspeed.shadow import parameters_of
 from torchbus_strategy.loss.gradients import isolated_gradients
@@ -39,7 +39,7 @@ class Intake:
                     self._reduce(each, weight)
 
     @torch.no_grad()
-    def _reduce(self, engine: Engine, weight: float) -> None:
+    def _reduce(self, engine: ReducingEngine, weight: float) -> None:
         flags = torch.tensor(
             [float(one.grad is not None) for one in engine.parameters],
             device=self._engines.session.device,
@@ -59,7 +59,7 @@ class Intake:
         engine.finish(set(by), engine.loss_scale)
 
 
-class Steps:
+class DeepSpeedSteps:
     """Runs DeepSpeed's step as the last hook before the loop's step.
 
     That one finds no gradients, and so does nothing.
@@ -95,7 +95,7 @@ class Steps:
                     each.step()
         job.go_on()
 
-    def _refuse_stale(self, engine: Engine, optimizer: Optimizer) -> None:
+    def _refuse_stale(self, engine: ReducingEngine, optimizer: Optimizer) -> None:
         if engine.is_stale:
             facts = type(optimizer).__name__, self._engines.strategy
             raise Unsupported(refusals.STALE.format(*facts))
@@ -155,11 +155,11 @@ class Unreached:
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
-        self._stepped: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[ReducingEngine] = weakref.WeakSet()
         self._reached: dict[int, bool] = {}
         """By the id of a parameter: whether the steps so far had a gradient for it."""
 
-    def refuse(self, engine: Engine, optimizer: Optimizer) -> None:
+    def refuse(self, engine: ReducingEngine, optimizer: Optimizer) -> None:
         """Inspect one step that is about to run."""
         plain = isinstance(optimizer, SGD) and not optimizer.defaults["dampening"]
         for name, parameter in engine.model.named_parameters():
@@ -171,7 +171,9 @@ class Unreached:
                     raise Unsupported(NO_GRADIENT.format(*facts))
                 self._reached[id(parameter)] = id(parameter) in engine.reached
 
-    def _why(self, engine: Engine, parameter: Tensor, group: dict[str, object], plain: bool) -> str:
+    def _why(
+        self, engine: ReducingEngine, parameter: Tensor, group: dict[str, object], plain: bool
+    ) -> str:
         before = self._reached.get(id(parameter))
         if id(parameter) in engine.reached:
             return COUNTS if before is False and not plain else ""

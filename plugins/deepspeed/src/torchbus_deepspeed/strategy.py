@@ -11,10 +11,10 @@ from torchbus.plugin import Context, UsageError, World, hookimpl
 
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.backward import ShardedReductions, ShardedSync
-from torchbus_deepspeed.config import Config, Given, require_deepspeed
-from torchbus_deepspeed.engines import Clipping, Engines, Inputs
-from torchbus_deepspeed.states import Gradients
-from torchbus_deepspeed.steps import Intake, Steps
+from torchbus_deepspeed.config import DeepSpeedConfig, Given, require_deepspeed
+from torchbus_deepspeed.engines import Clipping, Engines, InputCast
+from torchbus_deepspeed.states import CheckpointEvents
+from torchbus_deepspeed.steps import DeepSpeedSteps, Intake
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy import options
 from torchbus_strategy.checks import replicas
@@ -77,7 +77,7 @@ class DeepSpeed(Strategy):
             loss_weight=loss_weight,
             sync_loss=sync_loss,
         )
-        self.config = Config(config, self.name, self.stage, self.offload)
+        self.config = DeepSpeedConfig(config, self.name, self.stage, self.offload)
         require_deepspeed(self.name)
 
     @hookimpl
@@ -145,13 +145,13 @@ class DeepSpeed(Strategy):
         session.bus.register(gradients, f"{self.name}.gradients")
         session.bus.register(engines, f"{self.name}.engines")
         session.bus.register(Clipping(engines), f"{self.name}.clipping")
-        session.bus.register(Gradients(engines), f"{self.name}.saved_gradients")
+        session.bus.register(CheckpointEvents(engines), f"{self.name}.saved_gradients")
         session.bus.register(Intake(engines), f"{self.name}.intake")
         if self.config.is_low_precision:
-            session.bus.register(Inputs(engines), f"{self.name}.inputs")
+            session.bus.register(InputCast(engines), f"{self.name}.inputs")
         # last of all: clipping must see every gradient
         clip = 0.0 if session.options.get("gradient_clip_val") else self.config.clip
-        session.bus.register(Steps(engines, clip), f"{self.name}.steps")
+        session.bus.register(DeepSpeedSteps(engines, clip), f"{self.name}.steps")
 
     def how(self) -> str:
         """Return the text of ``explain()`` after the strategy's name and backend."""

@@ -11,12 +11,12 @@ from datetime import timedelta
 from torch.optim import Optimizer
 from torchbus.plugin import Answer, Context, UsageError, expect, hookimpl
 
-from torchbus_strategy.ahead import Decisions
+from torchbus_strategy.decisions import Decisions
 
 MODES = ("min", "max")
 
 
-class Judge:
+class StopJudge:
     """Judges values, one after the other. ``best`` and ``waited`` are its state."""
 
     def __init__(

@@ -8,13 +8,13 @@ from typing import Literal, TypedDict
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_earlystop.judge import Judge, MaxSteps, MaxTime, seconds
+from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, seconds
 from torchbus_strategy.evaluating import TrainedLoaders
 
 UNBOUNDED = -1
 
 
-class State(TypedDict):
+class StopState(TypedDict):
     """The state for checkpoints."""
 
     best: float
@@ -82,7 +82,7 @@ class EarlyStop:
             raise UsageError(f"max_steps={max_steps}: it must be 1 step or more, or -1 for any")
         self._monitor, self._is_strict = monitor, strict
         self.companions = ("log",) if monitor is not None else ()
-        self._judge = Judge(patience, mode, min_delta, stopping_threshold, divergence_threshold)
+        self._judge = StopJudge(patience, mode, min_delta, stopping_threshold, divergence_threshold)
         self._once_a_pass, self._is_due = check_on_train_epoch_end, False
         self._max_steps = None if max_steps == UNBOUNDED else max_steps
         self._max_time_s = None if max_time is None else seconds(max_time)
@@ -151,12 +151,12 @@ class EarlyStop:
 
     # State ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StopState:
         """Return the state for checkpoints."""
         judge = self._judge
         return {"best": judge.best, "waited": judge.waited, "should_stop": self._is_no_better}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StopState) -> None:
         self._judge.best, self._judge.waited = state["best"], state["waited"]
         self._is_no_better = state["should_stop"]
 

@@ -24,7 +24,7 @@ def rate(factor: float) -> float:
     return factor
 
 
-class FirstBackward:
+class ScheduleCheck:
     """Checks the schedule against the models once, when the loop first calls backward.
 
     ``problem`` returns what only the plugin knows to be wrong, or "".
@@ -105,7 +105,7 @@ class FrozenModels:
         """The models, in the order in which they were found."""
         return list(self._waiting)
 
-    def named(self, model: Module) -> dict[Entry, dict[str, Parameter]]:
+    def named(self, model: Module) -> dict[FrozenModules, dict[str, Parameter]]:
         """What each entry names in a model, frozen now or not."""
         return parameters(model, self._schedule)
 
@@ -123,7 +123,9 @@ class FrozenModels:
         self.keep_statistics(model)
         self._plan()
 
-    def unfreeze(self, model: Module, steps: int, epoch: int) -> dict[Entry, list[Parameter]]:
+    def unfreeze(
+        self, model: Module, steps: int, epoch: int
+    ) -> dict[FrozenModules, list[Parameter]]:
         """Unfreeze what is due, and return it."""
         due = [one for one in self._waiting[model] if one.is_due(steps, epoch)]
         if not due:
@@ -145,7 +147,7 @@ class FrozenModels:
             for norm in norms[entry]:
                 norm.training = False
 
-    def _norms(self, model: Module) -> dict[Entry, list[Module]]:
+    def _norms(self, model: Module) -> dict[FrozenModules, list[Module]]:
         if not self._keeps_statistics:
             return {entry: [] for entry in self._schedule}
         return norms(model, self._schedule)
@@ -158,7 +160,7 @@ class FrozenModels:
 COMPILED = "_orig_mod."
 
 
-def parameters(model: Module, schedule: Schedule) -> dict[Entry, dict[str, Parameter]]:
+def parameters(model: Module, schedule: Schedule) -> dict[FrozenModules, dict[str, Parameter]]:
     """Return the parameters that each entry names, by name, each parameter once.
 
     A parameter that a model uses in several places has several names. Of all entries that name it,
@@ -168,7 +170,7 @@ def parameters(model: Module, schedule: Schedule) -> dict[Entry, dict[str, Param
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.is_floating_point() or parameter.is_complex():
             held.setdefault(parameter, []).append(name)
-    parts: dict[Entry, dict[str, Parameter]] = {entry: {} for entry in schedule}
+    parts: dict[FrozenModules, dict[str, Parameter]] = {entry: {} for entry in schedule}
     for parameter, known in held.items():
         entry = _entry_of([one for name in known for one in _prefixes(name)], schedule)
         if entry is not None:
@@ -176,9 +178,9 @@ def parameters(model: Module, schedule: Schedule) -> dict[Entry, dict[str, Param
     return parts
 
 
-def norms(model: Module, schedule: Schedule) -> dict[Entry, list[Module]]:
+def norms(model: Module, schedule: Schedule) -> dict[FrozenModules, list[Module]]:
     """Return the layers with running statistics that each entry names."""
-    parts: dict[Entry, list[Module]] = {entry: [] for entry in schedule}
+    parts: dict[FrozenModules, list[Module]] = {entry: [] for entry in schedule}
     for name, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             entry = _entry_of(_prefixes(name), schedule)
@@ -193,7 +195,7 @@ def _prefixes(name: str) -> list[str]:
     return list(accumulate(parts, "{}.{}".format))
 
 
-def _entry_of(names: list[str], schedule: Schedule) -> Entry | None:
+def _entry_of(names: list[str], schedule: Schedule) -> FrozenModules | None:
     """Return the entry that decides, or None. Raises UsageError if two say it differently."""
     naming = [
         entry for entry in schedule if any(fnmatchcase(name, entry.pattern) for name in names)
@@ -228,7 +230,7 @@ WILD = re.compile(r"\*|\?|\[[^]]*\]")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FrozenModules:
     """Modules that are frozen until a step, or until an epoch.
 
     ``pattern``: a name, or names by ``*``, ``?`` and ``[...]``. ``step``: the number of real steps
@@ -257,7 +259,7 @@ class Entry:
         return self.epoch is not None and epoch >= self.epoch
 
 
-Schedule = tuple[Entry, ...]
+Schedule = tuple[FrozenModules, ...]
 
 
 def read(unfreeze: Mapping[str, int | str] | None) -> Schedule:
@@ -276,7 +278,7 @@ def read(unfreeze: Mapping[str, int | str] | None) -> Schedule:
     return schedule
 
 
-def _entry(pattern: object, when: object) -> Entry:
+def _entry(pattern: object, when: object) -> FrozenModules:
     if not isinstance(pattern, str) or not pattern:
         raise UsageError(
             f"unfreeze={{{pattern!r}: {when!r}}}: the key must be the name of a module, such as"
@@ -289,10 +291,10 @@ def _entry(pattern: object, when: object) -> Entry:
             f"unfreeze={{{pattern!r}: {when!r}}}: the value must be a number of real optimizer"
             " steps from 1, such as 500, or an epoch of s.epochs from 1, such as 'epoch 2'"
         )
-    return Entry(pattern, epoch=number) if epoch else Entry(pattern, step=number)
+    return FrozenModules(pattern, epoch=number) if epoch else FrozenModules(pattern, step=number)
 
 
-def _refuse_unordered(entries: list[Entry]) -> None:
+def _refuse_unordered(entries: list[FrozenModules]) -> None:
     for one, other in pairwise(entries):
         if (one.step or one.epoch or 0) > (other.step or other.epoch or 0):
             raise UsageError(

@@ -15,12 +15,12 @@ from torchbus import objects
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_finetune import frozen
-from torchbus_finetune.frozen import Entry, FrozenModels
+from torchbus_finetune.frozen import FrozenModels, FrozenModules
 
 NO_EPOCH = -1
 
 
-class State(TypedDict):
+class FinetuneState(TypedDict):
     """Where the loop was: its real steps, and the epoch of ``s.epochs``, or -1."""
 
     steps: int
@@ -71,7 +71,7 @@ class Finetune:
         self._steps = session.steps.follow()
         if self._schedule:
             frozen.refuse_strategy(session)
-            first = frozen.FirstBackward(session, self._schedule, self._frozen, self._problem)
+            first = frozen.ScheduleCheck(session, self._schedule, self._frozen, self._problem)
             session.bus.register(first, "finetune.first_backward")
 
     @hookimpl(trylast=True)
@@ -148,10 +148,10 @@ class Finetune:
             for entry, done in self._frozen.unfreeze(model, self._steps.count, self._epoch).items():
                 self._say(entry, model, done)
 
-    def _is_due(self, entry: Entry) -> bool:
+    def _is_due(self, entry: FrozenModules) -> bool:
         return entry.is_due(self._steps.count, self._epoch)
 
-    def _say(self, entry: Entry, model: Module, done: list[Parameter]) -> None:
+    def _say(self, entry: FrozenModules, model: Module, done: list[Parameter]) -> None:
         if done and self._session.is_main:
             print(
                 f"torchbus: {entry.when}: {entry.pattern} of {type(model).__name__} is trained from"
@@ -162,11 +162,11 @@ class Finetune:
 
     # State ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> FinetuneState:
         """The place in the schedule, for checkpoints."""
         return {"steps": self._steps.count, "epoch": self._epoch}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: FinetuneState) -> None:
         """Let all models be as they are to be at this place."""
         self._epoch = state["epoch"]
         for model in self._frozen.models:

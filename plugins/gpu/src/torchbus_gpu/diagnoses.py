@@ -16,7 +16,7 @@ from torchbus.plugin import Context, hookimpl
 
 from torchbus_device import accelerators
 from torchbus_gpu.sources import LocalGpu
-from torchbus_gpu.users_code import Line, Notices, loader_line
+from torchbus_gpu.users_code import Notices, SourceLine, loader_line
 from torchbus_launch import threads
 
 WINDOW = 10
@@ -113,7 +113,7 @@ class LocalWork:
 Mark = TypeVar("Mark")
 
 
-class Clock(Protocol[Mark]):
+class Stopwatch(Protocol[Mark]):
     """A stopwatch: the loop calls ``mark``, which must not wait; the monitor calls ``seconds``."""
 
     def mark(self) -> Mark: ...
@@ -151,7 +151,7 @@ class DeviceClock:
         return float(begin.elapsed_time(end)) / 1000
 
 
-def clock_of(device: torch.device) -> Clock[accelerators.Event | None] | Clock[float]:
+def clock_of(device: torch.device) -> Stopwatch[accelerators.Event | None] | Stopwatch[float]:
     return HostClock() if device.type == "cpu" else DeviceClock(device)
 
 
@@ -269,7 +269,7 @@ class Whereabouts:
         self._thread = threading.get_ident()
         self._recent: deque[bool] = deque(maxlen=REMEMBERED_LOOKS)
         self._looks = self._in_loader = 0
-        self.loader: Line | None = None
+        self.loader: SourceLine | None = None
 
     @property
     def is_sure(self) -> bool:

@@ -21,13 +21,13 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from torchbus.plugin import Context, hookimpl
-from torchbus.runtime.steps import Steps
+from torchbus.runtime.steps import StepCounter
 from torchbus.runtime.user_code import outwards
 
 from torchbus_device import accelerators
 from torchbus_gpu._compat import FILE_OF_TENSOR, current_frame
 from torchbus_gpu.monitor import Monitor
-from torchbus_gpu.users_code import Line, is_users, line_of, loader_line
+from torchbus_gpu.users_code import SourceLine, is_users, line_of, loader_line
 
 
 def listeners(session: Context, monitor: Monitor) -> list[tuple[str, object]]:
@@ -65,21 +65,21 @@ class Sites:
     """
 
     def __init__(
-        self, steps: Steps, message: Callable[[str], str], least_steps: int, part: float
+        self, steps: StepCounter, message: Callable[[str], str], least_steps: int, part: float
     ) -> None:
         self._steps = steps
         self._message = message
         self._least_steps = least_steps
         self._part = part
         self._pid = os.getpid()
-        self._sites: dict[Line, _Site] = {}
+        self._sites: dict[SourceLine, _Site] = {}
 
     def hit(self, what: str) -> None:
         """The replacement of a method was called. ``what`` is the method's name."""
         frame = _caller(current_frame(2))
         if not is_users(frame) or os.getpid() != self._pid:
             return
-        line, step = Line(frame.f_code.co_filename, frame.f_lineno), self._steps.count
+        line, step = SourceLine(frame.f_code.co_filename, frame.f_lineno), self._steps.count
         site = self._sites.get(line)
         if site is None:
             self._sites[line] = _Site(step, step, warned=loader_line(outwards(frame)) is not None)
@@ -93,7 +93,7 @@ class Sites:
             site.last_step - site.first_step + 1
         )
 
-    def _warn(self, line: Line, what: str) -> bool:
+    def _warn(self, line: SourceLine, what: str) -> bool:
         warnings.warn_explicit(self._message(what), UserWarning, line.file, line.number)
         return True
 
@@ -135,7 +135,7 @@ class Synchronisation:
     Only tensors on the session's device count.
     """
 
-    def __init__(self, steps: Steps, device: torch.device) -> None:
+    def __init__(self, steps: StepCounter, device: torch.device) -> None:
         self._sites = Sites(steps, self._message, SYNC_STEPS, SYNC_PART)
         self._device = device.type
 
@@ -177,7 +177,7 @@ CACHE_STEPS, CACHE_PART = 5, 0.01
 class EmptyCache:
     """Warns of a line that calls it in five steps, and in at least every hundredth one."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepCounter) -> None:
         self._sites = Sites(steps, _message, CACHE_STEPS, CACHE_PART)
 
     @contextmanager
@@ -240,7 +240,7 @@ class ObjectsInDataset:
         self._seen.add(id(loader))
         count, where = max(holdings(loader.dataset), default=(0, ""))
         if count >= MANY_OBJECTS:
-            line = line_of(outwards(current_frame())) or Line("torchbus-gpu", 1)
+            line = line_of(outwards(current_frame())) or SourceLine("torchbus-gpu", 1)
             text = (
                 f"{where} holds about {count:,} Python objects, and each of the"
                 f" {loader.num_workers} workers of this loader gets a copy of them as it reads:"
@@ -293,7 +293,7 @@ class LoaderAdvice:
         if share < LONG_IN_LOADER or self._monitor.latest.get("gpu_util_pct", 0.0) >= BUSY_GPU_PCT:
             return
         self._warned = True
-        line = line_of(outwards(current_frame())) or Line("torchbus-gpu", 1)
+        line = line_of(outwards(current_frame())) or SourceLine("torchbus-gpu", 1)
         text = (
             f"the loop waits for this loader {100 * share:.0f} % of its time:"
             f" {advice(loader, share, self._session)}"
@@ -337,7 +337,7 @@ KEPT_STEPS, KEPT_PART = 3, 0.1
 class RetainedGradients:
     """Warns of a line that calls it in three steps, for an optimizer or a module."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepCounter) -> None:
         self._sites = Sites(steps, _keeps_gradients, KEPT_STEPS, KEPT_PART)
 
     @contextmanager

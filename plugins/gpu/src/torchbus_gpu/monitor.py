@@ -19,11 +19,11 @@ LOOKS_PER_INTERVAL = 20
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     def read(self) -> dict[str, float]: ...
 
 
-class Judge(Protocol):
+class SampleJudge(Protocol):
     def judge(self, metrics: dict[str, float]) -> None: ...
 
 
@@ -42,8 +42,10 @@ class Monitor:
         self.latest: dict[str, float] = {}
         self._gpu = LocalGpu(session, self.notices)
         self._local_work = LocalWork(session.device) if session.world_size > 1 else None
-        self._sources: list[Source] = [Host(), self.whereabouts, self._gpu]
-        self._judges: list[Judge] = [IdleGpu(self._gpu, self.whereabouts, self.notices, interval_s)]
+        self._sources: list[SampleSource] = [Host(), self.whereabouts, self._gpu]
+        self._judges: list[SampleJudge] = [
+            IdleGpu(self._gpu, self.whereabouts, self.notices, interval_s)
+        ]
         if self._local_work is not None:
             self._sources.append(self._local_work)
             self._judges.append(SlowRank(session, self.notices))
@@ -97,7 +99,7 @@ class Monitor:
                     f"the monitor's {type(judge).__name__} stopped: {error!r}. Training continues"
                 )
 
-    def _guarded(self, source: Source) -> dict[str, float]:
+    def _guarded(self, source: SampleSource) -> dict[str, float]:
         try:
             return source.read()
         except Exception as error:  # an error in here must not stop training

@@ -25,7 +25,7 @@ INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-
 LOADER = dataloader.__file__
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source."""
 
     file: str
@@ -53,15 +53,19 @@ def is_users(frame: FrameType) -> bool:
     )
 
 
-def line_of(frames: Iterable[FrameType]) -> Line | None:
+def line_of(frames: Iterable[FrameType]) -> SourceLine | None:
     """Return the line of the innermost frame of the user. ``frames`` begin with the innermost."""
     return next(
-        (Line(frame.f_code.co_filename, frame.f_lineno) for frame in frames if is_users(frame)),
+        (
+            SourceLine(frame.f_code.co_filename, frame.f_lineno)
+            for frame in frames
+            if is_users(frame)
+        ),
         None,
     )
 
 
-def loader_line(frames: Sequence[FrameType]) -> Line | None:
+def loader_line(frames: Sequence[FrameType]) -> SourceLine | None:
     """Return the user's line that iterates a DataLoader, if a frame is inside of one.
 
     It may wait for workers there, or run the code of a dataset.
@@ -70,7 +74,7 @@ def loader_line(frames: Sequence[FrameType]) -> Line | None:
     return line_of(frames[inside[-1] :]) if inside else None
 
 
-MONITOR = Line("torchbus-gpu", 1)
+MONITOR = SourceLine("torchbus-gpu", 1)
 
 
 class Notices:
@@ -79,7 +83,7 @@ class Notices:
     def __init__(self) -> None:
         self.warned: list[str] = []
 
-    def warn(self, text: str, line: Line | None = None) -> None:
+    def warn(self, text: str, line: SourceLine | None = None) -> None:
         """Warn once, as if the line of the user's loop had done it.
 
         If warnings are errors, write it to stderr: nothing would catch an exception in this thread.

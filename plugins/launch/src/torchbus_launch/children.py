@@ -11,7 +11,7 @@ from typing import IO
 
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.guard import DELIVER_AFTER_S, FORCED, KILL_AFTER_S
-from torchbus_launch.saying import say
+from torchbus_launch.terminal import say
 from torchbus_redaction.redactor import redacted_output
 
 

@@ -19,7 +19,7 @@ from torchbus.errors import UsageError
 from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank
 from torchbus_launch import relaunch
-from torchbus_launch.request import Request
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.threads import native
 
 if sys.platform != "win32":
@@ -126,7 +126,7 @@ SAFE = "launch='auto' chose fork: nothing in this process prevents it"
 NO_SCRIPT = "launch='auto' chose fork: there is no script to run again"
 
 
-def resolve(request: Request) -> Request:
+def resolve(request: LaunchRequest) -> LaunchRequest:
     """Return the request with "fork" or "script" instead of "auto", and the rule that decided.
 
     A request with another ``launch`` is returned unchanged.
@@ -145,7 +145,7 @@ def resolve(request: Request) -> Request:
     )
 
 
-def obstacle(request: Request) -> str:
+def obstacle(request: LaunchRequest) -> str:
     """Return why a fork would be unsafe or slow; "" if nothing prevents it."""
     if sys.platform != "linux":
         return "a fork is safe on Linux only"

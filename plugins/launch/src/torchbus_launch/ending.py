@@ -9,11 +9,11 @@ from typing import NamedTuple
 from torchbus.world import World
 
 from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, LOOPS_ENDED, BroadcastLog
-from torchbus_launch.place import Place
+from torchbus_launch.rank_position import RankPosition
 from torchbus_launch.store import SealedStore, StoreBarrier
 
 
-class Ended(NamedTuple):
+class EndCounts(NamedTuple):
     """The counts of a rank at its end.
 
     ``collectives``: those of the main process group; None if its backend does not count them.
@@ -27,17 +27,17 @@ class Ended(NamedTuple):
         return json.dumps(self)
 
     @classmethod
-    def read(cls, text: str) -> Ended:
+    def read(cls, text: str) -> EndCounts:
         return cls(*json.loads(text))
 
-    def is_no_more_than(self, other: Ended) -> bool:
+    def is_no_more_than(self, other: EndCounts) -> bool:
         """Return whether every rank blocked on the other is also blocked on this one."""
         return self.backwards <= other.backwards and (
             other.collectives is None
             or (self.collectives is not None and self.collectives <= other.collectives)
         )
 
-    def never_comes_to(self, place: Place, begun: int | None) -> bool:
+    def never_comes_to(self, place: RankPosition, begun: int | None) -> bool:
         """Return whether a rank waits in a synchronisation that this rank has never begun.
 
         The other rank waits at ``place`` and has ``begun`` so many collectives. Every rank takes
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
         return begun is not None and self.collectives is not None and begun > self.collectives
 
 
-class Ending:
+class JobEnd:
     """This rank's part in the end of the job. All methods raise RuntimeError without the store.
 
     The number of a rank's requests does not depend on the number of ranks.
@@ -64,12 +64,12 @@ class Ending:
         self._ended = StoreBarrier(store, "ended", world.rank, world.world_size)
         self._left = StoreBarrier(store, "left", world.rank, world.world_size)
 
-    def say_loop_ended(self, mine: Ended) -> None:
+    def say_loop_ended(self, mine: EndCounts) -> None:
         """Announce that this rank's loop has ended, before the collectives at the end of the block.
 
         It is broadcast unless a rank with equal or less progress has been announced.
         """
-        reported = map(Ended.read, self._log.all(ENDED))
+        reported = map(EndCounts.read, self._log.all(ENDED))
         if not any(other.is_no_more_than(mine) for other in reported):
             self._log.append(self._store, ENDED + mine.written())
         if self._loop_ended.say():

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from torchbus.errors import PluginError, RankFailed, RanksDiverged
 
 from torchbus_launch.broadcast_log import FAILED, BroadcastLog
-from torchbus_launch.saying import say
 from torchbus_launch.store import SealedStore
+from torchbus_launch.terminal import say
 from torchbus_redaction.redactor import redacted, redacted_traceback
 
 KEY = "failure"

@@ -23,7 +23,7 @@ from torchbus_launch.choice import (
 from torchbus_launch.job import Job
 from torchbus_launch.joining import find_nodes
 from torchbus_launch.relaunch import wait_until_joined
-from torchbus_launch.request import Request
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.store import SealedStore, StoreBarrier, shared_store
 from torchbus_launch.threads import has_backward_threads
 
@@ -41,7 +41,7 @@ BACKWARD_BEFORE = (
 )
 
 
-def start(request: Request) -> Job:
+def start(request: LaunchRequest) -> Job:
     """Fork the other local ranks, and return the job in every rank; this process is local rank 0.
 
     Raises UsageError if what this process has begun does not survive a fork.
@@ -79,12 +79,12 @@ def start(request: Request) -> Job:
     return Job(world, request, children=children)
 
 
-def _join(world: World, request: Request, parent_pid: int, keep: SealedStore) -> Job:
+def _join(world: World, request: LaunchRequest, parent_pid: int, keep: SealedStore) -> Job:
     StoreBarrier(shared_store(world), "joined", world.rank, world.world_size).say()
     return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=keep)
 
 
-def _become_a_rank(request: Request, store: SealedStore, error_fd: int) -> SealedStore:
+def _become_a_rank(request: LaunchRequest, store: SealedStore, error_fd: int) -> SealedStore:
     """Release the parent's connections and threads, and connect to the store again."""
     # The child lacks the parent's OpenMP threads. Without this line, its first parallel region
     # would wait for them for ever.

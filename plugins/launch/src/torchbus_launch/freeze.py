@@ -13,10 +13,10 @@ from torchbus.world import World
 from torchbus_launch import stall
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.failure import Failure
-from torchbus_launch.request import Request
-from torchbus_launch.saying import say
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.stall import ENDED, STOPPED, Process, StallDetector
 from torchbus_launch.store import SealedStore
+from torchbus_launch.terminal import say
 
 FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0
 
@@ -184,7 +184,7 @@ class Freeze:
         self,
         store: SealedStore,
         world: World,
-        request: Request,
+        request: LaunchRequest,
         waited: Callable[[], tuple[list[int], object]],
         parent_pid: int | None,
     ) -> None:

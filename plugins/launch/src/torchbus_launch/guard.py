@@ -16,7 +16,7 @@ from types import FrameType
 from torchbus.errors import RankFailed
 
 from torchbus_launch.broadcast_log import FairClock, Looking, leave_to_no_debugger
-from torchbus_launch.saying import say
+from torchbus_launch.terminal import say
 from torchbus_launch.threads import frames_of
 
 LOOK_EVERY_S = 0.2

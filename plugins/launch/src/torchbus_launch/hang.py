@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from torchbus.errors import RanksDiverged
 
 from torchbus_launch.broadcast_log import ASKED, ENDED, LOOPS_ENDED, REPORTED, BroadcastLog
-from torchbus_launch.place import BLIND, DEVICE, END, LOOKS, Place
-from torchbus_launch.saying import say
+from torchbus_launch.rank_position import BLIND, DEVICE, END, LOOKS, RankPosition
 from torchbus_launch.store import SealedStore
+from torchbus_launch.terminal import say
 from torchbus_redaction.redactor import Redactor, redacted_output
 
 ANSWERS_WITHIN_S = 2.0
@@ -35,7 +35,7 @@ class Questions:
         log: BroadcastLog,
         rank: int,
         world_size: int,
-        place: Callable[[], Place],
+        place: Callable[[], RankPosition],
         beat: Callable[[], None],
     ) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class Questions:
             elif not self.asked_last and not self._is_with_asker(number, place):
                 self._take_slot(number, place)
 
-    def ask(self) -> list[Place] | None:
+    def ask(self) -> list[RankPosition] | None:
         """Return the places of the ranks that answer; None if another rank asks already."""
         number = self._answered + 1
         mine = str(self._rank)
@@ -77,7 +77,7 @@ class Questions:
             self._all_places(number) if self.all_answer else [ours, *self._other_places(number)]
         )
 
-    def _all_places(self, number: int) -> list[Place]:
+    def _all_places(self, number: int) -> list[RankPosition]:
         keys = [f"where/{number}/{rank}" for rank in range(self._world_size)]
         missing, deadline = len(keys), time.monotonic() + ANSWERS_WITHIN_S
         while missing and time.monotonic() < deadline:
@@ -86,7 +86,7 @@ class Questions:
                 missing -= 1
         return self._read(keys)
 
-    def _other_places(self, number: int) -> list[Place]:
+    def _other_places(self, number: int) -> list[RankPosition]:
         deadline = time.monotonic() + ANSWERS_WITHIN_S
         while time.monotonic() < deadline:
             self._pause()
@@ -97,14 +97,14 @@ class Questions:
         self._beat()
         self.answer()
 
-    def _read(self, keys: list[str]) -> list[Place]:
+    def _read(self, keys: list[str]) -> list[RankPosition]:
         texts = map(self._store.read, keys)
-        return [Place(**json.loads(text)) for text in texts if text is not None]
+        return [RankPosition(**json.loads(text)) for text in texts if text is not None]
 
-    def _is_with_asker(self, number: int, place: Place) -> bool:
+    def _is_with_asker(self, number: int, place: RankPosition) -> bool:
         return bool(json.loads(self._store.get(f"asked from/{number}")) == _call(place))
 
-    def _take_slot(self, number: int, place: Place) -> None:
+    def _take_slot(self, number: int, place: RankPosition) -> None:
         written = _written(place)
         if self._store.check([f"where/{number}/{SLOTS - 1}"]):
             return
@@ -113,16 +113,16 @@ class Questions:
                 return
 
 
-def _written(place: Place) -> str:
+def _written(place: RankPosition) -> str:
     """Return a place for the other ranks, without secrets in its line of code."""
     return json.dumps(asdict(replace(place, source=Redactor().code(place.source))))
 
 
-def _call(place: Place) -> list[object]:
+def _call(place: RankPosition) -> list[object]:
     return [place.waits_in, place.line, place.backwards, place.begun]
 
 
-def _on_devices(places: list[Place]) -> list[Place]:
+def _on_devices(places: list[RankPosition]) -> list[RankPosition]:
     """Return the places, of which those on devices wait only for ranks that have begun less."""
     begun = {place.begun or 0 for place in places}
     waiting = max(begun) if len(begun) > 1 else -1
@@ -141,7 +141,7 @@ RANK_CODE = (
 
 
 def report(
-    places: list[Place], world_size: int, waited_s: float, *, all_answer: bool = True
+    places: list[RankPosition], world_size: int, waited_s: float, *, all_answer: bool = True
 ) -> str:
     """Return the report: each rank's position, the missing ranks, and the usual cause.
 
@@ -167,7 +167,7 @@ def report(
     return "\n".join(lines)
 
 
-def _of_some(places: list[Place], world_size: int, waited_s: float) -> str:
+def _of_some(places: list[RankPosition], world_size: int, waited_s: float) -> str:
     asked, *elsewhere = places
     lines = [f"torchbus: ranks have waited {waited_s:.0f} s for others:", f"  {asked.describe()}"]
     lines += [f"  {place.describe()}" for place in elsewhere]
@@ -180,7 +180,7 @@ def _of_some(places: list[Place], world_size: int, waited_s: float) -> str:
     return "\n".join(lines)
 
 
-def _without_cause(places: list[Place]) -> str:
+def _without_cause(places: list[RankPosition]) -> str:
     if len({place.waits_in for place in places}) == 1:
         return (
             "all are in the same call, which is slow (much to send, a slow network),"
@@ -189,7 +189,7 @@ def _without_cause(places: list[Place]) -> str:
     return f"they wait for each other. {RANK_CODE}"
 
 
-def _cause(missing: list[Place], silent: list[int]) -> str:
+def _cause(missing: list[RankPosition], silent: list[int]) -> str:
     if silent:
         return "If a rank gives no sign of life for freeze_timeout, the job ends"
     if any("DataLoader" in place.note for place in missing):
@@ -226,7 +226,7 @@ class HangWatch:
         rank: int,
         world_size: int,
         hang_timeout_s: float,
-        place: Callable[[], Place],
+        place: Callable[[], RankPosition],
         idle_mark: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = say,
@@ -308,7 +308,7 @@ class HangWatch:
         soon = has_ended or (sees and waited_s < SOON_FOR_S)
         return ASK_SOON_S if soon else ASK_EVERY_S
 
-    def _place_at_pause(self) -> Place:
+    def _place_at_pause(self) -> RankPosition:
         """Return this rank's place, with evidence that the rank can't continue without the others.
 
         A rank at the end has declared that it only waits. Any other rank needs the mark of rest.
@@ -319,7 +319,7 @@ class HangWatch:
             place, idle_mark=remaining, call="" if remaining in (END, LOOKS, BLIND) else place.call
         )
 
-    def _report(self, places: list[Place], waited_s: float) -> None:
+    def _report(self, places: list[RankPosition], waited_s: float) -> None:
         """Print the report once for all ranks that wait.
 
         If rank 0 answers, or may, rank 0 prints it, because only rank 0's output is visible under
@@ -345,7 +345,7 @@ class HangWatch:
             if text is not None:
                 self._say(text.decode())
 
-    def _missing(self, places: list[Place]) -> RanksDiverged | None:
+    def _missing(self, places: list[RankPosition]) -> RanksDiverged | None:
         """Return an error that names the ranks that have not come, if there are any."""
         missing = [place for place in places if not place.waits_in]
         if not missing or any(place.rank == self._rank for place in missing):
@@ -357,7 +357,7 @@ class HangWatch:
             " longer timeout_s"
         )
 
-    def _deadlock(self, places: list[Place]) -> RanksDiverged | None:
+    def _deadlock(self, places: list[RankPosition]) -> RanksDiverged | None:
         """Return an error if no rank can continue.
 
         Two looks in a row must find the same places, with all ranks at rest in between. Work

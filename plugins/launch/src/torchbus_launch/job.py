@@ -20,15 +20,23 @@ from torchbus.world import SharedStore, World
 from torchbus_launch import compat, failure, garbage, inherited, stall, store, worker
 from torchbus_launch.broadcast_log import NOTE, WHERE, BroadcastLog, FairClock, connected_to, shut
 from torchbus_launch.children import Child, end_children
-from torchbus_launch.ending import Ended, Ending
+from torchbus_launch.ending import EndCounts, JobEnd
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
 from torchbus_launch.guard import Guard, Leave
-from torchbus_launch.lookout import HealthChecks, received, store_lost
-from torchbus_launch.place import BLIND, DEVICE, END, LOOKS, Place, find, waited_workers
-from torchbus_launch.request import Request
-from torchbus_launch.saying import say
+from torchbus_launch.health_checks import HealthChecks, received, store_lost
+from torchbus_launch.rank_position import (
+    BLIND,
+    DEVICE,
+    END,
+    LOOKS,
+    RankPosition,
+    find,
+    waited_workers,
+)
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.store import SealedStore, StoreBarrier, shared_store
+from torchbus_launch.terminal import say
 from torchbus_redaction.redactor import redacted_output
 
 ENDED, PASSED = "ended", "gone on"
@@ -43,7 +51,7 @@ class Job:
     def __init__(
         self,
         world: World,
-        request: Request,
+        request: LaunchRequest,
         children: list[Child] | None = None,
         ends_with_block: bool = False,
         forked: bool = False,
@@ -71,12 +79,12 @@ class Job:
         if ends_with_block and not forked:
             StoreBarrier(shared_store(world), "joined", world.rank, world.world_size).say()
 
-    def _watch_over(self, request: Request, parent_pid: int | None) -> None:
+    def _watch_over(self, request: LaunchRequest, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
         store = shared_store(self.world).connection(request.timeout).within("job")
         self._log = BroadcastLog(self._store, self._answer if self.world.is_main else None)
         self._log.start()
-        self._ending = Ending(self.world, self._store, self._log)
+        self._ending = JobEnd(self.world, self._store, self._log)
         workers = partial(waited_workers, self._thread)
         self._freeze = Freeze(store, self.world, request, workers, parent_pid)
         self._health_checks = HealthChecks(
@@ -157,7 +165,7 @@ class Job:
         continues. It is the reason to stop if this rank's loop has caught that.
         """
         if self.guard.reason is None and (error is None or _is_success(error)):
-            mine = Ended(self.world.rank, self.backwards, compat.begun())
+            mine = EndCounts(self.world.rank, self.backwards, compat.begun())
             return self._wait_for_all_ends(
                 lambda: self._ending.say_loop_ended(mine), lambda _: self._ending.have_loops_ended
             )
@@ -322,7 +330,7 @@ class Job:
         return error
 
     def _idle_mark(self) -> str:
-        """Return this rank's mark; see ``Place``.
+        """Return this rank's mark; see ``RankPosition``.
 
         On an accelerator it is a constant, because threads that wait may spin. While
         ``wait_until`` looks again and again, it is one as well.
@@ -334,7 +342,7 @@ class Job:
             stall.mark(shared_store(self.world).port) if self.world.device.type == "cpu" else BLIND
         )
 
-    def _place(self) -> Place:
+    def _place(self) -> RankPosition:
         place = find(self.world.rank, self.waiting, self.backwards, self._thread)
         # stages of a pipeline send each other different numbers of messages
         is_alike = self.world.data.parts == self.world.world_size

@@ -13,8 +13,8 @@ from torchbus.world import World
 
 from torchbus_launch import inherited, listening, secret
 from torchbus_launch.job import Job
-from torchbus_launch.places import Place
-from torchbus_launch.request import Request
+from torchbus_launch.launched_rank import LaunchedRank
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.store import SealedStore
 from torchbus_launch.variables import PORTS, host, integer
 
@@ -37,7 +37,7 @@ class Nodes:
     def first_rank(self) -> int:
         return self.node_rank * self.local_world_size
 
-    def open_store(self, request: Request) -> SealedStore:
+    def open_store(self, request: LaunchRequest) -> SealedStore:
         """Serve the store on the first node; connect to it on the others.
 
         Local rank 0 of every node calls it.
@@ -56,7 +56,7 @@ class Nodes:
                 " one; otherwise check MASTER_ADDR"
             ) from None
 
-    def _connect(self, request: Request) -> dist.TCPStore:
+    def _connect(self, request: LaunchRequest) -> dist.TCPStore:
         session = None if self.num_nodes == 1 else next(listening.sessions)
         if session is None or self.node_rank == 0:
             return listening.serve(
@@ -65,7 +65,7 @@ class Nodes:
         return listening.reach(self.address, self.port, request.timeout, session)
 
     def world(
-        self, local_rank: int, request: Request, store: SealedStore, launched_by: str
+        self, local_rank: int, request: LaunchRequest, store: SealedStore, launched_by: str
     ) -> World:
         """Return the world as local rank ``local_rank`` of this node sees it."""
         return World(
@@ -81,7 +81,7 @@ class Nodes:
         )
 
 
-def find_nodes(request: Request) -> Nodes:
+def find_nodes(request: LaunchRequest) -> Nodes:
     """Return this node's place among ``num_nodes``.
 
     Raises UsageError if the variables do not fit.
@@ -107,7 +107,7 @@ def find_nodes(request: Request) -> Nodes:
 SERVED_WITHIN = timedelta(minutes=5)
 
 
-def join(place: Place, request: Request) -> Job:
+def join(place: LaunchedRank, request: LaunchRequest) -> Job:
     """Connect to the ranks' store, and return this rank's job; raises LaunchError."""
     device = request.devices.device(
         place.local_rank if request.devices.count > place.local_rank else 0
@@ -126,7 +126,7 @@ def join(place: Place, request: Request) -> Job:
     return Job(world, request, ends_with_block=mine, parent_pid=parent_pid)
 
 
-def _unreached(place: Place, error: Exception) -> LaunchError:
+def _unreached(place: LaunchedRank, error: Exception) -> LaunchError:
     return LaunchError(
         f"rank {place.rank} could not reach the others at {place.address}:{place.port}"
         f" ({place.launched_by}): {error}. If the port is in use, set MASTER_PORT to a free"
@@ -134,7 +134,7 @@ def _unreached(place: Place, error: Exception) -> LaunchError:
     )
 
 
-def _world(place: Place, device: torch.device, store: SealedStore) -> World:
+def _world(place: LaunchedRank, device: torch.device, store: SealedStore) -> World:
     return World(
         place.rank,
         place.world_size,
@@ -148,13 +148,13 @@ def _world(place: Place, device: torch.device, store: SealedStore) -> World:
     )
 
 
-def _started_by_us(place: Place, request: Request) -> SealedStore:
+def _started_by_us(place: LaunchedRank, request: LaunchRequest) -> SealedStore:
     raw = dist.TCPStore(place.address, place.port, is_master=False, timeout=SERVED_WITHIN)
     raw.set_timeout(request.timeout)
     return SealedStore(raw, inherited.key())
 
 
-def _started_by_another(place: Place, request: Request) -> SealedStore:
+def _started_by_another(place: LaunchedRank, request: LaunchRequest) -> SealedStore:
     """Open the launcher's store: torchrun's agent serves it, otherwise rank 0 does.
 
     The agent's store outlives a session.

@@ -11,17 +11,17 @@ import torch
 from torchbus.runtime import services
 
 from torchbus_device.devices import DevicePlan, plan_devices
-from torchbus_launch import inherited, places, relaunch
+from torchbus_launch import inherited, launched_rank, relaunch
 from torchbus_launch.job import Job
-from torchbus_launch.request import Request
-from torchbus_launch.spawn import Call
+from torchbus_launch.request import LaunchRequest
+from torchbus_launch.spawn import DecoratedCall
 from torchbus_launch.starting import start
 
 if TYPE_CHECKING:
     from torchbus.runtime.context import Context
 
 
-class Launcher(services.Launcher):
+class RankLauncher(services.Launcher):
     """Starts or joins the ranks of one session.
 
     Raises UsageError, before anything starts, for devices that this machine does not have.
@@ -34,7 +34,7 @@ class Launcher(services.Launcher):
             options["devices"], options["accelerator"]
         )
         self._request = _request(options, self._devices)
-        self._call: Call | None = None
+        self._call: DecoratedCall | None = None
 
     @property
     def device(self) -> torch.device:
@@ -52,17 +52,19 @@ class Launcher(services.Launcher):
             else self._request.num_nodes
         )
         has_strategy = self._session.options["strategy"] is not None
-        return max(named, places.world_size_seen()) if has_strategy else named
+        return max(named, launched_rank.world_size_seen()) if has_strategy else named
 
     def has_many_ranks(self) -> bool:
-        return self._devices.count * self._request.num_nodes > 1 or places.world_size_seen() > 1
+        return (
+            self._devices.count * self._request.num_nodes > 1 or launched_rank.world_size_seen() > 1
+        )
 
     def refuse_prompt(self) -> None:
-        if self.has_many_ranks() and places.world_size_seen() == 1:
+        if self.has_many_ranks() and launched_rank.world_size_seen() == 1:
             relaunch.refuse_start_at_a_prompt()
 
     def decorate(self, *call: Any) -> None:
-        self._call = Call(*call)
+        self._call = DecoratedCall(*call)
 
     def start(self, launch: str | None) -> Job:
         request = self._request
@@ -72,9 +74,9 @@ class Launcher(services.Launcher):
         return job
 
 
-def _request(options: Mapping[str, Any], devices: DevicePlan) -> Request:
+def _request(options: Mapping[str, Any], devices: DevicePlan) -> LaunchRequest:
     """Return what the session asks of the launcher."""
-    return Request(
+    return LaunchRequest(
         devices,
         options["num_nodes"],
         options["launch"],

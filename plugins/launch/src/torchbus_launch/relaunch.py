@@ -24,8 +24,8 @@ from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.children import Child, end, error_file, standard_input
 from torchbus_launch.job import Job
 from torchbus_launch.joining import Nodes, find_nodes
-from torchbus_launch.places import Place
-from torchbus_launch.request import Request
+from torchbus_launch.launched_rank import LaunchedRank
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.store import SealedStore, StoreBarrier
 
 
@@ -50,7 +50,7 @@ def environment_variables(values: Mapping[str, object]) -> Iterator[None]:
 _started = False
 
 
-def start(request: Request) -> Job:
+def start(request: LaunchRequest) -> Job:
     """Run the script again for each other local rank; return once all ranks have joined.
 
     This process is local rank 0 of its node.
@@ -163,7 +163,7 @@ def start_child(
     nodes: Nodes,
     store: SealedStore,
     local_rank: int,
-    request: Request,
+    request: LaunchRequest,
     reported: bytes | None = None,
 ) -> Child:
     """Start the command as local rank ``local_rank`` of this node.
@@ -189,8 +189,8 @@ def start_child(
     return Child(place.rank, process.pid, process, errors)
 
 
-def _place(nodes: Nodes, local_rank: int, port: int) -> Place:
-    return Place(
+def _place(nodes: Nodes, local_rank: int, port: int) -> LaunchedRank:
+    return LaunchedRank(
         "session",
         nodes.first_rank + local_rank,
         nodes.world_size,
@@ -204,7 +204,7 @@ def _place(nodes: Nodes, local_rank: int, port: int) -> Place:
 
 
 def _environment(
-    place: Place, store: SealedStore, request: Request, runs_again: bool
+    place: LaunchedRank, store: SealedStore, request: LaunchRequest, runs_again: bool
 ) -> dict[str, str]:
     """Return this process's environment, with the variables for the rank's place and device."""
     given = asdict(place)

@@ -9,7 +9,7 @@ from torchbus_device.devices import DevicePlan
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """The options of the session that concern the launcher.
 
     ``devices``: the devices of one node.

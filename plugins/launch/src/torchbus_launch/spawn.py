@@ -21,7 +21,7 @@ from torchbus.errors import UsageError
 from torchbus_launch.job import Job
 from torchbus_launch.joining import find_nodes
 from torchbus_launch.relaunch import start_child, wait_until_joined
-from torchbus_launch.request import Request
+from torchbus_launch.request import LaunchRequest
 
 
 def pickled(
@@ -133,7 +133,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True)
-class Call:
+class DecoratedCall:
     """A call of a decorated function.
 
     ``decorated``: the function that the caller sees.
@@ -147,7 +147,7 @@ class Call:
     session: tuple[tuple[object, ...], dict[str, object]]
 
 
-def start(request: Request, call: Call | None) -> Job:
+def start(request: LaunchRequest, call: DecoratedCall | None) -> Job:
     """Start the other local ranks, and return this rank's job.
 
     This process is local rank 0 of its node and makes the call itself. Its changes to the arguments
@@ -173,7 +173,7 @@ def start(request: Request, call: Call | None) -> Job:
     return Job(world, request, children=children)
 
 
-def _payload(call: Call) -> bytes:
+def _payload(call: DecoratedCall) -> bytes:
     """Pickle the import path, the main module, the function's name and its arguments."""
     named = (
         find(call.function.__module__, call.function.__qualname__)
@@ -221,7 +221,7 @@ def _importable(function: Callable[..., object]) -> bool:
     )
 
 
-def _names(call: Call) -> tuple[str, ...]:
+def _names(call: DecoratedCall) -> tuple[str, ...]:
     """Return the function's names for its arguments."""
     code = getattr(call.function, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()

@@ -7,29 +7,38 @@ import os
 from torchbus.errors import LaunchError
 
 from torchbus_launch.job import Job
-from torchbus_launch.request import Request
-from torchbus_launch.spawn import Call
+from torchbus_launch.request import LaunchRequest
+from torchbus_launch.spawn import DecoratedCall
 
-__all__ = ["Call", "Job", "Request", "start"]
+__all__ = ["DecoratedCall", "Job", "LaunchRequest", "start"]
 
 
 FILES = 32
 """About as many as a session of two ranks opens."""
 
 
-def start(request: Request, call: Call | None = None) -> Job:
+def start(request: LaunchRequest, call: DecoratedCall | None = None) -> Job:
     """Join the launcher's ranks, or start ranks, and return this rank's job.
 
     ``call``: the call of the decorated function that the session belongs to, if any.
     Raises LaunchError or UsageError.
     """
     _refuse_few_files()
-    from torchbus_launch import choice, fork, joining, places, relaunch, spawn, variables, worker
+    from torchbus_launch import (
+        choice,
+        fork,
+        joining,
+        launched_rank,
+        relaunch,
+        spawn,
+        variables,
+        worker,
+    )
 
     worker.refuse_ranks()
     if request.devices.kind == "cpu":
         variables.refuse_unknown_interface()
-    place = places.find(request)
+    place = launched_rank.find(request)
     if place is not None:
         return joining.join(place, request)
     request = choice.resolve(request)

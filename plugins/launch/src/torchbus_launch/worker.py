@@ -15,7 +15,7 @@ from torchbus.compat.python import current_frame
 from torchbus.errors import UsageError
 
 from torchbus_launch.broadcast_log import sockets_opened
-from torchbus_launch.place import DATA
+from torchbus_launch.rank_position import DATA
 
 PR_SET_PDEATHSIG = 1
 _of_rank: int | None = None

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, hookimpl
 
-from torchbus_log.exchange import Record
-from torchbus_log.passes import Passes
+from torchbus_log.exchange import LoggedValue
+from torchbus_log.passes import OpenPasses
 from torchbus_log.totals import Value
-from torchbus_strategy.loss.held import unscaled
+from torchbus_strategy.loss.intermediate_values import unscaled
 
 
 class Autolog:
@@ -30,7 +30,7 @@ class Autolog:
 
     hears_trials = False
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: OpenPasses) -> None:
         self._passes = passes
         self._loss: Tensor | None = None
         self._unscaled: Tensor | None = None
@@ -86,13 +86,13 @@ class Autolog:
         """A pass over the training data has ended. Time until the next batch belongs to no step."""
         self._since, self._paused = None, time.perf_counter()
 
-    def records(self, but: Collection[str]) -> list[Record]:
+    def records(self, but: Collection[str]) -> list[LoggedValue]:
         """Return what is known at a log point, without names that the loop uses itself."""
         found = [(name, steps, value) for name, steps, value in self._all() if name not in but]
         self._losses.clear()
         self._norm = None
         return [
-            Record(
+            LoggedValue(
                 name, steps, self._passes.epoch, (_scalar(value),), 1.0, 1.0, "sum", False, False
             )
             for name, steps, value in found

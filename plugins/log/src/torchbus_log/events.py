@@ -6,7 +6,7 @@ from typing import Any
 
 from torchbus.plugin import hookspec
 
-from torchbus_log.trackers.values import Image, Table, Values
+from torchbus_log.trackers.values import Image, LoggedTable, Values
 
 HOT = ("skip_logging", "log_metrics")
 
@@ -31,7 +31,7 @@ def histogram_ready(name: str, values: Values, step: int, epoch: int | None) -> 
 
 
 @hookspec
-def table_ready(name: str, table: Table, step: int) -> None:
+def table_ready(name: str, table: LoggedTable, step: int) -> None:
     """A plugin has a table or a curve to show. Sent on rank 0 only. Loggers may listen to this."""
 
 

@@ -16,7 +16,7 @@ from torchbus.plugin import Context, RanksDiverged
 from torchbus_log.totals import Metric, Value, combine, to_host, to_value
 
 
-def local_values(ready: Sequence[Record]) -> list[float]:
+def local_values(ready: Sequence[LoggedValue]) -> list[float]:
     """Return this rank's value of each record."""
     return [
         merged(record.reduce, [pair]) for record, pair in zip(ready, numbers_of(ready), strict=True)
@@ -24,9 +24,9 @@ def local_values(ready: Sequence[Record]) -> list[float]:
 
 
 def over_ranks(
-    exchange: Exchange,
+    exchange: NumberExchange,
     steps: int,
-    ready: Sequence[Record],
+    ready: Sequence[LoggedValue],
     metrics: Sequence[tuple[str, Metric, int]],
 ) -> list[float]:
     """Return the value of each record, reduced over ranks if it is to be. All ranks call it.
@@ -49,7 +49,7 @@ def over_ranks(
 
 def computed(
     name: str, metric: Metric, step: int, epoch: int | None
-) -> tuple[list[Record], dict[str, Tensor]]:
+) -> tuple[list[LoggedValue], dict[str, Tensor]]:
     """Return the values of a metric object, which reduces itself over ranks.
 
     First those that are one number, and then others (a confusion matrix) by name.
@@ -62,7 +62,7 @@ def computed(
         if isinstance(found, Tensor) and found.numel() != 1 and found.dim() in (1, 2)
     }
     return [
-        Record(one, step, epoch, (to_value(one, found),), 1.0, 1.0, "sum", False, False)
+        LoggedValue(one, step, epoch, (to_value(one, found),), 1.0, 1.0, "sum", False, False)
         for one, found in named.items()
         if one not in more
     ], more
@@ -85,7 +85,7 @@ class Key(NamedTuple):
     may_lack: bool = False
 
 
-class Exchange:
+class NumberExchange:
     """Reduces numbers over ranks, in a message whose size does not depend on the number of ranks.
 
     It has the same size on all ranks, and grows when all ranks need more.
@@ -248,7 +248,7 @@ def _by_rank(values: Sequence[int]) -> str:
     return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
 
 
-class Record(NamedTuple):
+class LoggedValue(NamedTuple):
     """One name's contribution to a log point.
 
     ``parts`` are numbers, or tensors that are still on their device. ``reduce`` combines them to
@@ -268,7 +268,7 @@ class Record(NamedTuple):
     may_lack: bool = False
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """The numbers of one step, as loggers get them."""
 
     step: int
@@ -277,7 +277,7 @@ class Line(NamedTuple):
     prog_bar: set[str]
 
 
-def numbers_of(records: Sequence[Record]) -> list[tuple[float, float]]:
+def numbers_of(records: Sequence[LoggedValue]) -> list[tuple[float, float]]:
     """Return the total of each record, and the samples that it stands for.
 
     All tensors are copied to the host at once.
@@ -299,16 +299,16 @@ def merged(reduce: str, numbers: Iterable[tuple[float, float]]) -> float:
     return total / sum(weight for _, weight in there) if reduce == "mean" else total
 
 
-def lines(records: Iterable[Record], values: Iterable[float]) -> list[Line]:
+def lines(records: Iterable[LoggedValue], values: Iterable[float]) -> list[LogLine]:
     """Group numbers by step, in order. A name that comes twice at one step begins a new line."""
-    found: dict[int, list[Line]] = {}
+    found: dict[int, list[LogLine]] = {}
     seen: Counter[tuple[int, str]] = Counter()
     for record, value in zip(records, values, strict=True):
         ones = found.setdefault(record.step, [])
         place = seen[record.step, record.name]
         seen[record.step, record.name] += 1
         if place == len(ones):
-            ones.append(Line(record.step, record.epoch, {}, set()))
+            ones.append(LogLine(record.step, record.epoch, {}, set()))
         line = ones[place]
         line.metrics[record.name] = value
         if record.prog_bar:

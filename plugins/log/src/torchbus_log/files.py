@@ -23,7 +23,7 @@ from typing import BinaryIO
 from torchbus.plugin import Context, expect, hookimpl, warn
 
 from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
-from torchbus_log.trackers.values import Image, Table, Values, describe_run
+from torchbus_log.trackers.values import Image, LoggedTable, Values, describe_run
 from torchbus_redaction.redactor import Redactor
 
 DEFAULT_ROOT = "torchbus-logs"
@@ -124,7 +124,7 @@ class Local:
             self._have_written(self._media, {**self._now(step), **record})
 
     @hookimpl
-    def table_ready(self, name: str, table: Table, step: int) -> None:
+    def table_ready(self, name: str, table: LoggedTable, step: int) -> None:
         """Rank 0 writes a line."""
         if self._media is not None:
             record = {"table": name, **dataclasses.asdict(table)}
@@ -324,7 +324,7 @@ PASSING = (
 """Errors of the disk, not of the folder's name. They may be over by the next time."""
 
 
-class Call:
+class DiskCall:
     """One call on the disk's thread. ``done`` is locked until it is over."""
 
     def __init__(self, function: Callable[[int], bool], is_record: bool) -> None:
@@ -349,8 +349,8 @@ class Patient:
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._late: Call | None = None
+        self._calls: SimpleQueue[DiskCall | None] = SimpleQueue()
+        self._late: DiskCall | None = None
         self.asked = self.lost = self._written = self._untold = 0
         self.first_error = ""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -394,8 +394,8 @@ class Patient:
         self._thread.join(ENDS_WITHIN_S)
         return self.lost
 
-    def _submitted(self, function: Callable[[int], bool], is_record: bool) -> Call:
-        call = Call(function, is_record)
+    def _submitted(self, function: Callable[[int], bool], is_record: bool) -> DiskCall:
+        call = DiskCall(function, is_record)
         self._calls.put(call)
         return call
 
@@ -404,7 +404,7 @@ class Patient:
             self._make(call)
             call.done.release()
 
-    def _make(self, call: Call) -> None:
+    def _make(self, call: DiskCall) -> None:
         try:
             if call.function(self._untold):
                 self._untold = 0

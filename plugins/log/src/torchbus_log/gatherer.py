@@ -15,15 +15,15 @@ from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.exchange import (
-    Exchange,
-    Record,
+    LoggedValue,
+    NumberExchange,
     computed,
     lines,
     local_values,
     over_ranks,
 )
 from torchbus_log.monitors import Monitors
-from torchbus_log.passes import LoaderPass, Passes
+from torchbus_log.passes import LoggedPass, OpenPasses
 from torchbus_log.totals import Metric, Value
 from torchbus_log.trackers.values import Values, table_of
 
@@ -50,7 +50,7 @@ class Gatherer:
         self,
         session: Context,
         every: int,
-        passes: Passes,
+        passes: OpenPasses,
         autolog: Autolog | None,
         monitored: Collection[str],
         listens: bool,
@@ -58,7 +58,7 @@ class Gatherer:
         self._session = session
         self._every = every
         self._autolog = autolog
-        self._exchange = Exchange(session)
+        self._exchange = NumberExchange(session)
         self._monitors = Monitors(session, self._exchange, monitored) if monitored else None
         self._listens = listens
         self._steps = session.steps.follow()
@@ -66,7 +66,7 @@ class Gatherer:
         self._is_late = False
         self._metrics: list[tuple[str, Metric, int]] = []
         self.passes = passes
-        self.waiting: list[Record] = []
+        self.waiting: list[LoggedValue] = []
         self.names: set[str] = set()
 
     def state_dict(self) -> dict[str, int | None]:
@@ -108,7 +108,7 @@ class Gatherer:
     def _add_record(self, name: str, number: Value, how: How) -> None:
         samples = self._samples(how) if how.sync_dist else 1.0
         self._wait(
-            Record(
+            LoggedValue(
                 name=name,
                 step=self._steps.count if how.step is None else how.step,
                 epoch=self.passes.epoch,
@@ -128,9 +128,9 @@ class Gatherer:
             return self.add(name, number, PLAINLY)
         step, epoch = self._steps.count, self.passes.epoch
         fields = (name, step, epoch, (number,), 1.0, 1.0, "mean", False, False, False)
-        self.waiting.append(_new(Record, fields))
+        self.waiting.append(_new(LoggedValue, fields))
 
-    def _wait(self, record: Record) -> None:
+    def _wait(self, record: LoggedValue) -> None:
         if self._monitors is not None:
             (record,) = self._monitors.judged([record])
         self.waiting.append(record)
@@ -162,7 +162,7 @@ class Gatherer:
         else:
             self.passes.current.metrics[name] = metric
 
-    def _computed(self, name: str, metric: Metric, step: int) -> list[Record]:
+    def _computed(self, name: str, metric: Metric, step: int) -> list[LoggedValue]:
         """Compute a metric object on all ranks. Send what is not one number; return the rest."""
         records, more = computed(name, metric, step, self.passes.epoch)
         for one, found in more.items() if self._session.is_main else ():
@@ -283,7 +283,7 @@ class Gatherer:
             ]
             self._send(ready, local_values(ready))
 
-    def _send(self, ready: list[Record], values: list[float]) -> None:
+    def _send(self, ready: list[LoggedValue], values: list[float]) -> None:
         for line in lines(ready, values):
             self._session.bus.hook.metrics_ready(
                 metrics=line.metrics,
@@ -292,10 +292,10 @@ class Gatherer:
                 prog_bar=frozenset(line.prog_bar),
             )
 
-    def _close(self, one: LoaderPass) -> None:
+    def _close(self, one: LoggedPass) -> None:
         """Turn the values of a pass into records."""
         records = [
-            Record(
+            LoggedValue(
                 name,
                 self._steps.count,
                 self.passes.epoch,

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from torchbus.plugin import Context, UsageError, warn
 
-from torchbus_log.exchange import Exchange, Key, Pair, Record, merged, numbers_of
+from torchbus_log.exchange import Key, LoggedValue, NumberExchange, Pair, merged, numbers_of
 
 
 class Monitors:
@@ -17,7 +17,7 @@ class Monitors:
     name with ``_epoch``.
     """
 
-    def __init__(self, session: Context, exchange: Exchange, names: Iterable[str]) -> None:
+    def __init__(self, session: Context, exchange: NumberExchange, names: Iterable[str]) -> None:
         self._session = session
         self._exchange = exchange
         self._names = frozenset(names)
@@ -37,7 +37,7 @@ class Monitors:
         """An epoch's value of ``name`` will be written as ``written``."""
         self._bases[written] = name
 
-    def judged(self, records: Sequence[Record], *, divided: bool = False) -> list[Record]:
+    def judged(self, records: Sequence[LoggedValue], *, divided: bool = False) -> list[LoggedValue]:
         """Reduce the monitored ones of these, and pass them to their monitors. Returns all records.
 
         All ranks call it. ``divided``: some ranks may lack some of them.
@@ -70,7 +70,7 @@ class Monitors:
         return found
 
     def _gathered(
-        self, found: Sequence[Record], asked: dict[int, list[str]], mine: Sequence[Pair]
+        self, found: Sequence[LoggedValue], asked: dict[int, list[str]], mine: Sequence[Pair]
     ) -> dict[str, float]:
         ours = [
             (names, found[index].reduce, pair)
@@ -86,7 +86,7 @@ class Monitors:
             for (name, reduce), pairs in alike.items()
         }
 
-    def _names_of(self, record: Record) -> list[str]:
+    def _names_of(self, record: LoggedValue) -> list[str]:
         base = self._bases.get(record.name)
         return self._matching(record.name, False) if base is None else self._matching(base, True)
 

@@ -13,7 +13,7 @@ from torchbus_log.totals import Metric, Total
 from torchbus_strategy.batches import collect
 
 
-class LoaderPass:
+class LoggedPass:
     """One pass over a loader, and the values that are logged in it ``on_epoch``.
 
     ``trains``: it has fed a backward. ``goes_on``: an earlier run has begun it. ``began``: when its
@@ -47,7 +47,7 @@ class LoaderPass:
         return self.iterator is not None and self.iterator() is None
 
 
-class Passes:
+class OpenPasses:
     """The open passes. The last one gave the latest batch.
 
     ``epoch`` counts the passes that train, from 0.
@@ -56,14 +56,14 @@ class Passes:
     def __init__(self, session: Context) -> None:
         self._session = session
         self._share: Share | None = None
-        self._open: list[LoaderPass] = []
-        self._fresh: list[LoaderPass] = []
-        self.outside = LoaderPass(None)
+        self._open: list[LoggedPass] = []
+        self._fresh: list[LoggedPass] = []
+        self.outside = LoggedPass(None)
         self.epoch: int | None = None
         self.samples_trained_on = 0.0
 
     @property
-    def current(self) -> LoaderPass:
+    def current(self) -> LoggedPass:
         """The open pass that gave the latest batch."""
         return self._open[-1] if self._open else self.outside
 
@@ -85,7 +85,7 @@ class Passes:
         if current not in self._fresh:
             self._fresh.append(current)
 
-    def _weigh(self, current: LoaderPass, rows: int, share: Share | None) -> None:
+    def _weigh(self, current: LoggedPass, rows: int, share: Share | None) -> None:
         """Set how many samples the batch stands for, on this rank and on all ranks."""
         current.samples, current.everywhere = float(rows), float(rows * self._session.world_size)
         if share is not None:
@@ -139,7 +139,7 @@ class Passes:
         iterators = [one.iterator() for one in self._open if one.iterator is not None]
         return any(one is not None and one.loader is loader for one in iterators)
 
-    def end(self, loader: DataLoader[object]) -> LoaderPass | None:
+    def end(self, loader: DataLoader[object]) -> LoggedPass | None:
         """A loader is exhausted. Take out its latest pass, and return it.
 
         If a wrapper has fetched batches ahead, return None.
@@ -155,7 +155,7 @@ class Passes:
                 return one
         return None
 
-    def left(self) -> list[LoaderPass]:
+    def left(self) -> list[LoggedPass]:
         """Take out the passes that the loop has left without exhausting their loaders."""
         lost = [one for one in self._open if one.was_left]
         self._open = [one for one in self._open if not one.was_left]
@@ -167,7 +167,7 @@ class Passes:
             None,
         )
         if known is None:
-            known = LoaderPass(iterator)
+            known = LoggedPass(iterator)
         else:
             self._open.remove(known)
         self._open.append(known)

@@ -21,7 +21,7 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
 from torchbus_log.gatherer import PLAINLY, Gatherer, How, LogOptions, how
-from torchbus_log.passes import Passes
+from torchbus_log.passes import OpenPasses
 from torchbus_log.totals import Metric, Value, check_name, to_value
 from torchbus_log.trackers.values import Image, Values
 from torchbus_strategy import sharding
@@ -169,7 +169,7 @@ class Log:
         monitored = {name for name in session.bus.hook.monitored_name() if name}
         if listens or monitored:
             session.batches.follow()
-            passes = Passes(session)
+            passes = OpenPasses(session)
             autolog = Autolog(passes) if self._wants_autolog else None
             self._gatherer = Gatherer(session, self._every, passes, autolog, monitored, listens)
             self._listens = listens

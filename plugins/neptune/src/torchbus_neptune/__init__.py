@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_neptune.logger import NeptuneLogger, OneRun
+from torchbus_neptune.logger import NeptuneLogger, OneNeptuneRun
 
-__all__ = ["NeptuneLogger", "OneRun"]
+__all__ = ["NeptuneLogger", "OneNeptuneRun"]

@@ -65,7 +65,7 @@ class NeptuneLogger(Tracker):
         mode: str | None = None,
         custom_run_id: str | None = None,
         tags: Sequence[str] | None = None,
-        run: Run | None = None,
+        run: NeptuneRun | None = None,
         client: ModuleType | None = None,
         **policy: Any,
     ) -> None:
@@ -92,7 +92,7 @@ class NeptuneLogger(Tracker):
         self._token = api_token
         self._run = run
         self._client = client
-        self._series = Series()
+        self._series = SeriesAppender()
         self._rank = 0
 
     @hookimpl
@@ -129,7 +129,7 @@ class NeptuneLogger(Tracker):
             "debug",
         )
 
-    def open_run(self, session: Context, config: dict[str, object], offline: bool) -> Run:
+    def open_run(self, session: Context, config: dict[str, object], offline: bool) -> NeptuneRun:
         run = self._run
         if run is None:
             assert self._client is not None
@@ -141,7 +141,7 @@ class NeptuneLogger(Tracker):
             }
             if offline:
                 options["mode"] = "offline"
-            run = cast(Run, self._client.init_run(**options))
+            run = cast(NeptuneRun, self._client.init_run(**options))
         if session.is_main:
             run["torchbus"] = storable(config)
         return run
@@ -166,7 +166,7 @@ class NeptuneLogger(Tracker):
         for name, value in metrics.items():
             self._series.append(self.experiment, f"system/rank{self._rank}/{name}", value, time_s)
 
-    def close_run(self, run: Run, failed: bool) -> None:
+    def close_run(self, run: NeptuneRun, failed: bool) -> None:
         for path, count in self._series.not_finite.items():
             run[f"not_finite/{path}"] = count
         if failed:
@@ -191,23 +191,23 @@ def _check_text(word: str, value: object) -> None:
 STEP_BETWEEN = 0.001
 
 
-class Field(Protocol):
+class SeriesField(Protocol):
     """A series in a run."""
 
     def append(self, value: float, *, step: float) -> object: ...
 
 
-class Run(Protocol):
+class NeptuneRun(Protocol):
     """What is used of a run of the ``neptune`` client."""
 
-    def __getitem__(self, path: str) -> Field: ...
+    def __getitem__(self, path: str) -> SeriesField: ...
 
     def __setitem__(self, path: str, value: object) -> None: ...
 
     def stop(self, *, seconds: float) -> object: ...
 
 
-class Series:
+class SeriesAppender:
     """Appends to the series of a run.
 
     A value whose step is not larger than the last one of its series gets a place a thousandth of a
@@ -218,7 +218,7 @@ class Series:
         self._last: dict[str, float] = {}
         self.not_finite: Counter[str] = Counter()
 
-    def append(self, run: Run, path: str, value: float, step: float) -> None:
+    def append(self, run: NeptuneRun, path: str, value: float, step: float) -> None:
         """Append one number, unless it is not finite."""
         if not math.isfinite(value):
             self.not_finite[path] += 1
@@ -248,7 +248,7 @@ def storable(values: Mapping[str, object]) -> dict[str, object]:
 FOLDER = "NEPTUNE_DATA_DIRECTORY"  # the client reads it when a run begins
 
 
-class OneRun:
+class OneNeptuneRun:
     """On the other ranks, runs have the client's mode "debug": they send nothing.
 
     What that mode writes goes to a temporary folder.

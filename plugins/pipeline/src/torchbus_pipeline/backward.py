@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl
 
 from torchbus_pipeline._compat import buffers, is_view
-from torchbus_pipeline.calls import Calls
+from torchbus_pipeline.calls import LayerCalls
 from torchbus_pipeline.cut import mark_of
+from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
 from torchbus_pipeline.later import Later
 from torchbus_pipeline.later_backward import LaterBackward, batch_of
-from torchbus_pipeline.meeting import CheckedBarrier, Team
-from torchbus_pipeline.models import Models
+from torchbus_pipeline.models import CutModels
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header as strategy_header
 from torchbus_strategy.backward import loss_counts
@@ -25,7 +25,7 @@ from torchbus_strategy.backward.header import INPUT, PROGRESS, agrees, constants
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import Constants
 from torchbus_strategy.loss.gradients import isolated_gradients
-from torchbus_strategy.loss.held import kind_of, weigh_parts, writable_parts
+from torchbus_strategy.loss.intermediate_values import kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count
 from torchbus_strategy.parameters import averaging
 
@@ -43,10 +43,10 @@ class PipelineBackward:
     def __init__(
         self,
         session: Context,
-        models: Models,
-        calls: Calls,
+        models: CutModels,
+        calls: LayerCalls,
         barrier: CheckedBarrier,
-        replicas: Replicas,
+        replicas: PipelineReplicas,
         counts: loss_counts.LossCounts,
         later: LaterBackward,
     ) -> None:
@@ -63,7 +63,7 @@ class PipelineBackward:
         self._steps += 1
 
     @hookimpl
-    def run_backward(self, call: BackwardCall, engine: strategy_engine.Engine) -> None:
+    def run_backward(self, call: BackwardCall, engine: strategy_engine.BackwardFunction) -> None:
         refuse(call)
         self._models.refuse_uncut()
         number = self._job.backwards + 1
@@ -98,7 +98,7 @@ class PipelineBackward:
     def _run(
         self,
         call: BackwardCall,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
         count: Count,
         trained: list[Tensor],
     ) -> Exception | None:
@@ -217,10 +217,10 @@ def _scalar(call: BackwardCall) -> Tensor | None:
     return loss if is_number else None
 
 
-class Replicas:
+class PipelineReplicas:
     """Averages gradients, and copies the buffers of the first pipeline to the others."""
 
-    def __init__(self, session: Context, models: Models, team: Team) -> None:
+    def __init__(self, session: Context, models: CutModels, team: PipelineRanks) -> None:
         self._session, self._models, self._team = session, models, team
         self._first = team.place  # the global rank of this place in the first pipeline
         self.remain = False

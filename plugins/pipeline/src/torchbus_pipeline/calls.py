@@ -14,10 +14,11 @@ from torchbus.plugin import Context, Surround, Unsupported
 
 from torchbus_pipeline import passes
 from torchbus_pipeline.cut import Between, Cut, after
+from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
 from torchbus_pipeline.inputs import (
     NO_EXTRA,
+    ChainInputs,
     Extra,
-    Inputs,
     check,
     given_by_loop,
     refuse_reading,
@@ -25,13 +26,12 @@ from torchbus_pipeline.inputs import (
 )
 from torchbus_pipeline.later import Later, number, output
 from torchbus_pipeline.later_backward import Deferred
-from torchbus_pipeline.meeting import CheckedBarrier, Team
 from torchbus_pipeline.options import GPIPE, PipelineOptions
-from torchbus_pipeline.passes import Link, LocalStream, Pass, Run
+from torchbus_pipeline.passes import ForwardPass, Link, MicroBatchRun, PassGenerators
 
 
 @dataclass
-class Row:
+class CallSequence:
     """A sequence of layer calls in progress. ``token``: what the last layer returned."""
 
     x: Any
@@ -39,29 +39,33 @@ class Row:
     token: Between | None = None
 
 
-NO_ROW = Row(None, [])
+NO_ROW = CallSequence(None, [])
 
 
-class Calls:
+class LayerCalls:
     """Wraps the forwards of cut models' layers, and of the nn.Sequential that holds them."""
 
     def __init__(
-        self, session: Context, team: Team, barrier: CheckedBarrier, options: PipelineOptions
+        self,
+        session: Context,
+        team: PipelineRanks,
+        barrier: CheckedBarrier,
+        options: PipelineOptions,
     ) -> None:
         self._session, self._team, self._barrier = session, team, barrier
         self._options = options
         self._forms: dict[tuple[object, ...], tuple[torch.Size, torch.dtype]] = {}
-        self._stream = LocalStream(session)
+        self._stream = PassGenerators(session)
         self._surround = Surround(self._around, traced=False)
         session.on_close.callback(self._surround.close)
         self._holders: dict[int, Cut] = {}
         self._layers: dict[int, Cut] = {}
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, CallSequence] = {}
         self._computes = False
         self._by_rows: dict[int, dict[int, bool]] = {}
         self._anchor = torch.zeros((), device=session.device, requires_grad=True)
         self._driven: bool | None = None
-        self._runs: list[Run] = []
+        self._runs: list[MicroBatchRun] = []
 
     def add(self, cut: Cut) -> None:
         """Wrap a model's layers. All ranks call it."""
@@ -83,7 +87,7 @@ class Calls:
             return forward(*args, **kwargs)
         if id(module) in self._holders and len(args) == 1 and not kwargs:
             cut = self._holders[id(module)]
-            return self._whole(cut, Row(args[0], [NO_EXTRA] * len(cut.layers)))
+            return self._whole(cut, CallSequence(args[0], [NO_EXTRA] * len(cut.layers)))
         if id(module) in self._layers:
             return self._layer(self._layers[id(module)], module, args, kwargs)
         return forward(*args, **kwargs)
@@ -95,7 +99,11 @@ class Calls:
     ) -> object:
         """Record a layer's arguments. The call of the last layer runs all of them."""
         begins = layer is cut.layers[0] and not (args and isinstance(args[0], Between))
-        row = Row(args[0] if args else None, []) if begins else self._rows.get(id(cut), NO_ROW)
+        row = (
+            CallSequence(args[0] if args else None, [])
+            if begins
+            else self._rows.get(id(cut), NO_ROW)
+        )
         number = len(row.extras)
         if layer is not cut.layers[number] or not (begins or (args and args[0] is row.token)):
             self._refuse(cut, layer)
@@ -120,7 +128,7 @@ class Calls:
 
     # All of them ---------------------------------------------------------------------------------
 
-    def _whole(self, cut: Cut, row: Row) -> Tensor:
+    def _whole(self, cut: Cut, row: CallSequence) -> Tensor:
         given = number(row.x) if isinstance(row.x, Later) else row.x
         x = check(cut.name, given, row.extras)
         if list(cut.found.holder) != cut.layers:
@@ -141,7 +149,7 @@ class Calls:
             return self._later(cut, inputs)
         return self._compute(self._pass(cut, inputs, trains))
 
-    def _compute(self, one: Pass) -> Tensor:
+    def _compute(self, one: ForwardPass) -> Tensor:
         """Return the output, after all forwards. All ranks of the pipeline call it."""
         before, self._computes = self._computes, True
         try:
@@ -165,7 +173,7 @@ class Calls:
             and not torch.is_autocast_enabled(device)
         )
 
-    def _later(self, cut: Cut, inputs: Inputs) -> Tensor:
+    def _later(self, cut: Cut, inputs: ChainInputs) -> Tensor:
         """Return an output that is computed in backward.
 
         It is computed now if its shape or the loss is not known yet.
@@ -197,16 +205,16 @@ class Calls:
             )
         return frozenset(place for place, rows in known.items() if rows)
 
-    def _pass(self, cut: Cut, inputs: Inputs, trains: bool) -> Pass:
+    def _pass(self, cut: Cut, inputs: ChainInputs, trains: bool) -> ForwardPass:
         link = Link(self._team, self._session.device)
         count = min(self._options.microbatches, len(inputs.x))
-        run = Run(cut, link, inputs, count, trains)
-        return Pass(run, link, self._stream, self._begin_backward)
+        run = MicroBatchRun(cut, link, inputs, count, trains)
+        return ForwardPass(run, link, self._stream, self._begin_backward)
 
     # Backward ------------------------------------------------------------------------------------
 
     @contextmanager
-    def driven(self, retain: bool) -> Iterator[list[Run]]:
+    def driven(self, retain: bool) -> Iterator[list[MicroBatchRun]]:
         """Context of a backward of the loop. Yields the passes that it goes through."""
         self._driven, self._runs, self._computes = retain, [], True
         try:
@@ -214,7 +222,7 @@ class Calls:
         finally:
             self._driven, self._computes = None, False
 
-    def _begin_backward(self, run: Run) -> bool:
+    def _begin_backward(self, run: MicroBatchRun) -> bool:
         if self._driven is None:
             raise Unsupported(
                 f"torch.autograd.grad through {run.cut.name} under strategy='pipeline': its layers"

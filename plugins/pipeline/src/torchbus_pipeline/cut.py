@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Unsupported, UsageError
 
-from torchbus_pipeline import elsewhere
+from torchbus_pipeline import remote_parameters
 from torchbus_pipeline._compat import as_plain_tensors
 
 
@@ -27,7 +27,7 @@ class Cut:
     """
 
     def __init__(
-        self, model: Module, found: Layers, balance: Sequence[int], place: int, places: int
+        self, model: Module, found: LayerRange, balance: Sequence[int], place: int, places: int
     ) -> None:
         self.model, self.name = weakref.ref(model), type(model).__name__
         self.found, self.balance, self.place, self.places = found, list(balance), place, places
@@ -99,7 +99,7 @@ class Cut:
             if place != self.place:
                 for parameter in layer.parameters():
                     if type(parameter) is nn.Parameter:
-                        elsewhere.empty(parameter, where)
+                        remote_parameters.empty(parameter, where)
 
     def forget(self) -> None:
         """Remove the marks from the modules."""
@@ -149,7 +149,7 @@ def after(layer: str, x: Tensor) -> Between:
 AUTO = "auto"
 
 
-class Layers(NamedTuple):
+class LayerRange(NamedTuple):
     """Consecutive layers. ``path`` names their list in the model, "" if that is the model.
 
     ``holder`` is the nn.Sequential that calls them, or an nn.ModuleList, whose model does.
@@ -164,18 +164,18 @@ class Layers(NamedTuple):
         return [f"{prefix}{name}" for name, _ in self.holder.named_children()]
 
 
-def find(model: Module, blocks: str) -> Layers | None:
+def find(model: Module, blocks: str) -> LayerRange | None:
     """Return the layers of a model: an nn.Sequential itself, else its longest list of blocks.
 
     ``blocks`` is "auto", or the path of the list. None if there is none.
     Raises UsageError if ``blocks`` names something else.
     """
     if blocks != AUTO:
-        return Layers(blocks, _named(model, blocks))
+        return LayerRange(blocks, _named(model, blocks))
     if isinstance(model, nn.Sequential) and not _has_local_forward(model):
-        return Layers("", model)
+        return LayerRange("", model)
     lists = [
-        Layers(path, module)
+        LayerRange(path, module)
         for path, module in model.named_modules()
         if isinstance(module, nn.Sequential | nn.ModuleList) and _repeats(module)
     ]
@@ -220,7 +220,7 @@ def _named(model: Module, blocks: str) -> nn.Sequential | nn.ModuleList:
 MARK = "torchbus_pipeline_mark"
 
 
-class Mark:
+class ModuleMark:
     """A mark on a module.
 
     ``number``: in the order in which marks were made and copied. All ranks copy the same models in
@@ -231,8 +231,8 @@ class Mark:
         self.place, self._numbers = place, numbers
         self.number = next(numbers)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
-        return Mark(self.place, self._numbers)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleMark:
+        return ModuleMark(self.place, self._numbers)
 
 
 class Marks:
@@ -242,12 +242,12 @@ class Marks:
         self._numbers = itertools.count()
 
     def put(self, module: Module, place: int) -> None:
-        vars(module)[MARK] = Mark(place, self._numbers)
+        vars(module)[MARK] = ModuleMark(place, self._numbers)
 
 
-def mark_of(module: Module) -> Mark | None:
+def mark_of(module: Module) -> ModuleMark | None:
     """Return the mark of a module; None if every rank has its values."""
-    found: Mark | None = vars(module).get(MARK)
+    found: ModuleMark | None = vars(module).get(MARK)
     return found
 
 

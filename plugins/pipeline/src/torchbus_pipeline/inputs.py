@@ -84,7 +84,7 @@ def copied(value: T, known: dict[int, object]) -> T:
         raise Unsupported(NO_COPY.format(kinds, error)) from error
 
 
-class Given:
+class LayerArgument:
     """A layer's copy of an object that it could write to, and the loop's original."""
 
     def __init__(self, original: object, copy: object) -> None:
@@ -136,7 +136,7 @@ Extra = tuple[tuple[object, ...], Mapping[str, object]]
 NO_EXTRA: Extra = ((), {})
 
 
-class Inputs(NamedTuple):
+class ChainInputs(NamedTuple):
     """Inputs of a chain. ``x``: with samples in dim 0. ``extras``: each layer's other arguments.
 
     ``by_rows``: the places, among all leaves of the extras, of tensors that have a row for each
@@ -178,12 +178,12 @@ class Inputs(NamedTuple):
         return copied(found, known)
 
 
-def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> Inputs:
+def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> ChainInputs:
     """Return the inputs, with copies of objects that layers could write to."""
     mine = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
     known: dict[int, object] = {}
     copies = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
-    return Inputs(x, copies, by_rows, mine)
+    return ChainInputs(x, copies, by_rows, mine)
 
 
 def tensors_in(extra: Extra) -> list[Tensor]:

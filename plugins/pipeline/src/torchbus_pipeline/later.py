@@ -48,7 +48,7 @@ READS += ("__format__", "__array__", "register_hook", "retain_grad", "requires_g
 READS += ("__deepcopy__", "__reduce_ex__", "cpu", "cuda")
 
 
-class Source(Protocol):
+class OutputSource(Protocol):
     """The source of lazy outputs."""
 
     device: torch.device
@@ -77,7 +77,7 @@ class Later(Tensor):
     """
 
     node: Node | None
-    source: Source
+    source: OutputSource
     value: Tensor | None
 
     @classmethod
@@ -107,7 +107,7 @@ class Later(Tensor):
         return function(*numbers_of(args), **numbers_of(given))
 
 
-def output(source: Source, shape: tuple[int, ...], dtype: torch.dtype) -> Later:
+def output(source: OutputSource, shape: tuple[int, ...], dtype: torch.dtype) -> Later:
     """Return the lazy tensor that the loop gets for an output of this shape."""
     return _make(torch.empty(shape, dtype=dtype, device="meta"), source, None)
 
@@ -136,7 +136,7 @@ def number(later: Later) -> Tensor:
     return later.value
 
 
-def _make(meta: Tensor, source: Source, node: Node | None) -> Later:
+def _make(meta: Tensor, source: OutputSource, node: Node | None) -> Later:
     made = meta.detach().as_subclass(Later)
     with as_plain_tensors():
         made.requires_grad_(meta.is_floating_point() and (node is None or node.trains))
@@ -158,7 +158,10 @@ def _reads(name: str, owner: str, found: list[Later]) -> bool:
 
 
 def _noted(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Source
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: OutputSource,
 ) -> Later | None:
     """Return an operation's result, if it is one tensor whose shape does not depend on values."""
     try:
@@ -242,7 +245,7 @@ def weights_of(kind: str, rows: int, count: int) -> list[float]:
     ]
 
 
-def kind_of(replay: Replay, output: Tensor, count: int) -> str | None:
+def kind_of(replay: LossReplay, output: Tensor, count: int) -> str | None:
     """Return "mean" or "sum"; None if the loss is neither for this output.
 
     The same on all ranks.
@@ -274,7 +277,7 @@ def agree(ours: Tensor | float, whole: Tensor) -> bool:
     return bool(difference <= limit * whole.abs().max() + 1e-30)
 
 
-def _slope(replay: Replay, output: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+def _slope(replay: LossReplay, output: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
     """Return the loss of some rows, and its gradient with respect to the output."""
     with torch.enable_grad():
         leaf = output.clone().requires_grad_()
@@ -291,7 +294,7 @@ def total_of(losses: Sequence[Tensor], kind: str, rows: int) -> Tensor:
     return torch.stack([weight * one for weight, one in zip(weights, losses, strict=True)]).sum()
 
 
-class Replay:
+class LossReplay:
     """The operations between a model's output and the loss.
 
     ``outside``: other tensors that they use and that require gradients, such as the weights of a

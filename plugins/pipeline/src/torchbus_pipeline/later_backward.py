@@ -14,10 +14,11 @@ from torchbus.tree import leaves
 
 from torchbus_pipeline._compat import Order, interleaved_order
 from torchbus_pipeline.cut import Cut
+from torchbus_pipeline.divergence import PipelineRanks
 from torchbus_pipeline.later import (
     OF_A_PART,
     Later,
-    Replay,
+    LossReplay,
     agree,
     bounds_of,
     kind_of,
@@ -26,8 +27,7 @@ from torchbus_pipeline.later import (
     total_of,
     weights_of,
 )
-from torchbus_pipeline.meeting import Team
-from torchbus_pipeline.passes import Pass
+from torchbus_pipeline.passes import ForwardPass
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.loss.gradients import isolated_gradients
 
@@ -49,7 +49,7 @@ def batch_of(loss: Later) -> str:
     return f"a batch with the checksum {crc32(struct.pack(f'{len(numbers)}d', *numbers)):08x}"
 
 
-Compute = Callable[[Pass], Tensor]
+Compute = Callable[[ForwardPass], Tensor]
 
 
 class Deferred:
@@ -60,7 +60,7 @@ class Deferred:
     """
 
     def __init__(
-        self, again: Callable[[], Pass], compute: Compute, sync: Callable[[str], None]
+        self, again: Callable[[], ForwardPass], compute: Compute, sync: Callable[[str], None]
     ) -> None:
         self._again, self._compute, self._sync = again, compute, sync
         self.one = again()
@@ -85,7 +85,7 @@ class Deferred:
         last = run.cut.place_of(run.cut.stages - 1)
         return self.one.link.spread(self._values.get(id(later)), last)
 
-    def finished(self, replay: Replay) -> None:
+    def finished(self, replay: LossReplay) -> None:
         """Called when the backward has run. The last place has the values."""
         self._path = {id(later) for later in replay.path}
         self._values = {key: value.detach() for key, value in replay.values.items()}
@@ -95,7 +95,7 @@ class Deferred:
         self.one = self._again()
 
 
-class Outcome(NamedTuple):
+class LazyResult(NamedTuple):
     """The result. ``loss``: of the whole batch. ``holds``: it is the mean or sum of its parts.
 
     None for ``loss``: the pass has failed.
@@ -108,7 +108,9 @@ class Outcome(NamedTuple):
 class OnePass:
     """One pass. ``kind``: of the loss, "mean" or "sum". ``seed``: the gradient of the loss."""
 
-    def __init__(self, one: Pass, order: Order, replay: Replay, kind: str, seed: Tensor) -> None:
+    def __init__(
+        self, one: ForwardPass, order: Order, replay: LossReplay, kind: str, seed: Tensor
+    ) -> None:
         self._one, self._run, self._order, self._replay = one, one.run, order, replay
         self._rows, self._last = len(one.run.inputs.x), one.run.cut.stages - 1
         self._bounds = bounds_of(self._rows, one.run.count)
@@ -118,7 +120,7 @@ class OnePass:
         self._loss_values: dict[int, Tensor] = {}
         self._takes_no_part = False
 
-    def run(self) -> Outcome:
+    def run(self) -> LazyResult:
         """Run forward and backward of all micro-batches. All ranks of the pipeline call it."""
         with self._one.stream.drawn_from(), torch.enable_grad():
             for kind, stage, index in self._order:
@@ -145,7 +147,7 @@ class OnePass:
         self._loss_values[index] = loss.detach()
         self._losses[index] = loss * (self._weights[index] * self._seed)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> LazyResult:
         """Broadcast the last place's results to all ranks."""
         count, reported = self._run.count, None
         if len(self._loss_values) == count:
@@ -162,8 +164,8 @@ class OnePass:
         self._run.outputs.clear()
         spread = self._spread(reported)
         if spread is None:
-            return Outcome(None, True)
-        return Outcome(spread[0].clone(), bool(spread[1]))
+            return LazyResult(None, True)
+        return LazyResult(spread[0].clone(), bool(spread[1]))
 
     def outside(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors outside the stages that the pass has reached, with their gradients.
@@ -207,7 +209,7 @@ class LaterBackward:
         self,
         loss: Later,
         seed: Tensor | None,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
         retain: bool | None,
         holders: list[Tensor],
     ) -> None:
@@ -233,13 +235,13 @@ class LaterBackward:
         loss: Later,
         source: Deferred,
         seed: Tensor | None,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
         retain: bool | None,
     ) -> None:
         """Run GPipe. In step 1 the loss is classified."""
         made, cut = number(loss), source.one.run.cut
         if cut.loss_kind is None and source.output is not None:
-            replay = Replay(loss, len(source.output))
+            replay = LossReplay(loss, len(source.output))
             self._learn(cut, kind_of(replay, source.output, source.one.run.count))
         engine([made], [seed], retain, False)
 
@@ -249,14 +251,14 @@ class LaterBackward:
         source: Deferred,
         order: list[tuple[str, int, int]],
         seed: Tensor | None,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
     ) -> bool:
         """Run 1F1B. Returns False if the loss is not a mean or sum over samples this time."""
         one = source.one
         one.begin_backward(one.run)
         assert one.run.cut.loss_kind is not None
         start = torch.ones((), dtype=loss.dtype, device=source.device) if seed is None else seed
-        replay = Replay(loss, len(one.run.inputs.x))
+        replay = LossReplay(loss, len(one.run.inputs.x))
         turns = OnePass(one, order, replay, one.run.cut.loss_kind, start)
         outcome = turns.run()
         if outcome.loss is not None and not outcome.holds:
@@ -283,7 +285,7 @@ class Orders:
     ``ScheduleInterleaved1F1B``.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: PipelineRanks) -> None:
         self._team = team
         self._known: dict[tuple[int, int], Order] = {}
 

@@ -13,10 +13,10 @@ from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_pipeline import cut
-from torchbus_pipeline.cut import Cut, Layers, Marks
-from torchbus_pipeline.elsewhere import Elsewhere
-from torchbus_pipeline.meeting import CheckedBarrier, Team
+from torchbus_pipeline.cut import Cut, LayerRange, Marks
+from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
 from torchbus_pipeline.options import TIME, PipelineOptions
+from torchbus_pipeline.remote_parameters import Elsewhere
 from torchbus_pipeline.timing import FirstCalls, is_waiting
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.parameters import rank0_values
@@ -27,14 +27,18 @@ NOT_CALLED = (
 )
 
 
-class Models:
+class CutModels:
     """The cut models, and the parameters outside of them.
 
     ``on_cut`` are called with each cut model, on all ranks.
     """
 
     def __init__(
-        self, session: Context, options: PipelineOptions, team: Team, barrier: CheckedBarrier
+        self,
+        session: Context,
+        options: PipelineOptions,
+        team: PipelineRanks,
+        barrier: CheckedBarrier,
     ) -> None:
         self._session, self._options, self._team, self._barrier = session, options, team, barrier
         self._cuts: weakref.WeakKeyDictionary[Module, Cut] = weakref.WeakKeyDictionary()
@@ -101,7 +105,7 @@ class Models:
             self._divide(model, found)
 
     def _divide(
-        self, model: Module, found: Layers, seconds: list[float] | None = None, why: str = ""
+        self, model: Module, found: LayerRange, seconds: list[float] | None = None, why: str = ""
     ) -> None:
         ranks, name = self._team.size, type(model).__name__
         self._whole.pop(name, None)

@@ -13,15 +13,15 @@ from torch import Tensor
 from torchbus.plugin import Context, Unsupported
 
 from torchbus_pipeline.cut import Cut
-from torchbus_pipeline.inputs import Given, Inputs, mutable_in, refuse_reading
-from torchbus_pipeline.meeting import Team
+from torchbus_pipeline.divergence import PipelineRanks
+from torchbus_pipeline.inputs import ChainInputs, LayerArgument, mutable_in, refuse_reading
 from torchbus_strategy import random_streams
 
 MICROBATCHES_AT_MOST = 4096
 Key = tuple[int, int]
 
 
-class Run:
+class MicroBatchRun:
     """A pass of ``count`` micro-batches. ``trains``: it stores what the backward needs.
 
     An error of a layer is stored in ``error``, and the pass continues without values. So the other
@@ -29,7 +29,7 @@ class Run:
     out of a signal handler: the others wait for messages that do not come.
     """
 
-    def __init__(self, cut: Cut, link: Link, inputs: Inputs, count: int, trains: bool) -> None:
+    def __init__(self, cut: Cut, link: Link, inputs: ChainInputs, count: int, trains: bool) -> None:
         self.cut, self.inputs, self.count = cut, inputs, count
         self.error: Exception | None = None
         self.is_broken = False
@@ -78,7 +78,7 @@ class Run:
                     known = self._copies.setdefault(index, {})
                     args, kwargs = self.inputs.extra(number, index, self.count, known)
                     copies = mutable_in((*args, *kwargs.values()))
-                    watched = list(map(Given, self.inputs.originals[number], copies))
+                    watched = list(map(LayerArgument, self.inputs.originals[number], copies))
                     made = layer(made, *args, **kwargs)
                     self._check(number, made, len(given))
                     self._note_written(number, watched)
@@ -87,7 +87,7 @@ class Run:
             return None
         return made
 
-    def _note_written(self, number: int, watched: list[Given]) -> None:
+    def _note_written(self, number: int, watched: list[LayerArgument]) -> None:
         """Disable objects that a layer has written to: the loop would read stale values."""
         for one in watched:
             if one.is_written(f"{self.cut.found.names()[number]} of {self.cut.name}"):
@@ -181,7 +181,7 @@ FAILED = -1
 class Link:
     """The messages of one pass. Each has a number, so that they can't be mixed up."""
 
-    def __init__(self, team: Team, device: torch.device) -> None:
+    def __init__(self, team: PipelineRanks, device: torch.device) -> None:
         self._team, self._device = team, device
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
@@ -248,7 +248,7 @@ class Link:
         dist.recv(tensor, self._team.ranks[place], tag=3 * tag + kind)
 
 
-def forward(one: Pass) -> Tensor | None:
+def forward(one: ForwardPass) -> Tensor | None:
     """Return the whole output on all ranks; None on all if a layer has failed on some rank."""
     run, ours = one.run, one.run.cut.local_stages
     with one.stream.drawn_from():
@@ -271,18 +271,18 @@ class Chain(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, one: Pass, whole: Tensor, anchor: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, one: ForwardPass, whole: Tensor, anchor: Tensor, x: Tensor) -> Tensor:
         ctx.one, ctx.needs_input = one, x.requires_grad
         return whole
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        one: Pass = ctx.one
+        one: ForwardPass = ctx.one
         found = backward(one, gradient.contiguous(), ctx.needs_input)
         return None, None, None, found
 
 
-def backward(one: Pass, gradient: Tensor, needs_input: bool) -> Tensor | None:
+def backward(one: ForwardPass, gradient: Tensor, needs_input: bool) -> Tensor | None:
     """Run the stages' backwards. Returns the gradient of the input on all ranks, if needed."""
     run = one.run
     retain = one.begin_backward(run)
@@ -297,22 +297,22 @@ def backward(one: Pass, gradient: Tensor, needs_input: bool) -> Tensor | None:
     return found
 
 
-def _is_last(one: Pass, stage: int) -> bool:
+def _is_last(one: ForwardPass, stage: int) -> bool:
     return stage == one.run.cut.stages - 1
 
 
 @dataclass
-class Pass:
+class ForwardPass:
     """One forward of the loop with its backward.
 
     ``begin_backward``: raises Unsupported unless the session runs a backward; returns whether the
     loop keeps the graph.
     """
 
-    run: Run
+    run: MicroBatchRun
     link: Link
-    stream: LocalStream
-    begin_backward: Callable[[Run], bool]
+    stream: PassGenerators
+    begin_backward: Callable[[MicroBatchRun], bool]
 
     def input_gradient(self) -> Tensor | None:
         """Broadcast the input's gradient from the first place to the pipeline."""
@@ -320,7 +320,7 @@ class Pass:
         return self.link.spread(mine, self.run.cut.place_of(0))
 
 
-class LocalStream:
+class PassGenerators:
     """Generators seeded for each pass from the common stream, which does not advance.
 
     A pass is known by the clock of the session and its number since that moved. So a run that

@@ -17,13 +17,13 @@ from torchbus import objects
 from torchbus.plugin import Context, Unsupported, hookimpl
 from torchbus.tree import map_tensors
 
-from torchbus_launch.place import END
-from torchbus_pipeline import elsewhere
+from torchbus_launch.rank_position import END
+from torchbus_pipeline import remote_parameters
 from torchbus_pipeline._compat import buffers, parameters
 from torchbus_pipeline.cut import Cut, first_mark, mark_of
-from torchbus_pipeline.elsewhere import Elsewhere
-from torchbus_pipeline.meeting import CheckedBarrier, Team
-from torchbus_pipeline.models import Models
+from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
+from torchbus_pipeline.models import CutModels
+from torchbus_pipeline.remote_parameters import Elsewhere
 from torchbus_strategy import sharding
 
 
@@ -34,7 +34,7 @@ class End:
         self,
         session: Context,
         barrier: CheckedBarrier,
-        models: Models,
+        models: CutModels,
         modules: WholeModules,
         optimizers: WholeOptimizers,
     ) -> None:
@@ -52,7 +52,7 @@ class End:
         self._modules.make_whole()
 
 
-def refuse_gradient(error: BaseException, models: Models) -> None:
+def refuse_gradient(error: BaseException, models: CutModels) -> None:
     """Raise Unsupported for an error of a loop that has used the ``grad`` of another rank's layer.
 
     That is None, as the values are elsewhere.
@@ -72,7 +72,7 @@ class Gather:
     Copies of a model have it too.
     """
 
-    def __init__(self, session: Context, team: Team) -> None:
+    def __init__(self, session: Context, team: PipelineRanks) -> None:
         self._session, self._team = session, team
 
     def __call__(self, module: Module, state: dict[str, object], prefix: str, _: object) -> None:
@@ -88,7 +88,7 @@ class Gather:
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        elsewhere.refuse_pickling("each rank has only some layers")
+        remote_parameters.refuse_pickling("each rank has only some layers")
 
 
 class SyncHook:
@@ -105,7 +105,7 @@ class SyncHook:
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        elsewhere.refuse_pickling("each rank has only some layers")
+        remote_parameters.refuse_pickling("each rank has only some layers")
 
 
 class WholeModules:
@@ -114,7 +114,7 @@ class WholeModules:
     Checkpoints get whole states: a part of a pipeline's model is nothing that others can load.
     """
 
-    def __init__(self, session: Context, team: Team, barrier: CheckedBarrier) -> None:
+    def __init__(self, session: Context, team: PipelineRanks, barrier: CheckedBarrier) -> None:
         self._session, self._team = session, team
         self._gather, self._sync = Gather(session, team), SyncHook(session, barrier)
 
@@ -140,12 +140,12 @@ class WholeModules:
     def _fill(self, module: Module, place: int) -> None:
         for held in [*parameters(module).values(), *buffers(module).values()]:
             if isinstance(held, Elsewhere):
-                elsewhere.fill(held)
+                remote_parameters.fill(held)
             if held is not None:
                 held.data = self._team.spread(held.data.contiguous(), place)
 
 
-def _from_place(team: Team, held: Tensor, place: int) -> Tensor:
+def _from_place(team: PipelineRanks, held: Tensor, place: int) -> Tensor:
     """Broadcast the values of one place, into the same tensor."""
     if team.place == place:
         if held.numel():
@@ -159,7 +159,7 @@ def _from_place(team: Team, held: Tensor, place: int) -> Tensor:
 class WholeNorm:
     """The gradient norm over the pipeline; parameters that every rank has count once."""
 
-    def __init__(self, session: Context, models: Models, team: Team) -> None:
+    def __init__(self, session: Context, models: CutModels, team: PipelineRanks) -> None:
         self._session, self._models, self._team = session, models, team
 
     @hookimpl

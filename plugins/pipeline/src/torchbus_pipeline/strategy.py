@@ -8,11 +8,11 @@ from typing import Literal
 from torch.amp.grad_scaler import GradScaler
 from torchbus.plugin import Context, Unsupported, UsageError, World, hookimpl
 
-from torchbus_pipeline.backward import PipelineBackward, Replicas
-from torchbus_pipeline.calls import Calls
+from torchbus_pipeline.backward import PipelineBackward, PipelineReplicas
+from torchbus_pipeline.calls import LayerCalls
+from torchbus_pipeline.divergence import CheckedBarrier, make_team
 from torchbus_pipeline.later_backward import LaterBackward, Orders
-from torchbus_pipeline.meeting import CheckedBarrier, make_team
-from torchbus_pipeline.models import Models
+from torchbus_pipeline.models import CutModels
 from torchbus_pipeline.options import PipelineOptions, read_balance
 from torchbus_pipeline.states import End, WholeModules, WholeNorm, WholeOptimizers
 from torchbus_strategy import groups
@@ -90,13 +90,13 @@ class Pipeline(Strategy):
         session.replace(GradScaler, "scale", refuse_scaling)
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
         barrier = CheckedBarrier(session, team.pipelines)
-        models = Models(session, self.pipeline, team, barrier)
-        calls = Calls(session, team, barrier, self.pipeline)
+        models = CutModels(session, self.pipeline, team, barrier)
+        calls = LayerCalls(session, team, barrier, self.pipeline)
         later = LaterBackward(self.pipeline.schedule, Orders(team), session.is_main)
         modules = WholeModules(session, team, barrier)
         optimizers = WholeOptimizers(session, barrier)
         models.on_cut += [modules.add, calls.add, optimizers.keep_local]
-        replicas = Replicas(session, models, team)
+        replicas = PipelineReplicas(session, models, team)
         counts = loss_counts.LossCounts(
             session, self.name, self.loss_reduction, self.loss_weight, 1.0
         )

@@ -16,8 +16,8 @@ from torchbus.plugin import Context, Unsupported, mark_internal
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_device import accelerators
-from torchbus_pipeline.cut import Layers
-from torchbus_pipeline.meeting import CheckedBarrier
+from torchbus_pipeline.cut import LayerRange
+from torchbus_pipeline.divergence import CheckedBarrier
 
 MARK = "torchbus_pipeline_undivided"
 COPIED = (
@@ -36,7 +36,7 @@ class FirstCalls:
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
 
-    def wait_for(self, model: Module, found: Layers, divide: Divide) -> None:
+    def wait_for(self, model: Module, found: LayerRange, divide: Divide) -> None:
         """Call ``divide`` at the model's first call, on all ranks."""
         name = type(model).__name__
 
@@ -50,7 +50,7 @@ class FirstCalls:
         self._session.on_close.callback(forget)
 
     def _measured(
-        self, model: Module, found: Layers, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, model: Module, found: LayerRange, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Timing:
         reported: Timing = (None, "")
         if self._session.is_main:
@@ -96,7 +96,7 @@ REPEATS = 3
 
 
 def seconds_of(
-    model: Module, found: Layers, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Module, found: LayerRange, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[float]:
     """Return the seconds of each layer's forward and backward in one call of the model.
 

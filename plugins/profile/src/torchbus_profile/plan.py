@@ -20,7 +20,7 @@ class Recording:
     """
 
     def __init__(
-        self, plan: Plan, device: torch.device, ready: Callable[[profile, int], None]
+        self, plan: ProfilePlan, device: torch.device, ready: Callable[[profile, int], None]
     ) -> None:
         """``ready`` gets the profiler and the number of steps that it has recorded."""
         self._left = plan.warmup + plan.active
@@ -69,7 +69,7 @@ FACTS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_mo
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProfilePlan:
     """Numbers of real steps. ``facts``: keywords of ``torch.profiler.profile``."""
 
     skip_first: int
@@ -100,7 +100,7 @@ class Plan:
         return ", ".join((steps, *self.facts))
 
 
-def plan(given: object) -> Plan | None:
+def plan(given: object) -> ProfilePlan | None:
     """Read the option. Raises UsageError. None: nothing is recorded."""
     expect(
         "profile", given, (bool, Mapping, type(None)), 'True, or a dict such as {"skip_first": 100}'
@@ -124,5 +124,5 @@ def plan(given: object) -> Plan | None:
     return _plan({word: given.get(word, usual) for word, usual in STEPS.items()}, facts)
 
 
-def _plan(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Plan:
-    return Plan(**steps, facts=facts)
+def _plan(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> ProfilePlan:
+    return ProfilePlan(**steps, facts=facts)

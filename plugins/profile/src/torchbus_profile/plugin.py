@@ -14,10 +14,10 @@ from torch.profiler import record_function
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs, warn
 
 from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
-from torchbus_log.trackers.values import Table
+from torchbus_log.trackers.values import LoggedTable
 from torchbus_profile import _compat, result
 from torchbus_profile.plan import Recording, plan
-from torchbus_profile.result import Exchange, Profiled, read
+from torchbus_profile.result import Profiled, StepTimeExchange, read
 
 MOST_RANGES = 1000  # a loop may make a name for each step
 
@@ -80,7 +80,7 @@ class Profile:
                 " Leave it out"
             )
         self._folder = self._root / chosen_by_rank0(session, "profile/folder", new_run_name)
-        self._exchange = Exchange(session)
+        self._exchange = StepTimeExchange(session)
         session.on_close.callback(self._close)
         if self._snapshots:
             _compat.remember_allocations()
@@ -175,7 +175,7 @@ class Profile:
         if rows[1:] and self._session.is_main and self._session.bus.has_listeners("table_ready"):
             step = self._found.last_step if self._found is not None else 0
             self._session.bus.hook.table_ready(
-                name=name, table=Table(rows[0], tuple(rows[1:])), step=step
+                name=name, table=LoggedTable(rows[0], tuple(rows[1:])), step=step
             )
 
     @contextlib.contextmanager

@@ -57,11 +57,11 @@ def read(profiler: profile, ranges: Collection[str], last_step: int, steps: int)
     )
 
 
-def _window(events: Iterable[Any]) -> Span:
+def _window(events: Iterable[Any]) -> ProfilerSpan:
     """From the begin of the first recorded step to the end of the last one."""
     steps = [event.time_range for event in events if event.name == STEP and not _on_device(event)]
     starts, ends = [one.start for one in steps], [one.end for one in steps]
-    return Span(min(starts, default=0.0), max(ends, default=0.0))
+    return ProfilerSpan(min(starts, default=0.0), max(ends, default=0.0))
 
 
 def _on_device(event: Any) -> bool:
@@ -81,8 +81,12 @@ def _computes(event: Any) -> bool:
     return "::" in event.name or event.name.startswith(COMPILED)
 
 
-def _spans(events: Iterable[Any], wanted: Callable[[Any], bool]) -> list[Span]:
-    return [Span(event.time_range.start, event.time_range.end) for event in events if wanted(event)]
+def _spans(events: Iterable[Any], wanted: Callable[[Any], bool]) -> list[ProfilerSpan]:
+    return [
+        ProfilerSpan(event.time_range.start, event.time_range.end)
+        for event in events
+        if wanted(event)
+    ]
 
 
 def _operators(host: Iterable[Any], seconds: float, on_device: bool) -> list[Operator]:
@@ -156,7 +160,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-class Exchange:
+class StepTimeExchange:
     """Each rank writes how long its steps took, and their shares. Rank 0 reads them all."""
 
     def __init__(self, session: Context) -> None:
@@ -217,7 +221,7 @@ class Profiled:
     trace: str
 
 
-class Span(NamedTuple):
+class ProfilerSpan(NamedTuple):
     """A stretch of time, in microseconds of the profiler's clock."""
 
     start_us: float
@@ -237,7 +241,7 @@ class Shares(NamedTuple):
     host: float
 
 
-def shares(window: Span, spans: Mapping[str, Iterable[Span]]) -> Shares:
+def shares(window: ProfilerSpan, spans: Mapping[str, Iterable[ProfilerSpan]]) -> Shares:
     """Share the time of a window out. If several kinds of spans overlap, the first one counts.
 
     ``spans``: of kinds "compute", "ranks" and "data", the most important first.
@@ -250,7 +254,7 @@ def shares(window: Span, spans: Mapping[str, Iterable[Span]]) -> Shares:
 
 
 def _stretches(
-    window: Span, spans: Mapping[str, Iterable[Span]]
+    window: ProfilerSpan, spans: Mapping[str, Iterable[ProfilerSpan]]
 ) -> Iterator[tuple[float, set[str]]]:
     """Yield the length of each stretch in which the same kinds run, and these kinds."""
     changes: list[tuple[float, str, int]] = [(edge, "", 0) for edge in window]

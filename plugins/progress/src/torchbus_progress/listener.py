@@ -20,13 +20,13 @@ from torchbus.plugin import (
     hookimpl,
     warn,
 )
-from torchbus.runtime.steps import Steps
+from torchbus.runtime.steps import StepCounter
 
 from torchbus_device import accelerators
 from torchbus_progress.outputs import Output, choose
-from torchbus_progress.passes import Passes, Rate
-from torchbus_progress.words import Snapshot
-from torchbus_strategy.loss.held import unscaled
+from torchbus_progress.passes import Rate, ShownPasses
+from torchbus_progress.words import ProgressState
+from torchbus_strategy.loss.intermediate_values import unscaled
 
 
 class Progress:
@@ -111,12 +111,12 @@ class Listener:
 
     hears_trials = False
 
-    def __init__(self, output: Output, steps: Steps) -> None:
+    def __init__(self, output: Output, steps: StepCounter) -> None:
         self._output = output
-        self._passes = Passes()
+        self._passes = ShownPasses()
         self._loss = Loss()
         self._unscaled: torch.Tensor | None = None
-        self._epochs_loss = MeanLoss()
+        self._epochs_loss = EpochMeanLoss()
         self._last: Callable[[], torch.Tensor | None] = _no_loss
         self._named: dict[str, float] = {}
         self._steps = steps
@@ -151,7 +151,7 @@ class Listener:
         current = self._passes.current
         if current is not None:
             if not (current.trained or current.inner):
-                self._epochs_loss = MeanLoss()
+                self._epochs_loss = EpochMeanLoss()
             current.trained = True
             self._epochs_loss.add(loss)
         self._last = _no_loss if loss is None else weakref.ref(loss)
@@ -180,7 +180,7 @@ class Listener:
         if self._steps.count:
             self._loss.show(self._last())
             self._output.end(
-                Snapshot(
+                ProgressState(
                     label, self._steps.count, None, seconds, None, self._epochs_metrics(), "steps"
                 )
             )
@@ -211,10 +211,10 @@ class Listener:
         mean = self._epochs_loss.value
         return self._metrics() if mean is None else {"loss": mean} | self._named
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> ProgressState:
         if self._passes.current is not None:
             return self._passes.current.snapshot(self._metrics())
-        return Snapshot(
+        return ProgressState(
             "step",
             self._steps.count,
             None,
@@ -236,7 +236,7 @@ class Listener:
 MAX_PENDING = 64
 
 
-class MeanLoss:
+class EpochMeanLoss:
     """The mean over the backwards of an epoch. Only ``value`` waits for a GPU."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchbus_progress import words
-from torchbus_progress.words import Snapshot
+from torchbus_progress.words import ProgressState
 
 
 class Output(Protocol):
@@ -24,13 +24,13 @@ class Output(Protocol):
     pause_s: float
     place: str
 
-    def draw(self, snapshot: Snapshot) -> None:
+    def draw(self, snapshot: ProgressState) -> None:
         """Show a snapshot."""
 
-    def leave(self, snapshot: Snapshot) -> None:
+    def leave(self, snapshot: ProgressState) -> None:
         """A training pass has ended. Leave a line about it, if it took long enough."""
 
-    def end(self, snapshot: Snapshot) -> None:
+    def end(self, snapshot: ProgressState) -> None:
         """The session ends. Leave a line about it."""
 
     def close(self) -> None:
@@ -42,7 +42,9 @@ def choose(every_s: float, shared: bool) -> Output:
     if in_notebook():
         return Notebook()
     return (
-        Terminal(sys.stderr) if sys.stderr.isatty() and not shared else Lines(sys.stderr, every_s)
+        Terminal(sys.stderr)
+        if sys.stderr.isatty() and not shared
+        else LineWriter(sys.stderr, every_s)
     )
 
 
@@ -66,7 +68,7 @@ class Terminal:
         self._stream = stream
         self._console = Console(file=stream)
         self._unicode = (stream.encoding or "").lower().startswith("utf")
-        self._render(Snapshot("", 0, 1))  # rich is slow the first time
+        self._render(ProgressState("", 0, 1))  # rich is slow the first time
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._visible = False
@@ -77,7 +79,7 @@ class Terminal:
             if getattr(sys, name).isatty()
         ]
 
-    def draw(self, snapshot: Snapshot) -> None:
+    def draw(self, snapshot: ProgressState) -> None:
         with self._lock:
             if self._at_line_start:
                 for stream in self._streams:
@@ -86,11 +88,11 @@ class Terminal:
                 self._stream.flush()
                 self._visible = True
 
-    def leave(self, snapshot: Snapshot) -> None:
+    def leave(self, snapshot: ProgressState) -> None:
         if snapshot.elapsed_s >= LONG_PASS_S:
             self.end(snapshot)
 
-    def end(self, snapshot: Snapshot) -> None:
+    def end(self, snapshot: ProgressState) -> None:
         with self._lock:
             if self._at_line_start:
                 self.hide()
@@ -121,7 +123,7 @@ class Terminal:
             self._at_line_start = text.endswith("\n") if text else self._at_line_start
             return stream.write(text)
 
-    def _render(self, snapshot: Snapshot) -> str:
+    def _render(self, snapshot: ProgressState) -> str:
         with self._console.capture() as drawn:
             self._console.print(line(snapshot, self._columns(), self._unicode), end="")
         return drawn.get()
@@ -162,7 +164,7 @@ NARROWEST_BAR, WIDEST_BAR = 8, 40
 FULL, HALF, PLAIN = "━", "╸", ("#", "-")
 
 
-def line(snapshot: Snapshot, columns: int, unicode: bool = True) -> Text:
+def line(snapshot: ProgressState, columns: int, unicode: bool = True) -> Text:
     """Return a line of at most ``columns``.
 
     If there is too little room, these are left out one after another: the speed, metrics after the
@@ -217,7 +219,7 @@ def _bar(part: float, width: int, unicode: bool) -> Text:
     return Text.assemble((done + half, "cyan"), (FULL * (width - len(done + half)), "bright_black"))
 
 
-class Lines:
+class LineWriter:
     """Writes at most one line in ``every_s`` seconds, and one at the end."""
 
     def __init__(self, stream: TextIO, every_s: float) -> None:
@@ -226,14 +228,14 @@ class Lines:
         self._stream = stream
         self._written_s = time.monotonic()
 
-    def draw(self, snapshot: Snapshot) -> None:
+    def draw(self, snapshot: ProgressState) -> None:
         self._write(words.sentence(snapshot))
 
-    def leave(self, snapshot: Snapshot) -> None:
+    def leave(self, snapshot: ProgressState) -> None:
         if time.monotonic() - self._written_s >= self.pause_s:
             self._write(words.summary(snapshot))
 
-    def end(self, snapshot: Snapshot) -> None:
+    def end(self, snapshot: ProgressState) -> None:
         self._write(words.summary(snapshot))
 
     def close(self) -> None:
@@ -269,7 +271,7 @@ class Notebook:
     def __init__(self) -> None:
         self._display: Any = None
 
-    def draw(self, snapshot: Snapshot) -> None:
+    def draw(self, snapshot: ProgressState) -> None:
         total = snapshot.total or snapshot.done or 1
         facts, metrics = "  ".join(words.facts(snapshot)), "  ".join(words.metrics(snapshot))
         self._show(
@@ -283,10 +285,10 @@ class Notebook:
             )
         )
 
-    def leave(self, snapshot: Snapshot) -> None:
+    def leave(self, snapshot: ProgressState) -> None:
         pass
 
-    def end(self, snapshot: Snapshot) -> None:
+    def end(self, snapshot: ProgressState) -> None:
         self._show(f"<code>{html.escape(words.summary(snapshot))}</code>")
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus.plugin import LoaderIterator
 
-from torchbus_progress.words import Snapshot
+from torchbus_progress.words import ProgressState
 
 RATE_OVER_S = 10.0
 
@@ -32,7 +32,7 @@ class Rate:
         return batches / seconds if seconds > 0 and batches > 0 else None
 
 
-class Pass:
+class ShownPass:
     """One pass over one loader.
 
     ``inner``: it began while another one was open. ``goes_on``: an earlier run has begun it.
@@ -57,8 +57,8 @@ class Pass:
         evaluates = self._evaluates or (self.done > 1 and not self.trained)
         return "eval" if evaluates else f"epoch {self.epoch}"
 
-    def snapshot(self, metrics: dict[str, float]) -> Snapshot:
-        return Snapshot(
+    def snapshot(self, metrics: dict[str, float]) -> ProgressState:
+        return ProgressState(
             self.label,
             self.done,
             self.total,
@@ -68,21 +68,21 @@ class Pass:
         )
 
 
-class Passes:
+class ShownPasses:
     """The open passes, the outermost first, and the ``current`` one, which gave the last batch."""
 
     def __init__(self) -> None:
-        self._open: list[Pass] = []
-        self.current: Pass | None = None
+        self._open: list[ShownPass] = []
+        self.current: ShownPass | None = None
         self.epochs = 0
 
     def opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         for one in [one for one in self._open if one.iterator() is None or one.loader() is loader]:
             self._close(one)  # the loop left it by break
-        self.current = Pass(loader, iterator, self.epochs, bool(self._open))
+        self.current = ShownPass(loader, iterator, self.epochs, bool(self._open))
         self._open.append(self.current)
 
-    def record(self, iterator: LoaderIterator) -> Pass | None:
+    def record(self, iterator: LoaderIterator) -> ShownPass | None:
         """Record a batch of the loop. Return its pass, if its beginning is known."""
         if self.current is None or self.current.iterator() is not iterator:
             self.current = next((one for one in self._open if one.iterator() is iterator), None)
@@ -93,7 +93,7 @@ class Passes:
             self.current.done = iterator.num_yielded
         return self.current
 
-    def ended(self, loader: DataLoader[object]) -> Pass | None:
+    def ended(self, loader: DataLoader[object]) -> ShownPass | None:
         """Close the pass that has ended, and all passes inside it. Return it."""
         ended = next((one for one in reversed(self._open) if one.loader() is loader), None)
         if ended is not None:
@@ -113,12 +113,12 @@ class Passes:
             one.epoch += epochs - self.epochs
         self.epochs = epochs
 
-    def _close(self, one: Pass) -> None:
+    def _close(self, one: ShownPass) -> None:
         self._open.remove(one)
         self.epochs += _is_epoch(one)
 
 
-def _is_epoch(one: Pass) -> bool:
+def _is_epoch(one: ShownPass) -> bool:
     return one.trained and not (one.inner or one.goes_on)
 
 

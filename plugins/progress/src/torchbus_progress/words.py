@@ -27,7 +27,7 @@ def number(value: float) -> str:
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 
-def count(snapshot: Snapshot) -> str:
+def count(snapshot: ProgressState) -> str:
     """412, or  412/1563: as wide at the beginning of a pass as at its end."""
     return (
         f"{snapshot.done}"
@@ -36,17 +36,17 @@ def count(snapshot: Snapshot) -> str:
     )
 
 
-def facts(snapshot: Snapshot) -> list[str]:
+def facts(snapshot: ProgressState) -> list[str]:
     """Speed and time left, as far as they are known."""
     found = [speed(snapshot.rate)] if snapshot.rate is not None else []
     return found + ([f"{duration(snapshot.left_s)} left"] if snapshot.left_s is not None else [])
 
 
-def metrics(snapshot: Snapshot) -> list[str]:
+def metrics(snapshot: ProgressState) -> list[str]:
     return [f"{name} {number(value)}" for name, value in snapshot.metrics.items()]
 
 
-def sentence(snapshot: Snapshot) -> str:
+def sentence(snapshot: ProgressState) -> str:
     """One line for a file."""
     part = [f"{100 * snapshot.part:.0f} %"] if snapshot.part is not None else []
     return (
@@ -55,7 +55,7 @@ def sentence(snapshot: Snapshot) -> str:
     )
 
 
-def summary(snapshot: Snapshot) -> str:
+def summary(snapshot: ProgressState) -> str:
     """The line about a pass that has ended."""
     mean = (
         [speed(snapshot.done / snapshot.elapsed_s)]
@@ -70,7 +70,7 @@ def summary(snapshot: Snapshot) -> str:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ProgressState:
     """``done`` of ``total`` batches, or another ``unit``, after ``elapsed_s``.
 
     ``rate`` is per second. ``total`` and ``rate`` are None if they are not known.

@@ -20,14 +20,14 @@ from torchbus_quantize.libraries import Library
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class Choice(NamedTuple):
+class LayerChoice(NamedTuple):
     """By name: the layers to quantise, and what keeps the others as they are."""
 
     layers: dict[str, nn.Linear]
     left: dict[str, str]
 
 
-def choose(model: Module, name: str, skip: Collection[str], library: Library) -> Choice:
+def choose(model: Module, name: str, skip: Collection[str], library: Library) -> LayerChoice:
     """Raises UsageError for a frozen layer that has no values yet."""
     layers: dict[str, nn.Linear] = {}
     left: dict[str, str] = {}
@@ -49,7 +49,7 @@ def choose(model: Module, name: str, skip: Collection[str], library: Library) ->
         else:
             _refuse_meta(layer, path, name)
             layers[path] = layer
-    return Choice(layers, left)
+    return LayerChoice(layers, left)
 
 
 def _why_not(
@@ -104,11 +104,15 @@ def trained(model: Module) -> list[str]:
     ]
 
 
-class FirstBackward:
+class EffectCheck:
     """Looks once, when the loop first calls backward, whether the options had an effect."""
 
     def __init__(
-        self, session: Context, name: str, skip: tuple[str, ...], done: Mapping[Module, Done]
+        self,
+        session: Context,
+        name: str,
+        skip: tuple[str, ...],
+        done: Mapping[Module, QuantizedLayers],
     ) -> None:
         self._session, self._name, self._skip, self._done = session, name, skip, done
 
@@ -132,7 +136,7 @@ class FirstBackward:
         )
 
 
-def _why(model: Module, done: Done) -> str:
+def _why(model: Module, done: QuantizedLayers) -> str:
     names = trained(model)
     left = {path: why for path, why in done.left.items() if why != "trained"}
     parts = [f"{few(names)} trained"] if names else []
@@ -183,7 +187,7 @@ SHOWN = 4
 
 
 @dataclass
-class Done:
+class QuantizedLayers:
     """The layers of a model that are quantised, those that are left, and bytes."""
 
     layers: list[str] = field(default_factory=list)

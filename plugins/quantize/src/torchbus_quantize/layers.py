@@ -25,7 +25,7 @@ class Form(NamedTuple):
     library: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlot, ...]
     settings: Any
 
     def head(self) -> bytes:
@@ -138,7 +138,7 @@ ALIGNED = 16
 HEAD = 16
 
 
-class Part(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where one of the tensors is."""
 
     name: str
@@ -151,17 +151,17 @@ class Part(NamedTuple):
         return self.start + prod(self.shape) * self.dtype.itemsize
 
 
-def layout(tensors: Mapping[str, Tensor]) -> tuple[Part, ...]:
+def layout(tensors: Mapping[str, Tensor]) -> tuple[TensorSlot, ...]:
     """Where each tensor will be. All begin at an address at which every dtype may."""
-    parts: list[Part] = []
+    parts: list[TensorSlot] = []
     start = HEAD
     for name, tensor in tensors.items():
-        parts.append(Part(name, tensor.dtype, tuple(tensor.shape), start))
+        parts.append(TensorSlot(name, tensor.dtype, tuple(tensor.shape), start))
         start = -(-parts[-1].end // ALIGNED) * ALIGNED
     return tuple(parts)
 
 
-def pack(tensors: Mapping[str, Tensor], parts: tuple[Part, ...], head: bytes) -> Tensor:
+def pack(tensors: Mapping[str, Tensor], parts: tuple[TensorSlot, ...], head: bytes) -> Tensor:
     first = next(iter(tensors.values()))
     packed = torch.zeros(parts[-1].end, dtype=torch.uint8, device=first.device)
     packed[: len(head)] = torch.tensor(list(head), dtype=torch.uint8, device=first.device)
@@ -170,7 +170,7 @@ def pack(tensors: Mapping[str, Tensor], parts: tuple[Part, ...], head: bytes) ->
     return packed
 
 
-def unpack(packed: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+def unpack(packed: Tensor, parts: tuple[TensorSlot, ...]) -> dict[str, Tensor]:
     """Views of the tensors."""
     return {
         part.name: packed[part.start : part.end].view(part.dtype).view(part.shape) for part in parts

@@ -14,7 +14,7 @@ from torchbus import objects
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_quantize import checks, libraries
-from torchbus_quantize.checks import Done, choose
+from torchbus_quantize.checks import QuantizedLayers, choose
 from torchbus_quantize.layers import quantize_layer
 
 Name = Literal["nf4", "int8"]
@@ -55,7 +55,7 @@ class Quantize:
             self._library_name = libraries.choose(quantize_library, quantize)
             self._library = libraries.load(self._library_name)
         self._skip = tuple(quantize_skip)
-        self._done: WeakKeyDictionary[Module, Done] = WeakKeyDictionary()
+        self._done: WeakKeyDictionary[Module, QuantizedLayers] = WeakKeyDictionary()
 
     @hookimpl(tryfirst=True)
     def launch(self, session: Context) -> None:
@@ -68,7 +68,7 @@ class Quantize:
         self._session = session
         if self._name is None:
             return
-        first = checks.FirstBackward(session, self._name, self._skip, self._done)
+        first = checks.EffectCheck(session, self._name, self._skip, self._done)
         session.bus.register(first, "quantize.first_backward")
 
     @hookimpl(wrapper=True, trylast=True)
@@ -84,7 +84,7 @@ class Quantize:
 
     def _quantize(self, model: Module, name: Name) -> None:
         choice = choose(model, name, self._skip, self._library)
-        done = self._done.setdefault(model, Done())
+        done = self._done.setdefault(model, QuantizedLayers())
         done.left = choice.left
         for path, layer in choice.layers.items():
             before = layer.weight.nbytes

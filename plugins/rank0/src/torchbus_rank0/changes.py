@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchbus.plugin import users_frame
 
 from torchbus_launch.job import ENDED
-from torchbus_rank0.before import Before, Entry
+from torchbus_rank0.path_states import Before, PathState
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context, SharedStore
@@ -49,7 +49,7 @@ class Change(NamedTuple):
     sequence: int = 0
 
 
-class Found(NamedTuple):
+class WaitResult(NamedTuple):
     """A rank's result of waiting for a change.
 
     ``change``: rank 0's. Without one, ``is_local``: whether it is this rank's own. If not, rank 0
@@ -83,11 +83,11 @@ class Changes:
             number, _ = self._made.get(path, (0, []))
             self._before.hold(path, number, self._sequence + 1, appends)
 
-    def seen(self, path: str) -> Entry | None:
+    def seen(self, path: str) -> PathState | None:
         """Return what another rank sees in place of what rank 0 has changed ahead of it."""
         return self._before.first(path, self._is_next(path))
 
-    def listed(self, folder: str) -> dict[str, Entry]:
+    def listed(self, folder: str) -> dict[str, PathState]:
         """Return what another rank sees, by the names in a folder that rank 0 has changed."""
         return self._before.names(folder, self._is_next)
 
@@ -129,11 +129,11 @@ class Changes:
                 changes[index] = changes[index]._replace(is_open=False)
                 self._session.world.shared.set(f"file/{path}", json.dumps((total, changes)))
 
-    def find(self, kind: str, path: str) -> Found:
+    def find(self, kind: str, path: str) -> WaitResult:
         """Wait, on another rank, until rank 0 has made this change or has passed this place."""
         line, mine = f"{kind} {_line()}", self._job.backwards
         self._at_line[line, mine] += 1
-        found, began_s, asked = Found(None, True), time.monotonic(), self._job.asks_rank0()
+        found, began_s, asked = WaitResult(None, True), time.monotonic(), self._job.asks_rank0()
 
         def is_known(store: SharedStore) -> bool:
             nonlocal found
@@ -144,7 +144,7 @@ class Changes:
             return bool(found.change or passed) or self._is_later(store, path, mine)
 
         if not self._waited(is_known):
-            return Found(None, True)
+            return WaitResult(None, True)
         if found.is_local and line not in self._local_lines:
             self._local_lines.add(line)
             self._say(kind, path, found.why)
@@ -176,19 +176,19 @@ class Changes:
                 raise
         return not self._job.is_ending
 
-    def _look(self, store: SharedStore, kind: str, path: str, mine: int) -> Found:
+    def _look(self, store: SharedStore, kind: str, path: str, mine: int) -> WaitResult:
         total, changes = _changes(store, path)
         first = total - len(changes)
         if self._next[path] < first:  # rank 0 is far ahead
             self._next[path] += 1
-            return Found(Change(kind, mine, None, False), False)
+            return WaitResult(Change(kind, mine, None, False), False)
         for number in range(self._next[path], total):
             change = changes[number - first]
             if change.kind == kind and change.backwards == mine:
                 self._next[path] = number + 1
                 self._sequence = max(self._sequence, change.sequence)
-                return Found(change, False, number)
-        return Found(None, is_local=total <= self._next[path])
+                return WaitResult(change, False, number)
+        return WaitResult(None, is_local=total <= self._next[path])
 
     def _is_later(self, store: SharedStore, path: str, mine: int) -> bool:
         """Whether rank 0 has changed the path after a backward that this rank has not come to."""

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torchbus.compat.python import current_frame
 from torchbus.plugin import Unsupported, hookimpl
 
-from torchbus_rank0.changes import Changes, Found
+from torchbus_rank0.changes import Changes, WaitResult
 from torchbus_rank0.libraries import follow_libraries
-from torchbus_rank0.seeing import Seeing, holding
+from torchbus_rank0.visible_files import Seeing, holding
 from torchbus_rank0.whole_files import (
-    Whole,
+    WholeFiles,
     absolute,
     everywhere,
     imported,
@@ -73,7 +73,7 @@ class SharedFiles:
         assert session.job is not None
         self._session = session
         self._changes = Changes(session, session.job)
-        self._whole = Whole()
+        self._whole = WholeFiles()
         self._pid = os.getpid()
         self._launched = session.world.launched_by in ("session", "fork")
         self._saved: set[str] = set()
@@ -329,7 +329,7 @@ class SharedFiles:
 
         return init
 
-    def _find_open(self, path: str) -> Found:
+    def _find_open(self, path: str) -> WaitResult:
         found = self._changes.find("open", path)
         if found.change is None and found.is_local:
             self._local_paths.add(path)
@@ -391,7 +391,7 @@ def is_standard(frame: FrameType) -> bool:
     return name.startswith((*STANDARD, "<frozen")) and not name.startswith(INSTALLED)
 
 
-def _raise(found: Found, paths: list[str]) -> bool:
+def _raise(found: WaitResult, paths: list[str]) -> bool:
     """Raise rank 0's OSError. Return whether this rank must determine the error itself."""
     failure = found.change.failure if found.change is not None else None
     if failure is None or failure == "":

@@ -150,7 +150,7 @@ def _remove_dead(path: str) -> None:
         os.close(descriptor)
 
 
-class Whole:
+class WholeFiles:
     """Writes whole files, and once per folder removes what a killed run left there."""
 
     def __init__(self) -> None:

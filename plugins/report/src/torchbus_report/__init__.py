@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from torchbus_report.page import page
 from torchbus_report.runs.reading import read
-from torchbus_report.runs.summary import Run
+from torchbus_report.runs.summary import LoggedRun
 
-__all__ = ["Run", "page", "read"]
+__all__ = ["LoggedRun", "page", "read"]

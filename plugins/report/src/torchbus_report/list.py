@@ -14,7 +14,7 @@ from torchbus_cli.parser import Parser, complain, table
 from torchbus_report.report import write
 from torchbus_report.runs import columns, reading
 from torchbus_report.runs.columns import Cell, Known, Wish
-from torchbus_report.runs.summary import Run
+from torchbus_report.runs.summary import LoggedRun
 
 DESCRIPTION = """List the runs that session(logger="local") has written, oldest first.
 
@@ -97,7 +97,7 @@ def _print_table(given: argparse.Namespace, runs: Sequence[Known]) -> None:
         _print(f"also logged, see --columns: {', '.join(left_out)}")
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> LoggedRun:
     return reading.elsewhere(folder) if reading.leads_out(folder) else reading.read(folder)
 
 

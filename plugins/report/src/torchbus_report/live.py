@@ -61,27 +61,27 @@ def serve(folder: Path, port: int | None) -> int:
     return 0
 
 
-class Server(ThreadingHTTPServer):
+class LiveServer(ThreadingHTTPServer):
     """The HTTP server. It ignores connections that end before their answer."""
 
     def handle_error(self, request: object, client_address: object) -> None: ...
 
 
-def _server(site: Site, port: int | None, key: str) -> Server:
-    class ThisSite(Handler):
+def _server(site: Site, port: int | None, key: str) -> LiveServer:
+    class ThisSite(PageHandler):
         pages = site
         is_key = partial(hmac.compare_digest, key)
 
     for one in (PORT, 0) if port is None else (port,):
         try:
-            return Server((ADDRESS, one), ThisSite)
+            return LiveServer((ADDRESS, one), ThisSite)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
     raise UsageError(f"port {port} can't be used: {reason}. Name another one, or leave --port out")
 
 
 @dataclass(frozen=True)
-class Answer:
+class CachedPage:
     """A page. It is not made again before ``until_s``."""
 
     text: str
@@ -94,7 +94,7 @@ class Answer:
         return self.text.encode(errors="replace")
 
 
-LOCKED = Answer(
+LOCKED = CachedPage(
     "Open the address that torchbus report --live has printed, with its key.",
     "text/plain",
     HTTPStatus.FORBIDDEN,
@@ -107,11 +107,11 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._readers: dict[Path, reading.Reader] = {}
+        self._readers: dict[Path, reading.RunReader] = {}
         self._known: dict[Path, tuple[object, Known]] = {}
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, CachedPage] = {}
 
-    def answer(self, target: str) -> Answer:
+    def answer(self, target: str) -> CachedPage:
         """Return the page at an address, as it is or was a moment ago."""
         with self._lock:
             found = self._answers.get(target)
@@ -121,24 +121,24 @@ class Site:
                 self._answers[target] = found = self._made(target)
             return found
 
-    def _made(self, target: str) -> Answer:
+    def _made(self, target: str) -> CachedPage:
         begun_s = time.monotonic()
         try:
             made = self._page(urlsplit(target).path, parse_qs(urlsplit(target).query))
         except (UsageError, ValueError) as error:
-            made = Answer(index.problem(showable(str(error))), status=HTTPStatus.NOT_FOUND)
+            made = CachedPage(index.problem(showable(str(error))), status=HTTPStatus.NOT_FOUND)
         now_s = time.monotonic()
         pause_s = max(SHORTEST_PAUSE_S, (now_s - begun_s) / PART_OF_TIME)
         return dataclasses.replace(made, until_s=now_s + pause_s)
 
-    def _page(self, path: str, query: Mapping[str, Sequence[str]]) -> Answer:
+    def _page(self, path: str, query: Mapping[str, Sequence[str]]) -> CachedPage:
         if path == "/":
-            return Answer(self._list(_wish(query)))
+            return CachedPage(self._list(_wish(query)))
         if path == "/runs.csv":
             rows = [cells for _, cells in columns.chosen(self._runs(), _wish(query))]
-            return Answer(columns.as_csv(rows, columns.everything(rows)), "text/csv")
+            return CachedPage(columns.as_csv(rows, columns.everything(rows)), "text/csv")
         if path == "/run":
-            return Answer(self._compared(query.get("name", ())))
+            return CachedPage(self._compared(query.get("name", ())))
         raise UsageError(f"there is no page {path}")
 
     def _list(self, wish: Wish) -> str:
@@ -173,8 +173,8 @@ class Site:
     def _folders(self) -> list[Path]:
         return [one for one in reading.all_runs(self._folder) if not reading.leads_out(one)]
 
-    def _reader(self, folder: Path) -> reading.Reader:
-        return self._readers.setdefault(folder, reading.Reader(folder))
+    def _reader(self, folder: Path) -> reading.RunReader:
+        return self._readers.setdefault(folder, reading.RunReader(folder))
 
 
 def _wish(query: Mapping[str, Sequence[str]]) -> Wish:
@@ -182,7 +182,7 @@ def _wish(query: Mapping[str, Sequence[str]]) -> Wish:
     return Wish([text.strip() for text in where], query.get("sort", [""])[0], "reverse" in query)
 
 
-class Handler(BaseHTTPRequestHandler):
+class PageHandler(BaseHTTPRequestHandler):
     """Answers GET from this machine, with the key: other users of it can connect, too.
 
     A browser that has come with the key in the address gets it as a cookie.
@@ -200,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = self.pages.answer(self.path) if given else LOCKED
         except Exception as error:  # the page is lost, and the server goes on
             text = index.problem(showable(f"{type(error).__name__}: {error}"))
-            answer = Answer(text, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            answer = CachedPage(text, status=HTTPStatus.INTERNAL_SERVER_ERROR)
             given = ""
         with suppress(ConnectionError):  # the reader has left
             self._send(answer, given)
@@ -219,7 +219,7 @@ class Handler(BaseHTTPRequestHandler):
         """Return a name of this server's own: browsers send cookies to all ports."""
         return f"torchbus-{self.connection.getsockname()[1]}"
 
-    def _send(self, answer: Answer, key: str) -> None:
+    def _send(self, answer: CachedPage, key: str) -> None:
         body = answer.body
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         is_known = answer.status is HTTPStatus.OK and self.headers.get("If-None-Match") == tag

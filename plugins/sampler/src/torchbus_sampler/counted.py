@@ -76,7 +76,7 @@ def _place(frame: FrameType) -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def finder_of(file: str, line: int) -> Finder | None:
+def finder_of(file: str, line: int) -> CountFinder | None:
     """Return the finder for a loop, or None if there is none, or it combines anything."""
     try:
         module = ast.parse("".join(linecache.getlines(file)))
@@ -92,7 +92,7 @@ def finder_of(file: str, line: int) -> Finder | None:
     scope = _function_of(loops[-1], module)
     if any(_called(node) in GATHERING for node in ast.walk(scope)):
         return None
-    return Finder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
+    return CountFinder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
 
 
 def _function_of(loop: ast.For, module: ast.Module) -> ast.AST:
@@ -106,7 +106,7 @@ def _function_of(loop: ast.For, module: ast.Module) -> ast.AST:
     return around[-1] if around else module
 
 
-class Finder:
+class CountFinder:
     """Finds what a loop counts from its batches, and how to get all ranks'.
 
     ``averages``: whether ``x.update(value, n)`` averages, which torchmetrics does over all ranks.

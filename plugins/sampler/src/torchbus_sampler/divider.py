@@ -14,15 +14,15 @@ from torchbus.plugin import (
     BackwardCall,
     Context,
     LoaderIterator,
+    LoaderPass,
     Origin,
-    Pass,
     Unsupported,
     hookimpl,
     warn,
 )
 
 from torchbus_sampler._compat import auto_collation, index_sampler
-from torchbus_sampler.content.comparison import LOCAL_DATA, Contents
+from torchbus_sampler.content.comparison import LOCAL_DATA, ContentComparison
 from torchbus_sampler.content.first_item import begin, left_whole
 from torchbus_sampler.counted import CountedMetrics
 from torchbus_sampler.decision import BYPASSED, Decision, TrainingLoaders, decide
@@ -73,7 +73,7 @@ class Divider:
             weakref.WeakKeyDictionary()
         )
         self._training = TrainingLoaders(session)
-        self._contents = Contents(session)
+        self._contents = ContentComparison(session)
         self._between = BetweenPasses(session)
         self._counted = CountedMetrics(session)
         session.bus.register(self._counted, "sampler.counted")
@@ -96,7 +96,7 @@ class Divider:
         return 1 if self._global else self._session.world.data.parts
 
     @hookimpl
-    def loader_start(self, loader: DataLoader[object]) -> Pass | None:
+    def loader_start(self, loader: DataLoader[object]) -> LoaderPass | None:
         if not self._session.captures(loader):
             return None
         if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
@@ -121,7 +121,7 @@ class Divider:
             self._ledger.begin(loader)
         if not replacements:
             return None
-        order = Pass(**replacements)
+        order = LoaderPass(**replacements)
         if (again := elastic_order(order)) is not None:
             order.has_more = again.has_more
         return order
@@ -227,7 +227,7 @@ class Divider:
         self,
         loader: DataLoader[object],
         batch: object,
-        order: Pass | None,
+        order: LoaderPass | None,
         iterator: LoaderIterator,
     ) -> object:
         if loader not in self._decisions:
@@ -246,7 +246,9 @@ class Divider:
         return instead
 
     @hookimpl
-    def batches_skipped(self, loader: DataLoader[object], order: Pass | None, count: int) -> None:
+    def batches_skipped(
+        self, loader: DataLoader[object], order: LoaderPass | None, count: int
+    ) -> None:
         decision, divided = self._decisions.get(loader), divided_order(order)
         if decision is not None and decision.divide and not decision.evaluation:
             self._training.add(loader)  # it fed one in an earlier run
@@ -264,7 +266,7 @@ class Divider:
         self._training.step(optimizer)
 
     @hookimpl
-    def loader_end(self, loader: DataLoader[object], order: Pass | None) -> None:
+    def loader_end(self, loader: DataLoader[object], order: LoaderPass | None) -> None:
         latest, decision = self._passes.get(loader), self._decisions.get(loader)
         if latest is not None:
             self._between.ends(latest)

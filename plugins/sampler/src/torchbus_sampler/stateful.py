@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from torchbus_sampler._compat import check, on_the_way
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.shared import Memory
+from torchbus_sampler.orders.shared import SharedArrays
 from torchbus_sampler.orders.sliced import SlicedOrder
 
 STEPS = "torchbus_steps"
@@ -80,7 +80,7 @@ class OrderIterator:
         self._batches = self._order.divided()
 
 
-def kind_of_order(loader: DataLoader[object], memory: Memory) -> Callable[..., DividedOrder]:
+def kind_of_order(loader: DataLoader[object], memory: SharedArrays) -> Callable[..., DividedOrder]:
     """Return the class that divides the loader's order."""
     return (
         StatefulOrder if hasattr(loader, "load_state_dict") else partial(SlicedOrder, memory=memory)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torchbus.plugin import DataPlace, Pass, Share
+from torchbus.plugin import DataPlace, LoaderPass, Share
 from torchbus.runtime.services import RandomService
 
 from torchbus_sampler._compat import auto_collation, pin_memory
@@ -24,7 +24,7 @@ def unpack(batch: object, divided: DividedOrder | None) -> tuple[Share, object]:
     return (Share() if divided is None else divided.take()), None
 
 
-def divided_order(order: Pass | None) -> DividedOrder | None:
+def divided_order(order: LoaderPass | None) -> DividedOrder | None:
     """Return the divided order that a pass draws from, if there is one."""
     found = (
         None

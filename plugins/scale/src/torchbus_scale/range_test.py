@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
-from torchbus_log.trackers.values import Table
+from torchbus_log.trackers.values import LoggedTable
 from torchbus_scale.rates import LearningRates, has_diverged, spread
 
 PutBack = Callable[[], object]
@@ -199,7 +199,7 @@ def run(
     if session.is_main and session.bus.has_listeners("table_ready"):
         rows = tuple(zip(found.lrs, found.smoothed, strict=True))
         # the loss at which the test stopped would flatten the rest, or is no number
-        curve = Table(CURVE, rows[:-1] if found.diverged else rows, CURVE)
+        curve = LoggedTable(CURVE, rows[:-1] if found.diverged else rows, CURVE)
         session.bus.hook.table_ready(name="find_lr", table=curve, step=session.steps.count)
     return found
 

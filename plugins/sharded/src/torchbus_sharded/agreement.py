@@ -17,7 +17,7 @@ from torchbus_sharded._compat import count_of_collectives
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.groups import guarded_groups
 from torchbus_strategy.loss import terms
-from torchbus_strategy.loss.held import MOST
+from torchbus_strategy.loss.intermediate_values import MOST
 from torchbus_strategy.loss.term_weights import NUMBERS as TERM_NUMBERS
 
 REMEDY = (

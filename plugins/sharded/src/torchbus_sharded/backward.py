@@ -25,7 +25,7 @@ from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import MODULUS, Constants, equal_on_all_ranks
 from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.gradients import isolated_gradients, scale_all
-from torchbus_strategy.loss.held import MOST, kind_of, weigh_parts, writable_parts
+from torchbus_strategy.loss.intermediate_values import MOST, kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count, Number, weighted
 from torchbus_strategy.loss.weights import LossWeights
 
@@ -57,7 +57,7 @@ class ShardedBackward:
         session: Context,
         models: ShardedModels,
         unmanaged: UnmanagedTensors,
-        counts: LossCounts,
+        counts: BackwardWeights,
     ) -> None:
         assert session.job is not None
         self._unmanaged = unmanaged
@@ -73,7 +73,7 @@ class ShardedBackward:
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
         _refuse(call)
         count = self._begin(self._counts.of(call))
-        loss = MeanLoss(self._session, call, count)
+        loss = LossSums(self._session, call, count)
         constants = self._constants.number(
             call.loss, self._session.share.weight, self._job.backwards
         )
@@ -227,7 +227,7 @@ NUMBERS = 1 + terms.SLOTS + PARTS
 """The loss, its weights, and the parts of it that the loop holds, after a checksum of which."""
 
 
-class MeanLoss:
+class LossSums:
     """Sums the ranks' losses, their parts and their weights.
 
     On CPU, ``numbers`` are this rank's terms, which the ranks add in their exchange at the end of
@@ -297,7 +297,7 @@ READ_AT_ONCE = 3
 """Backwards in which the host waits for a GPU's numbers, to learn whether they matter at all."""
 
 
-class LossCounts:
+class BackwardWeights:
     """The weight of each backward. fsdp reduces every one, also in the middle of a window."""
 
     def __init__(

@@ -43,7 +43,7 @@ def get_item(tensor: DTensor, index: Any) -> Tensor:
     found: Any = GET_ITEM(tensor, index)
     parts = index if isinstance(index, tuple) else (index,)
     if may_be_written(tensor) and all(isinstance(word, OF_A_VIEW) for word in parts):
-        found.__class__ = Row
+        found.__class__ = WritableShard
         found.origin, found.index = tensor, index
     row: Tensor = found
     return row
@@ -141,7 +141,7 @@ OPERATORS = [
 ]
 
 
-class Row(DTensor):
+class WritableShard(DTensor):
     """A view of a sharded tensor, which writes changes back. All ranks must make them."""
 
     origin: DTensor
@@ -152,8 +152,8 @@ class Row(DTensor):
         self.origin[self.index] = self
 
 
-def _through(name: str) -> Callable[..., Row]:
-    def change(row: Row, *args: object, **options: object) -> Row:
+def _through(name: str) -> Callable[..., WritableShard]:
+    def change(row: WritableShard, *args: object, **options: object) -> WritableShard:
         values = sharding.whole(row)
         getattr(values, name)(*tree_map(sharding.whole, args), **tree_map(sharding.whole, options))
         row.origin[row.index] = values
@@ -163,7 +163,7 @@ def _through(name: str) -> Callable[..., Row]:
 
 
 for name in [*IN_PLACE, *OPERATORS]:
-    setattr(Row, name, _through(name))
+    setattr(WritableShard, name, _through(name))
 
 
 SET_ITEM = Tensor.__setitem__

@@ -30,7 +30,7 @@ from torchbus_sharded._compat import (
 )
 from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.refusals import refuse_borrowed, refuse_derivatives, refuse_replaced
-from torchbus_sharded.writes import Writes
+from torchbus_sharded.writes import ShardWrites
 
 CLOSELY = 3
 """Number of backwards that compare the ranks before each gather; later ones compare at the end."""
@@ -44,7 +44,7 @@ class ForwardHooks:
         self._session = session
         self._agreement = agreement
         self._prefetch = Prefetch(session)
-        self.writes = Writes(session, agreement)
+        self.writes = ShardWrites(session, agreement)
         self._watches = True
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()

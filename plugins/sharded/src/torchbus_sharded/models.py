@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
-from torchbus_launch.place import END
+from torchbus_launch.rank_position import END
 from torchbus_sharded import meta
 from torchbus_sharded._compat import (
     gathered_in,
@@ -29,7 +29,7 @@ from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.dtensor import as_whole
 from torchbus_sharded.forward_hooks import ForwardHooks
 from torchbus_sharded.meta import MetaModules
-from torchbus_sharded.optimizers import Optimizers, parameters_of
+from torchbus_sharded.optimizers import ShardedOptimizers, parameters_of
 from torchbus_sharded.options import ShardingOptions
 from torchbus_sharded.refusals import empty, refuse_copies, refuse_optimizer, translate
 from torchbus_sharded.undivided import UndividedModels, can_be_divided, refuse_unlike_dtypes
@@ -64,7 +64,7 @@ class ShardedModels:
         self._replaced: dict[int, nn.Parameter] = {}
         # keeps ids in use, and lets no rank free a model before the others do
         self._alive: list[Tensor | Module] = []
-        self._optimizers = Optimizers(session, self.agreement)
+        self._optimizers = ShardedOptimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
         session.on_close.callback(self._forget)
         as_whole(session)

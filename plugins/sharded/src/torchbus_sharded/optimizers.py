@@ -64,7 +64,7 @@ def _after(before: Callable[[str], None], name: str, method: Callable[..., T]) -
     return call
 
 
-class Optimizers:
+class ShardedOptimizers:
     """The optimizers, in the same order on all ranks, because their states are gathered."""
 
     def __init__(self, session: Context, agreement: Agreement) -> None:

@@ -13,7 +13,7 @@ from torchbus import objects
 from torchbus.plugin import Context, World, expect, hookimpl
 
 from torchbus_sharded import events, meta, wrapping
-from torchbus_sharded.backward import LossCounts, ShardedBackward
+from torchbus_sharded.backward import BackwardWeights, ShardedBackward
 from torchbus_sharded.meta import MetaModules, ParamInit
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.optimizers import parameters_of
@@ -113,7 +113,7 @@ class FSDP(Strategy):
         self.sharding.check_mesh(session.world)
         sharding.forget_other_meshes(session)
         models = ShardedModels(session, self.sharding)
-        counts = LossCounts(session, self.loss_reduction, self.loss_weight, models.agreement)
+        counts = BackwardWeights(session, self.loss_reduction, self.loss_weight, models.agreement)
         session.bus.register(models, "fsdp.models")
         unmanaged = UnmanagedTensors(session, self.sharding.forward_methods)
         session.bus.register(unmanaged, "fsdp.unmanaged")

@@ -35,7 +35,7 @@ from torchbus_strategy import compat, sharding
 from torchbus_strategy.checks.constants import Digest, byte_sum
 
 
-class Writes:
+class ShardWrites:
     """Detects writes by the tensor's version counter or its ``data``, and copies them to shards.
 
     Those of compiled code, and of ``torch._foreach_*`` to parts, may do neither. So the numbers are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from torchbus.plugin import Pass
+from torchbus.plugin import LoaderPass
 
 Place = dict[str, Any]
 """Where a pass is, in plain values: the same on all ranks that have settled the same steps."""
@@ -37,7 +37,7 @@ class ElasticOrder(Protocol):
         """Go to another rank's place, with its order; None: to the end."""
 
 
-def elastic_order(order: Pass | None) -> ElasticOrder | None:
+def elastic_order(order: LoaderPass | None) -> ElasticOrder | None:
     """Return the order that a pass draws from, if it is divided again between two steps."""
     attributes = {} if order is None else order.replacements
     found = attributes.get("batch_sampler", attributes.get("sampler"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torchbus.plugin import UsageError, expect
 
-from torchbus_strategy.checks.divergence import Watch
+from torchbus_strategy.checks.divergence import HeaderWatch
 from torchbus_strategy.loss.terms import check_mode
 from torchbus_strategy.parameters.sync_buffers import How, check_how
 
@@ -56,7 +56,7 @@ class Division:
     the graph needs all ranks. By default such a backward runs before, and is dropped.
     """
 
-    watch: Watch
+    watch: HeaderWatch
     stream: int | None
     weight: float = 1.0
     has_parts: bool = True

@@ -13,7 +13,7 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_strategy import splitting
 from torchbus_strategy.collectives import broadcast_object, sealed, unsealed
-from torchbus_strategy.turns import Turns
+from torchbus_strategy.main_first import Turns
 
 Result = TypeVar("Result")
 

@@ -35,7 +35,7 @@ MERSENNE_NUMBERS = 624
 
 
 @dataclass
-class Held:
+class TrackedGenerator:
     """A generator, and the state of the stream that is not in use."""
 
     generator: Generator
@@ -50,7 +50,7 @@ class ScriptGenerators:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, TrackedGenerator] = {}
         self._is_inside = False
         self.apart = False
 
@@ -60,7 +60,7 @@ class ScriptGenerators:
             self._held, self._is_inside = {}, True
         for one in found:
             if id(one) not in self._held:
-                self._held[id(one)] = Held(one, derived(one, number))
+                self._held[id(one)] = TrackedGenerator(one, derived(one, number))
 
     def derive_again(self, number: int) -> None:
         """Derive this rank's own streams again, in the middle of a pass."""

@@ -13,10 +13,10 @@ from torchbus_strategy.backward.gradients import GradientSync
 from torchbus_strategy.backward.reduction import AllAfterBackward, Reductions
 from torchbus_strategy.checks.first_steps import TriedAverage
 from torchbus_strategy.checks.replicas import watch_replicas
-from torchbus_strategy.opening import check_backend, join_ranks, refuse_gloo
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.sync_buffers import How
-from torchbus_strategy.parameters.trained import Trained
+from torchbus_strategy.parameters.trained import TrainedParameters
+from torchbus_strategy.process_group import check_backend, join_ranks, refuse_gloo
 
 NO_SAMPLER = (
     "loaders are not divided, because torchbus-sampler is not installed: pip install"
@@ -118,7 +118,7 @@ class Strategy(Plugin):
         """
         raise NotImplementedError
 
-    def reductions(self, session: Context, trained: Trained) -> Reductions:
+    def reductions(self, session: Context, trained: TrainedParameters) -> Reductions:
         """How the gradients of the ``trained`` parameters meet.
 
         By default ``average`` gets them once the graph has run. All ranks call it.

@@ -24,8 +24,8 @@ from torchbus_tensor_parallel.dtensor import (
     divide_losses,
     refuse_divided_loss,
 )
-from torchbus_tensor_parallel.layers import Layers, gathered_copy
-from torchbus_tensor_parallel.plans import Plan, PlanOption
+from torchbus_tensor_parallel.layers import DividedLayers, gathered_copy
+from torchbus_tensor_parallel.plans import ModulePlan, PlanOption
 
 
 class TensorLayers(Plugin):
@@ -48,7 +48,7 @@ class TensorLayers(Plugin):
         loss_parallel: bool = False,
     ) -> None:
         expect("loss_parallel", loss_parallel, bool, "True or False")
-        self._plan, self._loss_parallel = Plan(plan, sequence_parallel), loss_parallel
+        self._plan, self._loss_parallel = ModulePlan(plan, sequence_parallel), loss_parallel
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     @hookimpl
@@ -68,7 +68,9 @@ class TensorLayers(Plugin):
 
     @hookimpl(optionalhook=True)
     def divide_layers(self, model: Module, mesh: DeviceMesh) -> int:
-        layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy, False)
+        layers = DividedLayers(
+            self._plan, mesh, self._undo, self._loss_parallel, gathered_copy, False
+        )
         self._models[model] = layers.divide(model)
         self._mixing.around(model, self._undo)
         for one in dtensor.undivided(model):  # fsdp calls the hooks for the gathered parameter

@@ -21,10 +21,10 @@ from torchbus_tensor_parallel.checks import (
     refuse_shared,
 )
 from torchbus_tensor_parallel.dtensor import divide_between, gathered
-from torchbus_tensor_parallel.plans import Plan
+from torchbus_tensor_parallel.plans import ModulePlan
 
 
-class Layers:
+class DividedLayers:
     """The divided layers of a model, over the 1-D ``mesh``.
 
     ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
@@ -35,7 +35,7 @@ class Layers:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ModulePlan,
         mesh: DeviceMesh,
         undo: ExitStack,
         keeps_logits: bool,

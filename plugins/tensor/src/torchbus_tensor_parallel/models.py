@@ -37,20 +37,24 @@ from torchbus_tensor_parallel.checks import (
     refuse_second_derivatives,
 )
 from torchbus_tensor_parallel.dtensor import PlainLoss, refuse_divided_loss
-from torchbus_tensor_parallel.layers import Layers
-from torchbus_tensor_parallel.plans import Plan
+from torchbus_tensor_parallel.layers import DividedLayers
+from torchbus_tensor_parallel.plans import ModulePlan
 
 
 class DividedModels:
     """Divides a model when an optimizer gets its parameters."""
 
-    def __init__(self, session: Context, ranks: Ranks, plan: Plan, loss_parallel: bool) -> None:
+    def __init__(
+        self, session: Context, ranks: TensorParallelGroups, plan: ModulePlan, loss_parallel: bool
+    ) -> None:
         assert session.job is not None
         self._session, self._job = session, session.job
         self._ranks = ranks
         self._plan, self._loss_parallel = plan, loss_parallel
         self._undo = ExitStack()
-        self._layers = Layers(plan, ranks.tensor, self._undo, loss_parallel, dtensor.gathered, True)
+        self._layers = DividedLayers(
+            plan, ranks.tensor, self._undo, loss_parallel, dtensor.gathered, True
+        )
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._local_steps = sharding.LocalSteps(session)
@@ -245,7 +249,7 @@ def _copied(held: weakref.ref[Module], put: Keys, memo: dict[int, object]) -> Mo
     return made
 
 
-class Ranks:
+class TensorParallelGroups:
     """The process groups of tp. All ranks call the constructor.
 
     ``mesh`` has two dimensions: "dp", with the number of parts of the data, and "tp", with the

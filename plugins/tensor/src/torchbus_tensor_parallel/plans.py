@@ -32,7 +32,7 @@ USAGE = (
 DIVIDED = (nn.Linear, nn.Embedding)
 
 
-class Plan:
+class ModulePlan:
     """Finds the modules of each model that the option names.
 
     Raises UsageError if the option is of another type, or a style is unknown.

@@ -13,8 +13,8 @@ from torchbus_strategy.checks import first_steps, replicas
 from torchbus_strategy.parameters import averaging
 from torchbus_strategy.strategy import Strategy
 from torchbus_tensor_parallel.dtensor import as_whole, divide_losses
-from torchbus_tensor_parallel.models import DividedModels, Ranks
-from torchbus_tensor_parallel.plans import Plan, PlanOption
+from torchbus_tensor_parallel.models import DividedModels, TensorParallelGroups
+from torchbus_tensor_parallel.plans import ModulePlan, PlanOption
 
 EXACT_SINCE = "2.13"
 """2.11 can't divide the heads of a transformer. 2.12: not tried."""
@@ -68,7 +68,7 @@ class TensorParallel(Strategy):
         if tp is not None and (not isinstance(tp, int) or isinstance(tp, bool) or tp < 1):
             raise UsageError(f"tp={tp!r}: say how many ranks share a layer, such as tp=2")
         expect("loss_parallel", loss_parallel, bool, "True or False")
-        self.plan = Plan(plan, sequence_parallel)
+        self.plan = ModulePlan(plan, sequence_parallel)
         self.loss_parallel = loss_parallel
         self.tp = tp
 
@@ -87,7 +87,7 @@ class TensorParallel(Strategy):
         as_whole(session)
         if self.loss_parallel:
             divide_losses(session)
-        ranks = Ranks(session)
+        ranks = TensorParallelGroups(session)
         sync = gradients.GradientSync(
             session,
             self.options,

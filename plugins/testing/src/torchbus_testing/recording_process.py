@@ -22,7 +22,7 @@ PORT = "port"
 REQUESTS = "requests.jsonl"
 
 
-class Handler(BaseHTTPRequestHandler):
+class RecordingHandler(BaseHTTPRequestHandler):
     folder: Path
     answer: Callable[[str, object, str], object]
     lock = threading.Lock()
@@ -61,8 +61,8 @@ def parsed(text: str) -> Any:
 
 
 def serve(answers: str, folder: Path) -> None:
-    Handler.folder, Handler.answer = folder, runpy.run_path(answers)["answer"]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    RecordingHandler.folder, RecordingHandler.answer = folder, runpy.run_path(answers)["answer"]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RecordingHandler)
     (folder / "port.new").write_text(str(server.server_address[1]))
     (folder / "port.new").rename(folder / PORT)
     server.serve_forever()

@@ -16,18 +16,18 @@ from torchbus.plugin import hookimpl
 from torchbus_device import accelerators
 
 
-class Mark(NamedTuple):
+class TimeMark(NamedTuple):
     """A moment: the host's time in seconds, and the place in the device's stream."""
 
     host_s: float
     event: accelerators.Event | None
 
 
-class Span(NamedTuple):
+class DeviceSpan(NamedTuple):
     """The time between two marks."""
 
-    begin: Mark
-    end: Mark
+    begin: TimeMark
+    end: TimeMark
 
     @property
     def seconds(self) -> float:
@@ -43,7 +43,7 @@ class Span(NamedTuple):
             self.end.event.synchronize()
 
 
-class Clock:
+class DeviceStopwatch:
     """A stopwatch for one device.
 
     ``is_late``: the time of a window is known only when the device has done its work. ``total_s``:
@@ -53,17 +53,17 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.is_late = has_timed_events(device)
-        self._since: Mark | None = None
-        self._spans: list[Span] = []
+        self._since: TimeMark | None = None
+        self._spans: list[DeviceSpan] = []
         self.total_s = 0.0
 
-    def mark(self) -> Mark:
+    def mark(self) -> TimeMark:
         """Return this moment. The host does not wait."""
         event = None
         if self.is_late and not accelerators.is_capturing(self._device):
             event = accelerators.event(self._device, timed=True)
             event.record()
-        return Mark(time.perf_counter(), event)
+        return TimeMark(time.perf_counter(), event)
 
     @property
     def runs(self) -> bool:
@@ -74,23 +74,23 @@ class Clock:
         if self._since is None:
             self._since = self.mark()
 
-    def stop(self, at: Mark | None = None) -> None:
+    def stop(self, at: TimeMark | None = None) -> None:
         """Stop now, or as of an earlier moment."""
         if self._since is not None:
             end = at if at is not None and at.host_s >= self._since.host_s else self.mark()
-            self._add(Span(self._since, end))
+            self._add(DeviceSpan(self._since, end))
             self._since = None
 
-    def lap(self) -> list[Span]:
+    def lap(self) -> list[DeviceSpan]:
         """Return the time since the last lap, and continue."""
         if self._since is not None:
             now = self.mark()
-            self._add(Span(self._since, now))
+            self._add(DeviceSpan(self._since, now))
             self._since = now
         spans, self._spans = self._spans, []
         return spans
 
-    def _add(self, span: Span) -> None:
+    def _add(self, span: DeviceSpan) -> None:
         self._spans.append(span)
         self.total_s += span.end.host_s - span.begin.host_s
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchbus.plugin import Context, SharedStore, warn
 
-from torchbus_throughput.clock import Clock, Power, Span
+from torchbus_throughput.clock import DeviceSpan, DeviceStopwatch, Power
 from torchbus_throughput.counts import Counts, Tally
 from torchbus_throughput.flops import Flops, Peak
 
@@ -21,7 +21,7 @@ END = -1
 """The number of the whole session. It takes the place of no window: another rank may still ask."""
 
 
-class Exchange:
+class WindowExchange:
     """Each rank writes its part of a window. A reader gets all of them at once.
 
     With one rank, nothing is written. ``every``: ranks report one window in so many.
@@ -38,19 +38,19 @@ class Exchange:
         """Whether ranks report this window."""
         return number == END or number % self.every == 0
 
-    def publish(self, number: int, part: Part) -> None:
+    def publish(self, number: int, part: WindowPart) -> None:
         """Write this rank's part of a window. Does not wait."""
         if self._store is not None:
             self._store.set(self._key(self._rank, number), json.dumps([number, *part]))
 
-    def parts(self, number: int, local: Part) -> list[Part] | None:
+    def parts(self, number: int, local: WindowPart) -> list[WindowPart] | None:
         """Return all ranks' parts of a window, or None if a rank has not come so far."""
         if self._store is None:
             return [local]
         found = self._store.read_all([self._key(rank, number) for rank in range(self._count)])
         reported = [json.loads(text) for text in found or ()]
         is_whole = found is not None and all(one[0] == number for one in reported)
-        return [Part(*one[1:]) for one in reported] if is_whole else None
+        return [WindowPart(*one[1:]) for one in reported] if is_whole else None
 
     def _key(self, rank: int, number: int) -> str:
         return f"{rank}/{'end' if number == END else number // self.every % SLOTS}"
@@ -71,7 +71,7 @@ class Sending:
         self._session = session
         self._names = names
 
-    def send(self, step: int, steps: int, local: Part, device: Part) -> None:
+    def send(self, step: int, steps: int, local: WindowPart, device: WindowPart) -> None:
         """Send a window that ends at ``step``.
 
         ``local``: what this rank adds to the sum. ``device``: what its device has done.
@@ -94,7 +94,7 @@ class Sending:
         )
         self._log(joules, step=step, sync_dist=True, batch_size=local.samples)
 
-    def _rates(self, part: Part) -> dict[str, float]:
+    def _rates(self, part: WindowPart) -> dict[str, float]:
         found = rates([part])
         return {
             name: value
@@ -109,7 +109,7 @@ class Sending:
             )
 
 
-class Part(NamedTuple):
+class WindowPart(NamedTuple):
     """One rank's part of a window. NaN is what is not known.
 
     ``samples`` and ``tokens``: their numbers. ``flops``: floating-point operations. ``mfu``: from 0
@@ -159,7 +159,7 @@ class Window(Rates):
     device: Rates
 
 
-def rates(parts: Sequence[Part]) -> dict[str, float]:
+def rates(parts: Sequence[WindowPart]) -> dict[str, float]:
     """Return the rates of several parts together. One that is NaN in a part is NaN."""
     return {
         "samples_per_sec": sum(per(one.samples, one.seconds) for one in parts),
@@ -172,7 +172,7 @@ def rates(parts: Sequence[Part]) -> dict[str, float]:
     }
 
 
-def window(step: int, steps: int, parts: Sequence[Part], device: Part) -> Window:
+def window(step: int, steps: int, parts: Sequence[WindowPart], device: WindowPart) -> Window:
     """Return a window. ``parts``: one of each rank. ``device``: all of this rank's work."""
     return Window(
         **{name: known(value) for name, value in rates(parts).items()},
@@ -203,17 +203,17 @@ def _whole(value: float) -> int | None:
 NO_STEPS = Tally()
 
 
-class Ended(NamedTuple):
+class EndedWindow(NamedTuple):
     """A window that is over, and whose time may not be known yet. ``number``: from 0."""
 
     number: int
     step: int
     tally: Tally
-    spans: list[Span]
+    spans: list[DeviceSpan]
     watts: float
 
 
-class Meter:
+class WindowMeter:
     """Ends a window after every so many real steps, on all ranks at the same step.
 
     On an accelerator, a window is sent at the end of the next one: by then its time is known
@@ -235,15 +235,15 @@ class Meter:
         self._flops = flops
         self._peak = peak
         self._sending = sending
-        self._exchange = Exchange(session)
+        self._exchange = WindowExchange(session)
         self._before = NO_STEPS
         self._step = session.steps.count
         self._number = 0
         self._has_warned = False
-        self._waiting: list[Ended] = []
-        self._sent: deque[tuple[Ended, Part, Part]] = deque(maxlen=SLOTS)
+        self._waiting: list[EndedWindow] = []
+        self._sent: deque[tuple[EndedWindow, WindowPart, WindowPart]] = deque(maxlen=SLOTS)
         self._last: Window | None = None
-        self.clock = Clock(session.device)
+        self.clock = DeviceStopwatch(session.device)
         self.power = Power()
 
     def stepped(self) -> None:
@@ -261,7 +261,7 @@ class Meter:
             self._step = step
             tally, self._before = now.since(self._before), now
             self._waiting.append(
-                Ended(self._number, step, tally, self.clock.lap(), self.power.lap())
+                EndedWindow(self._number, step, tally, self.clock.lap(), self.power.lap())
             )
             self._number += 1
             if len(self._waiting) > self.clock.is_late:
@@ -299,8 +299,8 @@ class Meter:
             facts.append(f"{whole.tokens} tokens, {whole.tokens_per_sec or 0:.1f} per second")
         return f"throughput: {'; '.join(facts)}"
 
-    def _send(self, ended: Ended) -> None:
-        device, mine = Part(), Part()
+    def _send(self, ended: EndedWindow) -> None:
+        device, mine = WindowPart(), WindowPart()
         try:
             device, mine = self._part(ended, local=False), self._part(ended, local=True)
             if self._exchange.is_published(ended.number):
@@ -312,7 +312,7 @@ class Meter:
         if self._sending is not None:
             self._sending.send(ended.step, ended.tally.steps, mine, device)
 
-    def _part(self, ended: Ended, local: bool) -> Part:
+    def _part(self, ended: EndedWindow, local: bool) -> WindowPart:
         seconds = sum(span.seconds for span in ended.spans)
         part = _counted(seconds, ended.tally, local)._replace(joules=ended.watts * seconds)
         if self._flops is None:
@@ -327,10 +327,10 @@ class Meter:
             warn(f"throughput: a window could not be measured: {error!r}. Training continues")
 
 
-def _counted(seconds: float, tally: Tally, local: bool) -> Part:
+def _counted(seconds: float, tally: Tally, local: bool) -> WindowPart:
     """``local``: without what another rank counts."""
     if not tally.batches:
-        return Part(seconds)
+        return WindowPart(seconds)
     samples = tally.local_samples if local else tally.samples
     tokens = tally.local_tokens if local else tally.tokens
-    return Part(seconds, samples, math.nan if tally.silent else tokens)
+    return WindowPart(seconds, samples, math.nan if tally.silent else tokens)

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_throughput.clock import Mark
+from torchbus_throughput.clock import TimeMark
 from torchbus_throughput.counts import Counts, Tokens
 from torchbus_throughput.flops import Flops, Peak
-from torchbus_throughput.meter import Meter, Sending, Window
+from torchbus_throughput.meter import Sending, Window, WindowMeter
 
 
 @needs("flops", "peak_flops")
@@ -56,7 +56,7 @@ class Throughput:
         self._wants_flops = flops
         self._peak_flops = peak_flops
         self._flops = Flops(None if flops is True else float(flops)) if flops else None
-        self._before_pass: Mark | None = None
+        self._before_pass: TimeMark | None = None
 
     # Events --------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Throughput:
         names += ["joules_per_sample"] if _measures_power(session) else []
         # a rank that only the verb has started sends nothing: a log point is a collective
         sending = None if session.is_inside else Sending(session, names)
-        self._meter = Meter(session, self._every, self._counts, self._flops, peak, sending)
+        self._meter = WindowMeter(session, self._every, self._counts, self._flops, peak, sending)
         session.bus.register(self._meter.power, "throughput.power")
         session.on_close.push(self._close)
 

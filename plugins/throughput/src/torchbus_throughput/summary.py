@@ -55,14 +55,14 @@ class FirstStep:
         self._session = session
         self._depth = depth
         self._graphs_before = compiled_graphs()
-        self._looks: list[Look] = []
+        self._looks: list[FirstCallHooks] = []
         session.on_close.callback(self._end)
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
         if objects.is_internal(model) or not self._session.captures(model):
             return
-        look = Look(model, self._depth, self._graphs_before)
+        look = FirstCallHooks(model, self._depth, self._graphs_before)
         self._looks.append(look)
         if calling:
             look.begin(model)
@@ -93,7 +93,7 @@ class FirstStep:
 HEAD = ["module", "class", "in", "out", "parameters", "trainable", "forward FLOPs"]
 
 
-def text(looks: Sequence[tuple[str, Look]], numel: Callable[[Tensor], int]) -> str:
+def text(looks: Sequence[tuple[str, FirstCallHooks]], numel: Callable[[Tensor], int]) -> str:
     """Return a table of models, each with its name. A parameter that is shared counts once.
 
     ``numel``: how many elements a whole parameter has, of which a rank may keep only some.
@@ -102,7 +102,9 @@ def text(looks: Sequence[tuple[str, Look]], numel: Callable[[Tensor], int]) -> s
     return table([HEAD, *rows])
 
 
-def _cells(name: str, look: Look, row: Row, numel: Callable[[Tensor], int]) -> list[str]:
+def _cells(
+    name: str, look: FirstCallHooks, row: ModuleRow, numel: Callable[[Tensor], int]
+) -> list[str]:
     label = "  " * row.level + (row.path.rpartition(".")[2] if row.level else name)
     if row.same_as is not None:
         return [label, f"the same as {row.same_as}", "", "", "", "", ""]
@@ -120,7 +122,7 @@ def _cells(name: str, look: Look, row: Row, numel: Callable[[Tensor], int]) -> l
     ]
 
 
-def _class(row: Row) -> str:
+def _class(row: ModuleRow) -> str:
     name = type(_compat.compiled_from(row.module)).__name__
     return f"{name}, compiled" if _compat.is_compiled(row.module) else name
 
@@ -129,7 +131,7 @@ SHAPES_AT_MOST = 3
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """The first call of a module, and the operations of all its calls inside the model's first.
 
     ``flops`` is None if they were not counted.
@@ -140,7 +142,7 @@ class Call:
     flops: int | None = 0
 
 
-class Look:
+class FirstCallHooks:
     """Hooks on a model and its parts down to a depth, for the model's first call.
 
     ``graphs_before``: how many graphs torch.compile had made before the session.
@@ -153,7 +155,7 @@ class Look:
         self.model = model
         self._graphs_before = graphs_before
         self.rows = list(parts(model, depth))
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, ModuleCall] = {}
         self._counts = not any(map(_compat.is_compiled, model.modules()))
         self._counter: _compat.CountedOps | None = None
         self._watches = False
@@ -193,7 +195,7 @@ class Look:
         if output is None and module is self.model:  # it has failed: the next call may not
             self.calls.clear()
             return self._finish()
-        call = self.calls.setdefault(id(module), Call(shapes((args, kwargs)), shapes(output)))
+        call = self.calls.setdefault(id(module), ModuleCall(shapes((args, kwargs)), shapes(output)))
         if self._counter is None:
             call.flops = None
         elif call.flops is not None:
@@ -209,7 +211,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleRow:
     """A module of the table. ``is_open``: hooks may watch it. ``same_as``: it stands there too."""
 
     path: str
@@ -219,17 +221,17 @@ class Row:
     same_as: str | None = None
 
 
-def parts(model: Module, depth: int) -> Iterator[Row]:
+def parts(model: Module, depth: int) -> Iterator[ModuleRow]:
     """Return a model and its parts down to a depth, in their order."""
     known: dict[int, str] = {}
 
-    def walk(module: Module, path: str, level: int, is_open: bool) -> Iterator[Row]:
+    def walk(module: Module, path: str, level: int, is_open: bool) -> Iterator[ModuleRow]:
         same_as = known.get(id(module))
         known.setdefault(id(module), path)
         mine = _compat.compiled_from(module)
         # the wrapper of torch.compile is called as it is, and what it wraps is compiled
         calls_itself = mine is module and _compat.is_compiled(module)
-        yield Row(path, level, module, is_open and not calls_itself, same_as)
+        yield ModuleRow(path, level, module, is_open and not calls_itself, same_as)
         if level < depth and same_as is None:
             inside = is_open and not _compat.is_compiled(module)
             for name, child in _children(mine):

@@ -17,7 +17,7 @@ from torchbus_cli.parser import Parser, complain
 from torchbus_verify import page as verify_page
 from torchbus_verify import report
 from torchbus_verify.report import NOT_COMPARED
-from torchbus_verify.runs.inside import Request
+from torchbus_verify.runs.inside import RunRequest
 
 USAGE = """torchbus verify [OPTION]... SCRIPT [ARG]...
        torchbus verify [OPTION]... -m MODULE [ARG]..."""
@@ -59,12 +59,12 @@ def main(argv: list[str]) -> int:
     return _verify(request, json_wanted, page)
 
 
-def _verify(request: Request, json_wanted: bool, page: Path | None) -> int:
+def _verify(request: RunRequest, json_wanted: bool, page: Path | None) -> int:
     from torchbus_verify._compat import import_dynamo
     from torchbus_verify.verifying import verify_request
 
     import_dynamo()
-    with Progress(request.steps, sys.stderr) as progress:
+    with ProgressLine(request.steps, sys.stderr) as progress:
         verdict = verify_request(request, progress.show)
     if page is not None:
         page.write_text(verify_page.page(verdict), encoding="utf-8")
@@ -72,14 +72,14 @@ def _verify(request: Request, json_wanted: bool, page: Path | None) -> int:
     return verdict.status
 
 
-def _request(argv: list[str], given: dict[str, Any]) -> Request:
+def _request(argv: list[str], given: dict[str, Any]) -> RunRequest:
     by_module, steps, float64 = given.pop("module"), given.pop("steps"), given.pop("float64")
     plugins, options = given.pop("plugins", []), dict(given.pop("options", []))
     _refuse(argv, by_module, given | options)
     options = {"strategy": "ddp", "devices": 2, **given, **options}
     if options["strategy"] != "dp":
         options = {"batch": "global", **options}
-    return Request(tuple(argv), by_module, tuple(plugins), options, steps, float64, Path.cwd())
+    return RunRequest(tuple(argv), by_module, tuple(plugins), options, steps, float64, Path.cwd())
 
 
 def _refuse(argv: list[str], by_module: bool, given: dict[str, object]) -> None:
@@ -164,7 +164,7 @@ def _steps(text: str) -> int | None:
 EVERY_S, ELSEWHERE_S = 0.5, 10.0
 
 
-class Progress:
+class ProgressLine:
     """Prints progress; a context manager, which completes the last line."""
 
     def __init__(self, steps: int | None, stream: IO[str]) -> None:
@@ -194,7 +194,7 @@ class Progress:
             return done
         return f"{done}, about {seconds / steps * (self._steps - steps):.0f} s remain"
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *error: object) -> None:

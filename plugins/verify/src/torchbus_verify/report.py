@@ -11,9 +11,9 @@ from typing import Any
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import describe
 from torchbus_verify.compare.difference import Comparison, Difference
-from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.runs import inside
-from torchbus_verify.runs.run import Run
+from torchbus_verify.runs.run import EndedRun
+from torchbus_verify.variants import Laboratory
 
 
 def dumps(verdict: Verdict) -> str:
@@ -136,7 +136,7 @@ BY_PARTS = (
 )
 
 
-def of_plain(run: Run) -> Verdict | None:
+def of_plain(run: EndedRun) -> Verdict | None:
     """Return why the plain run can't be the reference; None if it can."""
     if run.outside:
         return _outside(run)
@@ -148,7 +148,7 @@ def of_plain(run: Run) -> Verdict | None:
     return None
 
 
-def of_session(run: Run) -> Verdict | None:
+def of_session(run: EndedRun) -> Verdict | None:
     """Return why the run under the session can't be compared; None if it can."""
     if run.outside:
         return _outside(run)
@@ -171,7 +171,7 @@ def before_failing(found: Comparison, by_parts: bool) -> tuple[str, ...]:
     return (*before, BY_PARTS) if by_parts else before
 
 
-def _outside(run: Run) -> Verdict:
+def _outside(run: EndedRun) -> Verdict:
     path = run.outside
     return Verdict(
         NOT_COMPARED,

@@ -10,22 +10,22 @@ from pathlib import Path
 from torchbus.plugin import UsageError
 
 from torchbus_verify import report
-from torchbus_verify.beside import look_beside, samples_of
 from torchbus_verify.causes import cause, search
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import Search
 from torchbus_verify.compare import output, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.laboratory import NO_CAUSES, WHOLE_BATCHES, Laboratory, Say
+from torchbus_verify.findings import look_beside, samples_of
 from torchbus_verify.report import Verdict
-from torchbus_verify.runs.inside import Request
-from torchbus_verify.runs.run import Run
+from torchbus_verify.runs.inside import RunRequest
+from torchbus_verify.runs.run import EndedRun
+from torchbus_verify.variants import NO_CAUSES, WHOLE_BATCHES, Laboratory, Say
 
 FLOATS_OF_32_BITS = ("float32",)
 
 
-def verify_request(request: Request, say: Say = lambda what, steps: None) -> Verdict:
+def verify_request(request: RunRequest, say: Say = lambda what, steps: None) -> Verdict:
     """Runs and compares, and searches for the causes of a difference."""
     with Laboratory(request, say) as lab:
         verdict = _verdict(lab)
@@ -59,8 +59,8 @@ class _Two:
     """Compare two successful runs."""
 
     lab: Laboratory
-    plain: Run
-    ours: Run
+    plain: EndedRun
+    ours: EndedRun
 
     def verdict(self) -> Verdict:
         found = self.lab.compared(self.ours, self.plain)

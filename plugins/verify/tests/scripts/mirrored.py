@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from torchbus_verify.runs.writes import Mirror, Writes
+from torchbus_verify.runs.writes import FolderMirror, RunWrites
 
 own = Path(sys.argv[1])
-mirror = Mirror(Path(sys.argv[2]), own / "work")
+mirror = FolderMirror(Path(sys.argv[2]), own / "work")
 mirror.make()
-Writes(mirror, own, print).install()
+RunWrites(mirror, own, print).install()
 os.chdir(mirror.place)
 
 assert Path("data/deep/a.txt").read_text() == "a" and not mirror.written()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_wandb.logger import OneRun, WandbLogger
+from torchbus_wandb.logger import OneWandbRun, WandbLogger
 
-__all__ = ["OneRun", "WandbLogger"]
+__all__ = ["OneWandbRun", "WandbLogger"]

@@ -299,7 +299,7 @@ RANK0_WITHIN_S = 60.0
 """How long another rank waits for rank 0's run. It may have none: the script may ask for it."""
 
 
-class OneRun:
+class OneWandbRun:
     """Disables wandb on the other ranks until the session ends, as ``WANDB_MODE=disabled`` does.
 
     There ``wandb.log`` and everything else still work, and do nothing. If the script has imported

@@ -14,15 +14,15 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import BackwardCall, Context, LoaderIterator, hookimpl
 
 from torchbus_accumulate import position
-from torchbus_accumulate.averages import Optimizers
-from torchbus_accumulate.position import Place, Position
+from torchbus_accumulate.averages import WindowSums
+from torchbus_accumulate.position import BatchUse, WindowPosition
 from torchbus_accumulate.schedules import Schedules
-from torchbus_accumulate.windows.held import is_part
-from torchbus_accumulate.windows.moved import Changes
+from torchbus_accumulate.windows.changes import WindowChanges
+from torchbus_accumulate.windows.committed import is_part
 from torchbus_accumulate.windows.saved import refuse_between, restore, state_of
-from torchbus_accumulate.windows.steps import Steps
+from torchbus_accumulate.windows.steps import RealSteps
 from torchbus_accumulate.windows.sums import WindowSum
-from torchbus_accumulate.windows.weights import Ending, Weights
+from torchbus_accumulate.windows.weights import Weights, WindowEnd
 from torchbus_strategy.batches import TrackedBatch
 
 
@@ -48,9 +48,9 @@ class Steady:
     def __init__(
         self,
         session: Context,
-        optimizers: Optimizers,
+        optimizers: WindowSums,
         weights: Weights,
-        ending: Ending,
+        ending: WindowEnd,
         size: int,
     ) -> None:
         """Create it after the first backward of a window of ``size`` batches has its weight."""
@@ -80,18 +80,18 @@ class Windows:
     loader, it has so many steps of an optimizer.
     """
 
-    def __init__(self, session: Context, windows: Mapping[int, int], place: Place) -> None:
+    def __init__(self, session: Context, windows: Mapping[int, int], place: BatchUse) -> None:
         self._session = session
         self._schedule = windows
         self._place = place
-        self._position = Position(windows, session.batches)
+        self._position = WindowPosition(windows, session.batches)
         self._weights = Weights(session, self._position)
-        self._optimizers = Optimizers(session)
+        self._optimizers = WindowSums(session)
         self.local_sums = LocalSums(session, self._optimizers)
         self._schedules = Schedules(session, self._optimizers, self._position)
-        self._ending = Ending(session, self._optimizers, self._weights)
-        self._changes = Changes(session, self._optimizers)
-        self._steps = Steps(
+        self._ending = WindowEnd(session, self._optimizers, self._weights)
+        self._changes = WindowChanges(session, self._optimizers)
+        self._steps = RealSteps(
             session,
             self._optimizers,
             place,
@@ -278,7 +278,7 @@ class LocalSums:
     Only the rank that wrote it uses it, and only if the number of ranks is the same.
     """
 
-    def __init__(self, session: Context, optimizers: Optimizers) -> None:
+    def __init__(self, session: Context, optimizers: WindowSums) -> None:
         self._session = session
         self._optimizers = optimizers
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context, Unsupported, UsageError
 
-from torchbus_accumulate.position import Position
-from torchbus_accumulate.windows.held import is_part, whole
+from torchbus_accumulate.position import WindowPosition
+from torchbus_accumulate.windows.committed import is_part, whole
 from torchbus_accumulate.windows.sums import WindowSum
 
 ABSENT, DENSE, SPARSE = range(3)
 
 
-def refuse_between(sums: Sequence[WindowSum], position: Position) -> None:
+def refuse_between(sums: Sequence[WindowSum], position: WindowPosition) -> None:
     """Raise Unsupported if a backward has added gradients that no step has committed yet."""
     committed = max((one.calls for one in sums), default=0)
     if any(one.is_being_added_to for one in sums) or (

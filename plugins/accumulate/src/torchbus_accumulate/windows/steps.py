@@ -11,30 +11,30 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import Answer, Context, Unsupported, hookimpl
 
-from torchbus_accumulate.averages import Optimizers
+from torchbus_accumulate.averages import WindowSums
 from torchbus_accumulate.messages import AGAIN, OUTLIVES
-from torchbus_accumulate.position import Place, Position
-from torchbus_accumulate.windows.moved import Changes
+from torchbus_accumulate.position import BatchUse, WindowPosition
+from torchbus_accumulate.windows.changes import WindowChanges
 from torchbus_accumulate.windows.sums import WindowSum, check, has_others, parameters_of
-from torchbus_accumulate.windows.weights import Ending, Weights
+from torchbus_accumulate.windows.weights import Weights, WindowEnd
 from torchbus_strategy.batches import TrackedBatch
 
 Closure = Callable[[], object]
 NO_RESULT = Answer()
 
 
-class Steps:
+class RealSteps:
     """Decides which calls are real steps. In a loop without a loader, it counts the calls."""
 
     def __init__(
         self,
         session: Context,
-        optimizers: Optimizers,
-        place: Place,
-        position: Position,
+        optimizers: WindowSums,
+        place: BatchUse,
+        position: WindowPosition,
         weights: Weights,
-        ending: Ending,
-        changes: Changes,
+        ending: WindowEnd,
+        changes: WindowChanges,
     ) -> None:
         self._session = session
         self._optimizers = optimizers

@@ -13,7 +13,7 @@ from torchbus.plugin import BackwardCall, Unsupported, UsageError, World
 from torchbus.tree import as_list
 
 from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, TWICE, UNCLEARED
-from torchbus_accumulate.windows.held import HeldGradients
+from torchbus_accumulate.windows.committed import HeldGradients
 from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Number

@@ -9,23 +9,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, Context, Unsupported, warn
 
-from torchbus_accumulate.averages import Optimizers
+from torchbus_accumulate.averages import WindowSums
 from torchbus_accumulate.messages import CUT_OFF, UNLIKE
-from torchbus_accumulate.position import Position, expected_samples
+from torchbus_accumulate.position import WindowPosition, expected_samples
 from torchbus_accumulate.windows.sums import WindowSum, has_others, reached
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.terms import Count, Number, Term
 from torchbus_strategy.loss.weights import LossWeights
 
 
-class Ending:
+class WindowEnd:
     """Divides each sum once, also if several backwards add to it.
 
     If the last backward was silent (under ``s.no_sync()``), the ranks add up what they count at the
     step instead.
     """
 
-    def __init__(self, session: Context, optimizers: Optimizers, weights: Weights) -> None:
+    def __init__(self, session: Context, optimizers: WindowSums, weights: Weights) -> None:
         self._session = session
         self._optimizers = optimizers
         self._weights = weights
@@ -99,7 +99,7 @@ class Weights:
     that of its samples. ``batch_samples``: the samples in the loader's batch.
     """
 
-    def __init__(self, session: Context, position: Position) -> None:
+    def __init__(self, session: Context, position: WindowPosition) -> None:
         plugins = [plugin for _, plugin in session.bus.plugins()]
         said = {getattr(plugin, "loss_reduction", None) for plugin in plugins}
         self._always_sum = self.is_sum = "sum" in said

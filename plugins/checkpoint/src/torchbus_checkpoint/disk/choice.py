@@ -10,8 +10,8 @@ from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint.disk import divided, folder, formats
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
-from torchbus_checkpoint.loop.contents import Contents
-from torchbus_checkpoint.options import Options, refuse_url
+from torchbus_checkpoint.loop.contents import LoopContents
+from torchbus_checkpoint.options import CheckpointOptions, refuse_url
 from torchbus_checkpoint.state import forms
 from torchbus_checkpoint.state.plain import State, gathered
 
@@ -50,7 +50,7 @@ def latest(parent: str | Path) -> Path | None:
     return None
 
 
-def to_begin_with(options: Options) -> str:
+def to_begin_with(options: CheckpointOptions) -> str:
     """Return the checkpoint that a run resumes from, or "" if it starts from the beginning."""
     assert options.folder is not None
     formats.sweep(options.folder)
@@ -155,7 +155,7 @@ def files(
     return (whole if is_main else {}), None
 
 
-def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callable[[], None]]:
+def loaded(found: Path, contents: LoopContents) -> tuple[State, list[State], Callable[[], None]]:
     """Return the saved state, the states of the models, and a function that reads sharded tensors.
 
     Call the function once the states are checked. It fills the tensors in them.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbus_checkpoint.loop.contents import Contents, parameters
+from torchbus_checkpoint.loop.contents import LoopContents, parameters
 from torchbus_checkpoint.state.plain import State, is_part
 
 NOTE = "torchbus part"
@@ -47,7 +47,7 @@ def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[St
 
 
 def prepared(
-    saved: State, contents: Contents, index: Mapping[str, Whole]
+    saved: State, contents: LoopContents, index: Mapping[str, DividedTensor]
 ) -> tuple[State, list[State], Groups]:
     """Return the saved state, the states of the models, and the tensors that are still to be read.
 
@@ -91,7 +91,7 @@ def _walk(
     return value
 
 
-def _owners(names: list[str], contents: Contents) -> dict[tuple[str, str], Tensor]:
+def _owners(names: list[str], contents: LoopContents) -> dict[tuple[str, str], Tensor]:
     """Return, for each saved tensor, the tensor of this loop that is sharded in the same way.
 
     It is the tensor of the model, or the parameter that an optimizer's state or gradient is of.
@@ -117,7 +117,7 @@ def _empty(shape: torch.Size, dtype: torch.dtype, owner: Tensor | None) -> Tenso
 Shape = tuple[int, ...]
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A part of a tensor: its offset in the whole one, its shape, and its place on disk.
 
     ``place`` begins with the name of the file.
@@ -128,12 +128,12 @@ class Part(NamedTuple):
     place: Any
 
 
-class Whole(NamedTuple):
+class DividedTensor(NamedTuple):
     """A tensor in parts."""
 
     dtype: torch.dtype
     shape: Shape
-    parts: list[Part]
+    parts: list[TensorPart]
 
 
 def numbers(value: Iterable[Any]) -> Shape:
@@ -144,7 +144,7 @@ def numbers(value: Iterable[Any]) -> Shape:
     return found
 
 
-def refuse_gaps(name: str, one: Whole) -> None:
+def refuse_gaps(name: str, one: DividedTensor) -> None:
     """Raise ValueError if the parts are not the whole tensor, each number once."""
     for part in one.parts:
         ends = [at + size for at, size in zip(part.offsets, part.shape, strict=True)]
@@ -156,9 +156,9 @@ def refuse_gaps(name: str, one: Whole) -> None:
         raise ValueError(f"parts of {name} overlap")
 
 
-def _is_twice(parts: list[Part]) -> bool:
+def _is_twice(parts: list[TensorPart]) -> bool:
     """Whether two parts have a number in common. Only neighbours in the first dimension may."""
-    around: list[Part] = []
+    around: list[TensorPart] = []
     for part in sorted(parts, key=lambda one: one.offsets):
         around = [one for one in around if one.offsets[0] + one.shape[0] > part.offsets[0]]
         if any(_overlap(one, part) for one in around):
@@ -167,7 +167,7 @@ def _is_twice(parts: list[Part]) -> bool:
     return False
 
 
-def _overlap(one: Part, other: Part) -> bool:
+def _overlap(one: TensorPart, other: TensorPart) -> bool:
     return all(
         a < b + other_size and b < a + size
         for a, size, b, other_size in zip(

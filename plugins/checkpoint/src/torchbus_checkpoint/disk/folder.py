@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from torchbus_checkpoint.disk import formats, pickled, tensors
-from torchbus_checkpoint.disk.formats import PREVIOUS, Entry, Facts, Manifest, remove
+from torchbus_checkpoint.disk.formats import PREVIOUS, FileEntry, Manifest, RunProgress, remove
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.jsonable import read_json
 
-Sent = dict[str, Entry | str]
+Sent = dict[str, FileEntry | str]
 """A rank's files by name: size and checksum of a written one, or the content of one in base64."""
 
 
@@ -47,7 +47,7 @@ def pack(content: object) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def unpack(partial: Path, theirs: Sent) -> dict[str, Entry]:
+def unpack(partial: Path, theirs: Sent) -> dict[str, FileEntry]:
     """Write the packed files of a rank. Return sizes and checksums of all its files.
 
     Raises OSError.
@@ -76,7 +76,7 @@ BAD_CONTENT = (
 # Write -------------------------------------------------------------------------------------------
 
 
-def write_file(folder: Path, name: str, content: object, once: bool = True) -> Entry:
+def write_file(folder: Path, name: str, content: object, once: bool = True) -> FileEntry:
     """Write one file to the disk: bytes as they are, anything else as safetensors.
 
     Returns its size and checksum. Raises OSError if the disk is full.
@@ -94,7 +94,7 @@ def write_file(folder: Path, name: str, content: object, once: bool = True) -> E
     return {"bytes": hashed.num_bytes, "sha256": hashed.sha256.hexdigest()}
 
 
-def seal(partial: Path, final: Path, facts: Facts, files: dict[str, Entry]) -> None:
+def seal(partial: Path, final: Path, facts: RunProgress, files: dict[str, FileEntry]) -> None:
     """Write the manifest, and rename the folder to its final name.
 
     A checkpoint that had the name before stays until then.
@@ -257,7 +257,7 @@ def blamed(folder: Path, name: str) -> Iterator[None]:
         ) from None
 
 
-def _check_size(file: IO[bytes], path: Path, entry: Entry) -> None:
+def _check_size(file: IO[bytes], path: Path, entry: FileEntry) -> None:
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes != entry["bytes"]:
         raise CheckpointError(
@@ -266,7 +266,7 @@ def _check_size(file: IO[bytes], path: Path, entry: Entry) -> None:
         )
 
 
-def _check(file: IO[bytes], path: Path, entry: Entry) -> None:
+def _check(file: IO[bytes], path: Path, entry: FileEntry) -> None:
     if _sha256(file) != entry["sha256"]:
         raise CheckpointError(
             f"checkpoint {path.parent} is damaged: {path.name} has changed since it was written"

@@ -27,14 +27,14 @@ FORMAT = 3
 PICKLED = 2  # and older ones
 
 
-class Program(TypedDict):
+class ProgramVersions(TypedDict):
     """The program that wrote a checkpoint: its format, and versions by name."""
 
     version: int
     written_by: dict[str, str]
 
 
-class Facts(TypedDict):
+class RunProgress(TypedDict):
     """Progress of the run. ``metric`` is the monitored value."""
 
     step: int
@@ -44,20 +44,20 @@ class Facts(TypedDict):
     batches_per_step: int
 
 
-class Entry(TypedDict):
+class FileEntry(TypedDict):
     """Size and checksum of a file."""
 
     bytes: int
     sha256: str
 
 
-class Manifest(Program, Facts):
+class Manifest(ProgramVersions, RunProgress):
     """The contents of ``manifest.json``, without its own checksum."""
 
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
 
 
-def facts() -> Program:
+def facts() -> ProgramVersions:
     """Return the manifest's entry about the program that writes it."""
     return {"version": FORMAT, "written_by": {"torchbus": VERSION, "torch": str(torch.__version__)}}
 

@@ -24,18 +24,18 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
 from torchbus_checkpoint.disk import folder, formats, pickled, tensors
-from torchbus_checkpoint.disk.divided import Groups, Part, Whole, numbers, refuse_gaps
-from torchbus_checkpoint.disk.formats import Entry, Manifest
+from torchbus_checkpoint.disk.divided import DividedTensor, Groups, TensorPart, numbers, refuse_gaps
+from torchbus_checkpoint.disk.formats import FileEntry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.exchange import Exchange
+from torchbus_checkpoint.exchange import CheckpointExchange
 
 PREFIX = "part-"
-Index = dict[str, Whole]
+Index = dict[str, DividedTensor]
 
 # Write -------------------------------------------------------------------------------------------
 
 
-def write(where: Path, groups: Groups, exchange: Exchange) -> dict[str, Entry]:
+def write(where: Path, groups: Groups, exchange: CheckpointExchange) -> dict[str, FileEntry]:
     """Write this rank's parts, and on rank 0 the tensors that are not sharded.
 
     All ranks call it. Returns this rank's file, if it has one.
@@ -114,10 +114,10 @@ def index(where: Path) -> Index:
 def _add(found: Index, file: str, parts: dict[str, list[Any]]) -> None:
     for name, them in parts.items():
         for number, (offsets, shape, tensor) in enumerate(them):
-            whole = found.setdefault(name, Whole(tensor.dtype, numbers(shape), []))
+            whole = found.setdefault(name, DividedTensor(tensor.dtype, numbers(shape), []))
             if (whole.dtype, whole.shape) != (tensor.dtype, numbers(shape)):
                 raise ValueError(f"parts of {name} do not fit together")
-            whole.parts.append(Part(numbers(offsets), tuple(tensor.shape), (file, number)))
+            whole.parts.append(TensorPart(numbers(offsets), tuple(tensor.shape), (file, number)))
 
 
 def _check(found: Index, content: Manifest) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbus_checkpoint._compat import LAYOUT, sparse_parts
-from torchbus_checkpoint.disk.divided import Part, Whole, numbers
+from torchbus_checkpoint.disk.divided import DividedTensor, TensorPart, numbers
 
 INDEX = ".metadata"
 OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
@@ -134,7 +134,7 @@ def _num_bytes(tensor: Tensor, seen: set[object]) -> int:
 # The index of parts --------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class PickledPart(NamedTuple):
     """Where a part of a tensor is: a file that ``torch.save`` wrote, inside another file."""
 
     file: str
@@ -142,7 +142,7 @@ class Place(NamedTuple):
     length: int
 
 
-def index(file: IO[bytes]) -> dict[str, Whole]:
+def index(file: IO[bytes]) -> dict[str, DividedTensor]:
     """Read the ``.metadata`` of torch.distributed.checkpoint. Its classes are not touched.
 
     Raises ValueError or UnpicklingError for what does not belong in there.
@@ -156,7 +156,9 @@ def index(file: IO[bytes]) -> dict[str, Whole]:
     return {name: _whole(name, one, places) for name, one in found.state_dict_metadata.items()}
 
 
-def _whole(name: str, one: Any, places: dict[tuple[str, tuple[int, ...]], Place]) -> Whole:
+def _whole(
+    name: str, one: Any, places: dict[tuple[str, tuple[int, ...]], PickledPart]
+) -> DividedTensor:
     if type(one).__name__ != "TensorStorageMetadata":
         raise ValueError(f"{name} in it is not a tensor")
     state = one.properties.state
@@ -164,18 +166,20 @@ def _whole(name: str, one: Any, places: dict[tuple[str, tuple[int, ...]], Place]
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} in it is of type {dtype!r}")
     parts = [
-        Part(numbers(chunk.offsets), numbers(chunk.sizes), places[name, numbers(chunk.offsets)])
+        TensorPart(
+            numbers(chunk.offsets), numbers(chunk.sizes), places[name, numbers(chunk.offsets)]
+        )
         for chunk in one.chunks
     ]
-    return Whole(dtype, numbers(one.size), parts)
+    return DividedTensor(dtype, numbers(one.size), parts)
 
 
-def _place(where: Any) -> Place:
+def _place(where: Any) -> PickledPart:
     if getattr(where, "transform_descriptors", None):
         raise ValueError(f"{where.relative_path} in it is compressed")
     if not isinstance(where.relative_path, str):
         raise ValueError(f"a part in it is in {where.relative_path!r}")
-    return Place(where.relative_path, *numbers((where.offset, where.length)))
+    return PickledPart(where.relative_path, *numbers((where.offset, where.length)))
 
 
 class _Index(pickle.Unpickler):
@@ -208,7 +212,7 @@ class _Record:
             vars(self).update(state)
 
 
-def part(file: IO[bytes], place: Place) -> Tensor:
+def part(file: IO[bytes], place: PickledPart) -> Tensor:
     """Read one part. Raises ValueError."""
     size = file.seek(0, 2)
     if place.start + place.length > size:

@@ -184,7 +184,7 @@ def _refuse(value: object) -> object:
 # Read --------------------------------------------------------------------------------------------
 
 
-class Reader:
+class UntrustedFile:
     """Reads an untrusted file. It never runs code from it.
 
     Raises ValueError, TypeError, LookupError or RuntimeError for what ``write`` does not write.
@@ -270,9 +270,9 @@ class _Once:
 
 
 @contextmanager
-def reading(file: IO[bytes]) -> Iterator[Reader]:
+def reading(file: IO[bytes]) -> Iterator[UntrustedFile]:
     """Yield a reader. Errors of the library become ValueErrors."""
     try:
-        yield Reader(file)
+        yield UntrustedFile(file)
     except SafetensorError as error:
         raise ValueError(str(error)) from None

@@ -17,9 +17,9 @@ from torchbus.plugin import Context
 
 from torchbus_checkpoint.disk import folder, formats
 from torchbus_checkpoint.disk.divided import Groups
-from torchbus_checkpoint.disk.formats import Entry, Facts
+from torchbus_checkpoint.disk.formats import FileEntry, RunProgress
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.exchange import Exchange
+from torchbus_checkpoint.exchange import CheckpointExchange
 from torchbus_checkpoint.state.checks import Held, refuse_separate
 from torchbus_checkpoint.state.plain import State, copied
 
@@ -36,7 +36,7 @@ class Content:
     local: State
     groups: Groups | None
     held: Held
-    facts: Facts
+    facts: RunProgress
 
     def copied(self) -> Content:
         """Copy all tensors to main memory. A tensor that is in it twice is copied once."""
@@ -44,7 +44,7 @@ class Content:
         return replace(self, shared=shared, local=ours, groups=groups)
 
 
-class Writer:
+class CheckpointWriter:
     """Writes one checkpoint at a time.
 
     ``in_background``: the loop only waits for a copy in main memory, which a thread writes.
@@ -99,7 +99,7 @@ class Writer:
     def _write(self, final: Path, number: int, content: Content) -> None:
         partial = final.with_name(f".{final.name}.{number}{formats.PARTIAL}")
         # only the name: the folder may be at another path on another host
-        exchange = Exchange(self._session, partial.name)
+        exchange = CheckpointExchange(self._session, partial.name)
         with contextlib.ExitStack() as claim:
             try:
                 if self._session.is_main:
@@ -117,7 +117,9 @@ class Writer:
                     " checkpoints are unchanged; make room, or write to another folder"
                 ) from error
 
-    def _write_files(self, partial: Path, content: Content, exchange: Exchange) -> folder.Sent:
+    def _write_files(
+        self, partial: Path, content: Content, exchange: CheckpointExchange
+    ) -> folder.Sent:
         """Write this rank's files, and return their facts for rank 0."""
         local_name = f"rank-{exchange.rank}"
         if not self._hosts_share and not partial.is_dir():
@@ -138,9 +140,9 @@ class Writer:
         return mine
 
 
-def _files_of_all(partial: Path, sent: list[folder.Sent]) -> dict[str, Entry]:
+def _files_of_all(partial: Path, sent: list[folder.Sent]) -> dict[str, FileEntry]:
     """On rank 0: write the files that came packed, and check that it sees all others."""
-    files: dict[str, Entry] = {}
+    files: dict[str, FileEntry] = {}
     for theirs in sent:
         files |= folder.unpack(partial, theirs)
     seen = set(os.listdir(partial))  # in one request

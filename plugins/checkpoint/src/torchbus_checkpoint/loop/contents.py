@@ -30,7 +30,7 @@ KINDS = (Module, LRScheduler, GradScaler)
 
 
 @dataclass(frozen=True)
-class Contents:
+class LoopContents:
     """The objects of a loop with their names.
 
     ``trained`` models are in the order in which optimizers hold them, ``other`` models by name.
@@ -51,7 +51,7 @@ class Contents:
         return self.trained + self.other
 
 
-class Finder:
+class ObjectFinder:
     """Remembers the optimizers in the order of their creation, and finds the rest by variables.
 
     For models and schedulers that no variable names, it asks the garbage collector. That takes tens
@@ -66,7 +66,7 @@ class Finder:
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._built: weakref.WeakKeyDictionary[Optimizer, list[State]] = weakref.WeakKeyDictionary()
         self._unnamed: list[weakref.ref[object]] | None = None
-        self._last: Contents | None = None
+        self._last: LoopContents | None = None
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
@@ -78,12 +78,12 @@ class Finder:
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._add(optimizer)
 
-    def find(self) -> Contents:
+    def find(self) -> LoopContents:
         """Find all objects. Raises UsageError if two of them can't be distinguished."""
         with in_parts(self._session):
             return self._find()
 
-    def _find(self) -> Contents:
+    def _find(self) -> LoopContents:
         names, things = frames.named(frames.user_frames(self._session.frame))
         optimizers = self._alive_optimizers(things)
         pool = {id(thing): thing for thing in [*things, *self._found_by_gc()]}.values()
@@ -92,7 +92,7 @@ class Finder:
         found = [thing for thing in pool if isinstance(thing, LRScheduler)]
         schedulers = _schedulers(found, optimizers, names)
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
-        self._last = Contents(
+        self._last = LoopContents(
             _named(trained, names),
             _named(other, names),
             _named(optimizers, names),
@@ -108,7 +108,7 @@ class Finder:
         if self._last is None:
             self.find()
 
-    def find_at_end(self) -> Contents:
+    def find_at_end(self) -> LoopContents:
         """Find them at the end of the block.
 
         If the loop's function has returned, its variables no longer exist, and this returns the

@@ -9,7 +9,7 @@ from torchbus.plugin import TorchbusError, UsageError, warn
 
 from torchbus_checkpoint.loop import history
 from torchbus_checkpoint.loop.frames import Counter, Counters
-from torchbus_checkpoint.loop.history import Gap, Pass, Section
+from torchbus_checkpoint.loop.history import RecordedGap, RecordedPass, Section
 from torchbus_checkpoint.loop.loaders import signature
 
 REMEDY = (
@@ -30,7 +30,7 @@ OTHER_PASS = (
 
 
 def refuse_another_loader(
-    saved: Pass, loader: DataLoader[object], section: Section, number: int
+    saved: RecordedPass, loader: DataLoader[object], section: Section, number: int
 ) -> None:
     """Raise UsageError if this pass is over different data."""
     if saved.over != signature(loader) and section[0] % 2:  # in an epoch of s.epochs
@@ -43,7 +43,9 @@ def refuse_another_loader(
         )
 
 
-def draws_alike(saved: Pass, now: Gap | None, section: Section, number: int) -> bool:
+def draws_alike(
+    saved: RecordedPass, now: RecordedGap | None, section: Section, number: int
+) -> bool:
     """Raise UsageError if the script has drawn different random numbers before this pass.
 
     Before the very first pass, warn instead, and return False: most draws there are weights, which

@@ -32,7 +32,7 @@ class Standing(TypedDict):
     own: dict[tuple[str, str], object]
 
 
-class Gap(TypedDict, total=False):
+class RecordedGap(TypedDict, total=False):
     """What is recorded of a gap; empty if the gap is unknown.
 
     ``start``: the generators at its begin. ``ends``: a digest of each at its end. ``drawn``: the
@@ -44,7 +44,7 @@ class Gap(TypedDict, total=False):
     drawn: list[str]
 
 
-UNKNOWN: Gap = {}
+UNKNOWN: RecordedGap = {}
 
 
 class Gaps:
@@ -82,7 +82,7 @@ class Gaps:
         """The start of the gap, if it is open."""
         return self._start if self.is_open else None
 
-    def ended(self, frames: list[FrameType]) -> Gap | None:
+    def ended(self, frames: list[FrameType]) -> RecordedGap | None:
         """Close the gap as a pass begins; return its draws: None for none, or ``UNKNOWN``."""
         if self._start is None:
             return UNKNOWN
@@ -98,7 +98,7 @@ class Gaps:
         return {"random": streams, "own": dict(variables.generators_in(frames))}
 
 
-def differing(saved: Gap | None, now: Gap | None) -> list[str]:
+def differing(saved: RecordedGap | None, now: RecordedGap | None) -> list[str]:
     """Return the generators whose draws differ from the earlier run."""
     if UNKNOWN in (saved, now):
         return []
@@ -127,12 +127,12 @@ NESTED = -1
 
 
 @dataclass
-class Pass:
+class RecordedPass:
     """A pass: its data, whether it came before the first step, and the gap before it."""
 
     over: str
     before_training: bool
-    gap: Gap | None = None
+    gap: RecordedGap | None = None
 
 
 @dataclass
@@ -140,7 +140,7 @@ class History:
     """The passes in the current section, and in the sections outside of ``s.epochs``."""
 
     section: Section = (0, 0)
-    passes: dict[Section, list[Pass]] = field(default_factory=lambda: {(0, 0): []})
+    passes: dict[Section, list[RecordedPass]] = field(default_factory=lambda: {(0, 0): []})
     _driven: set[Loop] = field(default_factory=set)
 
     def enter(self, section: Section) -> None:
@@ -150,10 +150,10 @@ class History:
         self._driven = set()
 
     @property
-    def here(self) -> list[Pass]:
+    def here(self) -> list[RecordedPass]:
         return self.passes[self.section]
 
-    def begin(self, new: Pass, frames: list[FrameType]) -> int:
+    def begin(self, new: RecordedPass, frames: list[FrameType]) -> int:
         """Record a pass. Return its number in the section; ``NESTED`` inside another pass."""
         if self.is_nested(frames):
             return NESTED
@@ -169,7 +169,7 @@ class History:
         """Record that a pass gives the next item to the loops that are asking for one."""
         self._driven.update(checkpoint_frames.loops(frames, standing=True))
 
-    def adopt(self, saved: dict[Section, list[Pass]]) -> None:
+    def adopt(self, saved: dict[Section, list[RecordedPass]]) -> None:
         """Replace the replayed passes by the earlier run's records of them."""
         for section, passes in self.passes.items():
             known = saved.get(section, [])[: len(passes)]
@@ -192,11 +192,11 @@ class History:
         }
 
 
-def read(saved: State) -> dict[Section, list[Pass]]:
+def read(saved: State) -> dict[Section, list[RecordedPass]]:
     """Read what ``state`` has written. Older checkpoints have no gaps."""
     gap = None if "gaps" in saved else UNKNOWN
     found = {
-        tuple(section): [Pass(*facts, gap) for facts in zip(over, before, strict=True)]
+        tuple(section): [RecordedPass(*facts, gap) for facts in zip(over, before, strict=True)]
         for section, over, before in saved["sections"]
     }
     for section, number, gap in saved.get("gaps", ()):

@@ -11,14 +11,14 @@ from torchbus.plugin import Context, LoaderIterator, UsageError, warn
 
 from torchbus_checkpoint.loop import history
 from torchbus_checkpoint.loop.frames import Counters, is_users, place, user_frames
-from torchbus_checkpoint.loop.history import Gap, Pass, Section, Standing
+from torchbus_checkpoint.loop.history import RecordedGap, RecordedPass, Section, Standing
 from torchbus_checkpoint.loop.loaders import OpenPass, signature
-from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.position import LoopPosition
 from torchbus_checkpoint.state.plain import State
 
 
 def continue_passes(
-    position: Position,
+    position: LoopPosition,
     saved_open: dict[Key, State],
     heads: dict[str, int],
     scale: float,
@@ -43,7 +43,7 @@ def continue_passes(
 
 
 def _skip(
-    position: Position, one: OpenPass, iterator: LoaderIterator, saved: State, count: int
+    position: LoopPosition, one: OpenPass, iterator: LoaderIterator, saved: State, count: int
 ) -> None:
     one.started, one.wanted = saved["started"], saved["wanted"]
     if saved["wanted"] is not None and not iterator.num_yielded:
@@ -131,9 +131,9 @@ Key = tuple[Section, int]
 
 
 class Target:
-    """Compares a saved position with the current one. ``saved`` is a ``Position.state()``."""
+    """Compares a saved position with the current one. ``saved`` is a ``LoopPosition.state()``."""
 
-    def __init__(self, saved: State, position: Position) -> None:
+    def __init__(self, saved: State, position: LoopPosition) -> None:
         self._position = position
         self._loop_ends: dict[int, int] = dict(saved["loop_ends"])
         self.section: Section = tuple(saved["section"])
@@ -183,7 +183,7 @@ class Target:
         return self._position.section, self._position.passes_begun
 
     @property
-    def next_pass(self) -> Pass | None:
+    def next_pass(self) -> RecordedPass | None:
         """The next pass in this section, as the earlier run has recorded it."""
         known = self.passes.get(self._position.section, [])
         return next(iter(known[self._position.passes_begun :]), None)
@@ -198,7 +198,7 @@ class Target:
         """Random states at the start of this gap in the earlier run."""
         if self.is_in_this_gap:
             return self.gap
-        gap: Gap | None = None if self.next_pass is None else self.next_pass.gap
+        gap: RecordedGap | None = None if self.next_pass is None else self.next_pass.gap
         return gap.get("start") if gap else None
 
     def is_before_training(self, one: OpenPass) -> bool:

@@ -19,13 +19,13 @@ from torchbus_checkpoint.loop import frames, generators, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop.course import refuse_hidden
 from torchbus_checkpoint.loop.frames import Counters, user_frames
-from torchbus_checkpoint.loop.history import NESTED, Gaps, History, Pass, Section, Standing
+from torchbus_checkpoint.loop.history import NESTED, Gaps, History, RecordedPass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
 from torchbus_checkpoint.loop.variables import Variables, put_generators
 from torchbus_checkpoint.state.plain import State, decode, encode
 
 
-class Position:
+class LoopPosition:
     """Follows the passes over loaders. ``trains``: the loop has made its first step.
 
     ``was_left``: after it was cut short, the loop has left a pass by ``break``.
@@ -102,7 +102,7 @@ class Position:
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
         ordinal = self.history.begin(
-            Pass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
+            RecordedPass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
         )
         for one in self.open if ordinal != NESTED else ():
             one.consumed_before = one.num_yielded

@@ -25,7 +25,7 @@ from torchbus_checkpoint.loop.course import REMEDY, refuse_hidden
 from torchbus_checkpoint.loop.frames import user_frames
 from torchbus_checkpoint.loop.history import UNKNOWN, Section
 from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
-from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.position import LoopPosition
 from torchbus_checkpoint.loop.variables import generators_named
 from torchbus_checkpoint.state.plain import State
 from torchbus_strategy.script_generators import Generator
@@ -37,8 +37,8 @@ ANOTHER_LOOP = (
 )
 
 
-class Replay:
-    """The replay. ``saved``: a ``Position.state()``; ``put_back`` restores everything else.
+class LoopReplay:
+    """The replay. ``saved``: a ``LoopPosition.state()``; ``put_back`` restores everything else.
 
     ``rank_alike``: the checkpoint has this rank's own random numbers. ``scale``: the old batch size
     divided by the new one, as the number of ranks may have changed.
@@ -49,7 +49,7 @@ class Replay:
     def __init__(
         self,
         session: Context,
-        position: Position,
+        position: LoopPosition,
         saved: State,
         put_back: Callable[[], None],
         rank_alike: bool,

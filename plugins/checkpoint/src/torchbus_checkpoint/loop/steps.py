@@ -9,11 +9,11 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl
-from torchbus.runtime.steps import Steps as Made
+from torchbus.runtime.steps import StepCounter
 
 from torchbus_checkpoint.loop.contents import parameters
-from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.replaying import Replay
+from torchbus_checkpoint.loop.position import LoopPosition
+from torchbus_checkpoint.loop.replaying import LoopReplay
 
 LEFT = -1  # the end of a loop that was left by break
 
@@ -25,7 +25,11 @@ class Epochs:
     """
 
     def __init__(
-        self, session: Context, position: Position, steps: Steps, boundary: Callable[[], None]
+        self,
+        session: Context,
+        position: LoopPosition,
+        steps: LoopSteps,
+        boundary: Callable[[], None],
     ) -> None:
         self._session = session
         self._position = position
@@ -33,7 +37,7 @@ class Epochs:
         self._boundary = boundary
         self._begun = 0
         self._ends: dict[int, int | None] = {}
-        self.replay: Replay | None = None
+        self.replay: LoopReplay | None = None
 
     def state(self) -> list[tuple[int, int | None]]:
         """Return the loops that have ended, and where."""
@@ -73,7 +77,7 @@ class Epochs:
         self._boundary()
 
 
-class Steps:
+class LoopSteps:
     """Counts steps; a step lies between two requests for a batch.
 
     Several optimizers may step in it, and the loop may read several loaders. The first loader that
@@ -87,7 +91,7 @@ class Steps:
 
     hears_trials = False
 
-    def __init__(self, made: Made, at_boundary: Callable[[LoaderIterator], None]) -> None:
+    def __init__(self, made: StepCounter, at_boundary: Callable[[LoaderIterator], None]) -> None:
         self._made = made
         self._at_boundary = at_boundary
         self._clean: set[int] = set()

@@ -14,7 +14,7 @@ from torchbus.plugin import Context, UsageError, warn
 from torchbus_checkpoint.disk import choice, folder, formats
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.locks import Claim
-from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.options import CheckpointOptions
 from torchbus_checkpoint.remote import mirror
 from torchbus_checkpoint.remote import store as checkpoint_store
 from torchbus_checkpoint.remote.store import Missing, Store, StoreError, patiently
@@ -28,7 +28,7 @@ class RemoteJob:
     Raises CheckpointError if the job can't start.
     """
 
-    def __init__(self, session: Context, options: Options) -> None:
+    def __init__(self, session: Context, options: CheckpointOptions) -> None:
         assert options.url is not None and options.folder is not None
         self._session = session
         store = Store(options.url)
@@ -39,7 +39,7 @@ class RemoteJob:
         def choose(there: dict[str, float | None]) -> set[str]:
             return choice.to_keep(there, options.keep, options.monitor is not None, options.mode)
 
-        self.mirror = mirror.Mirror(store, self._claim, options.folder, choose)
+        self.mirror = mirror.RemoteMirror(store, self._claim, options.folder, choose)
         self.mirror.start()
         session.on_close.push(self._close)
 
@@ -131,7 +131,7 @@ def bring(store: Store, name: str, final: Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def to_this_host(session: Context, options: Options, chosen: Path) -> Path:
+def to_this_host(session: Context, options: CheckpointOptions, chosen: Path) -> Path:
     """Return where this host's ranks find the checkpoint that rank 0 has chosen.
 
     If they do not see rank 0's folder, the first of them copies it.

@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 Chosen = Callable[[dict[str, float | None]], set[str]]
 
 
-class Mirror:
+class RemoteMirror:
     """Uploads checkpoints. ``choose``: selects the names to keep, oldest first, with metrics."""
 
     def __init__(self, store: Store, claim: Claim, parent: Path, choose: Chosen) -> None:

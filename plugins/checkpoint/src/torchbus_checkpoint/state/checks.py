@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import warn
-from torchbus.runtime.steps import Steps
+from torchbus.runtime.steps import StepCounter
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.loop.contents import Contents, Named, class_name
+from torchbus_checkpoint.loop.contents import LoopContents, Named, class_name
 from torchbus_checkpoint.state.common import loose, shapes_in
 from torchbus_checkpoint.state.plain import State
 
@@ -71,7 +71,7 @@ def _number(held: Held, what: str) -> int:
     return held.get(what, (0, ""))[0]
 
 
-def warn_of_absent_states(optimizers: Iterable[tuple[str, Optimizer]], steps: Steps) -> None:
+def warn_of_absent_states(optimizers: Iterable[tuple[str, Optimizer]], steps: StepCounter) -> None:
     """Warn if an optimizer has stepped and shows no state, although its class keeps some."""
     for name, optimizer in optimizers:
         if steps.of(optimizer) and not optimizer.state_dict()["state"] and keeps_state(optimizer):
@@ -103,7 +103,7 @@ def keeps_state(optimizer: Optimizer) -> bool:
 
 
 def check(
-    contents: Contents,
+    contents: LoopContents,
     saved: State,
     saved_weights: list[State],
     registered: Iterable[str],

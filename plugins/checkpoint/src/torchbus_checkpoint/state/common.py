@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop.contents import (
-    Contents,
+    LoopContents,
     Named,
     ShapeOf,
     class_name,
@@ -23,7 +23,7 @@ from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_part
 
 
-def weights(contents: Contents) -> dict[str, State]:
+def weights(contents: LoopContents) -> dict[str, State]:
     """Return the plain ``state_dict`` of each model, by the name of its file without suffix."""
     is_single = len(contents.models) == 1
     return {
@@ -40,7 +40,7 @@ def _file_name(name: str) -> str:
 GradientsOf = Callable[[Optimizer], list[Tensor | None] | None]
 
 
-def training(contents: Contents, gradients_of: GradientsOf, registered: State) -> State:
+def training(contents: LoopContents, gradients_of: GradientsOf, registered: State) -> State:
     """Return everything else: the content of the training file.
 
     ``gradients_of``: the gradients of an optimizer that the loop still needs, or None.
@@ -84,7 +84,7 @@ def gradients(optimizer: Optimizer) -> list[Tensor | None]:
 
 
 def _optimizer(
-    name: str, optimizer: Optimizer, gradients: list[Tensor | None] | None, contents: Contents
+    name: str, optimizer: Optimizer, gradients: list[Tensor | None] | None, contents: LoopContents
 ) -> State:
     return {
         "name": name,
@@ -96,7 +96,7 @@ def _optimizer(
     }
 
 
-def loose(contents: Contents) -> list[Tensor]:
+def loose(contents: LoopContents) -> list[Tensor]:
     """Return the trained tensors that no model owns."""
     owned = {id(parameter) for _, model in contents.models for parameter in model.parameters()}
     held = {
@@ -125,18 +125,18 @@ def shapes_in(optimizer: Optimizer, shape_of: ShapeOf) -> list[list[list[int]]]:
 TakeGradients = Callable[[Optimizer, list[Tensor | None]], bool]
 
 
-def put_weights(contents: Contents, saved_weights: list[State]) -> None:
+def put_weights(contents: LoopContents, saved_weights: list[State]) -> None:
     for state, (_, model) in zip(saved_weights, contents.models, strict=True):
         model.load_state_dict(decode(state))
 
 
-def put_loose(contents: Contents, saved: State) -> None:
+def put_loose(contents: LoopContents, saved: State) -> None:
     for tensor, value in zip(loose(contents), saved["loose"], strict=True):
         tensor.copy_(value)
 
 
 def put_training(
-    contents: Contents, saved: State, take_gradients: TakeGradients, edits: Edits
+    contents: LoopContents, saved: State, take_gradients: TakeGradients, edits: Edits
 ) -> None:
     """``take_gradients``: offers the gradients of an optimizer to the engine that stores them."""
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):

@@ -10,28 +10,28 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder
-from torchbus_checkpoint.disk.formats import Facts
-from torchbus_checkpoint.disk.writer import Content, Writer
-from torchbus_checkpoint.loop.contents import Contents, Finder
-from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.steps import Epochs, Steps
-from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.disk.formats import RunProgress
+from torchbus_checkpoint.disk.writer import CheckpointWriter, Content
+from torchbus_checkpoint.loop.contents import LoopContents, ObjectFinder
+from torchbus_checkpoint.loop.position import LoopPosition
+from torchbus_checkpoint.loop.steps import Epochs, LoopSteps
+from torchbus_checkpoint.options import CheckpointOptions
 from torchbus_checkpoint.state import checks, common, forms
 from torchbus_checkpoint.state.edits import Edits
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
 from torchbus_strategy.collectives import in_parts
 
 
-class Snapshot:
+class LoopSnapshot:
     """The loop's objects and position, and the plugins' states. All ranks call each method."""
 
     def __init__(
         self,
         session: Context,
-        options: Options,
-        finder: Finder,
-        position: Position,
-        steps: Steps,
+        options: CheckpointOptions,
+        finder: ObjectFinder,
+        position: LoopPosition,
+        steps: LoopSteps,
         epochs: Epochs,
     ) -> None:
         self._session = session
@@ -40,7 +40,9 @@ class Snapshot:
         self._position = position
         self._steps = steps
         self._epochs = epochs
-        self._writer = Writer(session, options.async_save, hosts_share=options.url is None)
+        self._writer = CheckpointWriter(
+            session, options.async_save, hosts_share=options.url is None
+        )
         self._registered: dict[str, Stateful] = {}
         self.written: Callable[[], None] = lambda: None
         self.metric: float | None = None
@@ -72,7 +74,7 @@ class Snapshot:
             final, self._content(contents), self._prune if is_automatic else lambda: None
         )
 
-    def _content(self, contents: Contents) -> Content:
+    def _content(self, contents: LoopContents) -> Content:
         self._refuse_gradients_in_parts(contents)
         registered = common.of_registered(self._registered)
         with in_parts(self._session):
@@ -85,7 +87,7 @@ class Snapshot:
             )
         return Content(shared, self._local_state(contents), groups, held, self._facts())
 
-    def _refuse_gradients_in_parts(self, contents: Contents) -> None:
+    def _refuse_gradients_in_parts(self, contents: LoopContents) -> None:
         """Raise UsageError in an open window, if a rank has the gradients of only some layers."""
         in_parts = any(
             getattr(plugin, "gradients_in_parts", False)
@@ -106,7 +108,7 @@ class Snapshot:
         )
         return common.gradients(optimizer) if reported is None else reported
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> RunProgress:
         return {
             "step": self._steps.count,
             "epoch": self._steps.epochs,
@@ -115,7 +117,7 @@ class Snapshot:
             "batches_per_step": self._batches_per_step,
         }
 
-    def _local_state(self, contents: Contents) -> State:
+    def _local_state(self, contents: LoopContents) -> State:
         """Return the states that differ from rank to rank."""
         plugins = {
             name: encode(plugin.state_dict(), f"plugin {name}")
@@ -189,7 +191,7 @@ class Snapshot:
                 common.put_weights(contents, weights)
                 common.put_loose(contents, saved)
 
-    def _put_shared(self, found: Path, contents: Contents) -> State:
+    def _put_shared(self, found: Path, contents: LoopContents) -> State:
         saved, weights, read_parts = choice.loaded(found, contents)
         with forms.as_written(found, choice.TRAINING):
             checks.check(contents, saved, weights, self._registered, f"checkpoint {found}")
@@ -200,7 +202,7 @@ class Snapshot:
             self._put_training(contents, saved)
         return saved
 
-    def _put_training(self, contents: Contents, saved: State) -> None:
+    def _put_training(self, contents: LoopContents, saved: State) -> None:
         bus = self._session.bus
         edits = Edits(contents.built, lambda: bus.muted([one for _, one in bus.plugins()]))
         common.put_training(contents, saved, self._take_gradients, edits)
@@ -213,7 +215,7 @@ class Snapshot:
         hook = self._session.bus.hook
         return hook.put_gradients(optimizer=optimizer, gradients=gradients) is True
 
-    def _put_counts(self, contents: Contents, local: State) -> None:
+    def _put_counts(self, contents: LoopContents, local: State) -> None:
         self.metric = local["metric"]
         self.end_is_saved = local["position"]["ended"]
         self._epochs.load(local["position"]["loop_ends"])

@@ -27,24 +27,24 @@ class Plans:
     """Makes plans on first use, and reuses them until the parameters change."""
 
     def __init__(
-        self, session: Context, trained: strategy_trained.Trained, options: ReducerOptions
+        self, session: Context, trained: strategy_trained.TrainedParameters, options: ReducerOptions
     ) -> None:
         self._session = session
         self._trained = trained
         self._options = options
-        self._made: dict[tuple[bool, ...], Plan] = {}
+        self._made: dict[tuple[bool, ...], SyncPlan] = {}
 
-    def current(self) -> Plan:
+    def current(self) -> SyncPlan:
         """The plan for the parameters that require gradients now. All ranks call it."""
         self._trained.look_for_replaced()
         key = tuple(map(requires_grad, self._trained.parameters))
         plan = self._made.get(key)
         return self._make(key) if plan is None else plan
 
-    def _make(self, key: tuple[bool, ...]) -> Plan:
+    def _make(self, key: tuple[bool, ...]) -> SyncPlan:
         parameters = self._trained.requiring_gradients()
         models = self._trained.models(parameters)
-        plan = self._made[key] = Plan(
+        plan = self._made[key] = SyncPlan(
             self._session,
             parameters,
             self._trained.buffers(models),
@@ -76,7 +76,7 @@ Snapshot = list[Before]
 NOTHING: Before = (None, 0)
 
 
-class Plan:
+class SyncPlan:
     """Synchronises one set of parameters, all of which require gradients.
 
     ``header`` holds the ranks' metadata of the last backward. ``holders`` says which
@@ -124,7 +124,7 @@ class Plan:
 
     def backward(
         self,
-        engine: strategy_engine.Engine,
+        engine: strategy_engine.BackwardFunction,
         roots: strategy_engine.Roots,
         slots: header.Slots,
         loss: Tensor | None,
@@ -155,7 +155,7 @@ class Plan:
             self._loss = error = None
         self._finish(engine, before)
 
-    def _finish(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
+    def _finish(self, engine: strategy_engine.BackwardFunction, before: Snapshot) -> None:
         if self._absent:
             self._resolve_absent(engine, before)
         if not self._chosen.has_order:
@@ -222,7 +222,7 @@ class Plan:
         self._wanted = self._groups.agree(present)
         self._chosen = self._reducers.get(self._wanted, self._all)
 
-    def _resolve_absent(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
+    def _resolve_absent(self, engine: strategy_engine.BackwardFunction, before: Snapshot) -> None:
         """Contribute zeros for the parameters that this rank's graph did not reach.
 
         Reentrant checkpointing may have reached some of them unannounced.
@@ -242,7 +242,7 @@ class Plan:
         self._restore_none(before, inside)
 
     def _complete(
-        self, engine: strategy_engine.Engine, before: Snapshot, candidates: Iterable[int]
+        self, engine: strategy_engine.BackwardFunction, before: Snapshot, candidates: Iterable[int]
     ) -> None:
         """Contribute zeros for those candidates that have got no gradient."""
         missing = [

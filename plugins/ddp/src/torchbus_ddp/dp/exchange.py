@@ -18,44 +18,44 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_ddp.dp.rows import Rows
-from torchbus_ddp.dp.team import Team
+from torchbus_ddp.dp.team import RankGroup
 from torchbus_strategy.graph import children_of, nodes_below
 
 
-class Common(Protocol):
+class CommonContext(Protocol):
     """What forward keeps for backward: a tensor that is the same on all ranks.
 
     ``is_over``: a backward came by. ``is_used_inside``: a divided forward has used it whole.
     """
 
-    team: Team
+    team: RankGroup
     is_over: bool
     is_used_inside: bool
 
 
-class Exchange(Common, Protocol):
+class RowContext(CommonContext, Protocol):
     """What forward keeps for backward: how the rows are divided."""
 
     rows: Rows
     dim: int
 
 
-class Scaling(Common, Protocol):
+class Scaling(CommonContext, Protocol):
     """What forward keeps for backward: the factor of the gradient."""
 
     factor: float
 
 
-class Part(torch.autograd.Function):
+class RankRows(torch.autograd.Function):
     """This rank's rows of a tensor that all ranks have."""
 
     @staticmethod
-    def forward(ctx: Exchange, whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+    def forward(ctx: RowContext, whole: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
         ctx.rows, ctx.dim, ctx.team = rows, dim, team
         return rows.take(whole, dim).clone()
 
     @staticmethod
-    def backward(ctx: Exchange, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: RowContext, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         whole = joined(gradients[0], ctx.rows, ctx.dim, ctx.team)
         return whole / ctx.team.size, None, None, None
 
@@ -64,7 +64,7 @@ class Joined(torch.autograd.Function):
     """The rows of all ranks, on all ranks."""
 
     @staticmethod
-    def forward(ctx: Exchange, local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+    def forward(ctx: RowContext, local: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
         ctx.rows, ctx.dim, ctx.team = rows, dim, team
         ctx.is_over = ctx.is_used_inside = False
         first = local.movedim(dim, 0)
@@ -76,12 +76,12 @@ class Joined(torch.autograd.Function):
         return torch.cat(parts).movedim(0, dim).contiguous()
 
     @staticmethod
-    def backward(ctx: Exchange, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: RowContext, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         local = _part(_of_all(ctx, gradients[0]), ctx.rows, ctx.dim, ctx.team)
         return local * (ctx.team.size if ctx.rows.local else 0), None, None, None
 
 
-def _of_all(ctx: Common, gradient: Tensor) -> Tensor:
+def _of_all(ctx: CommonContext, gradient: Tensor) -> Tensor:
     ctx.is_over = True
     return MeanOverTeam.apply(gradient, ctx.team) if ctx.is_used_inside else gradient  # type: ignore[no-untyped-call, no-any-return]
 
@@ -93,7 +93,7 @@ class MeanOverTeam(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: object, local: Tensor, team: Team) -> Tensor:
+    def forward(ctx: object, local: Tensor, team: RankGroup) -> Tensor:
         return team.mean(local, 1 / team.size)
 
     @staticmethod
@@ -105,7 +105,7 @@ class Averaged(torch.autograd.Function):
     """The weighted mean over ranks of a number, or of a tensor without rows."""
 
     @staticmethod
-    def forward(ctx: Scaling, local: Tensor, weight: float, team: Team) -> Tensor:
+    def forward(ctx: Scaling, local: Tensor, weight: float, team: RankGroup) -> Tensor:
         ctx.factor, ctx.team = weight * team.size, team
         ctx.is_over = ctx.is_used_inside = False
         return team.mean(local, weight)
@@ -115,24 +115,24 @@ class Averaged(torch.autograd.Function):
         return _of_all(ctx, gradients[0]) * ctx.factor, None, None
 
 
-def part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+def part(whole: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
     """This rank's rows. If the tensor requires a gradient, its backward is a collective."""
     if whole.requires_grad and torch.is_grad_enabled():
         return _part(whole, rows, dim, team)
     return rows.take(whole, dim)
 
 
-def _part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
-    mine: Tensor = Part.apply(whole, rows, dim, team)  # type: ignore[no-untyped-call]
+def _part(whole: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
+    mine: Tensor = RankRows.apply(whole, rows, dim, team)  # type: ignore[no-untyped-call]
     return mine
 
 
-def joined(local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+def joined(local: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
     """Gather all rows in order, ``rows.sizes[r]`` from each rank r. All ranks call it."""
     return Joined.apply(local, rows, dim, team)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def averaged(local: Tensor, weight: float, team: Team) -> Tensor:
+def averaged(local: Tensor, weight: float, team: RankGroup) -> Tensor:
     """The sum of weight times tensor over ranks. A collective."""
     return Averaged.apply(local, weight, team)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -140,7 +140,7 @@ def averaged(local: Tensor, weight: float, team: Team) -> Tensor:
 class Joins:
     """Joined outputs of earlier forwards, whose backward is pending."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: RankGroup) -> None:
         self._team = team
         self._open: list[weakref.ref[Any]] = []
 

@@ -17,7 +17,7 @@ from torchbus.plugin import Context, Surround, hookimpl, warn
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import Joins, part
-from torchbus_ddp.dp.outputs import Layout
+from torchbus_ddp.dp.outputs import OutputLayout
 from torchbus_ddp.dp.rows import (
     Leaf,
     count_samples,
@@ -29,7 +29,7 @@ from torchbus_ddp.dp.rows import (
     refuse_time_first,
     share_rows,
 )
-from torchbus_ddp.dp.team import Team
+from torchbus_ddp.dp.team import RankGroup
 from torchbus_strategy import random_streams
 from torchbus_strategy.script_generators import STRIDE, ScriptGenerators, reached
 
@@ -53,7 +53,7 @@ class DividedForward:
     """
 
     def __init__(
-        self, session: Context, team: Team, dim: int | None, reduction: str | None
+        self, session: Context, team: RankGroup, dim: int | None, reduction: str | None
     ) -> None:
         assert session.job is not None
         self._session, self._job = session, session.job
@@ -61,9 +61,9 @@ class DividedForward:
         self._dim = dim or 0
         self._dim_is_said = dim is not None
         self._reduction = reduction
-        self._stream = LocalStream(session.rank)
+        self._stream = DerivedStream(session.rank)
         self._surround = Surround(self._around, traced=False)
-        self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = (
+        self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, OutputLayout]] = (
             weakref.WeakKeyDictionary()
         )
         self._joins = Joins(team)
@@ -118,7 +118,7 @@ class DividedForward:
     def _batched(self, args: object, kwargs: object, total: int) -> list[Tensor]:
         return [leaf for leaf in numbers_in((args, kwargs)) if self._is_batched(leaf, total)]
 
-    def _ask_of_constant(self, model: Module, layout: Layout, given: list[Tensor]) -> None:
+    def _ask_of_constant(self, model: Module, layout: OutputLayout, given: list[Tensor]) -> None:
         """Warn once about tensors that the loop passes again while others are new."""
         before = [reference() for reference in layout.given]
         again = [any(one is leaf for one in before) for leaf in given]
@@ -141,7 +141,7 @@ class DividedForward:
             if not self._dim_is_said:
                 refuse_time_first(model)
             outputs = forward(*args, **kwargs)
-            known[form] = Layout(type(model).__name__, outputs, total, self._dim)
+            known[form] = OutputLayout(type(model).__name__, outputs, total, self._dim)
             known[form].learned_before = self._job.backwards + 1
             known[form].given = [weakref.ref(leaf) for leaf in self._batched(args, kwargs, total)]
             self._warn(model, known[form])
@@ -172,14 +172,14 @@ class DividedForward:
         self._joins.add(_tensors(common))
         return common
 
-    def _may_be_again(self, layout: Layout) -> bool:
+    def _may_be_again(self, layout: OutputLayout) -> bool:
         """Whether a backward may compute the first call again (``torch.utils.checkpoint``)."""
         return torch.is_grad_enabled() and layout.learned_before > self._job.backwards
 
-    def _computed_whole(self, layout: Layout) -> bool:
+    def _computed_whole(self, layout: OutputLayout) -> bool:
         return layout.has_numbers and self._reduction is None
 
-    def _warn(self, model: Module, layout: Layout) -> None:
+    def _warn(self, model: Module, layout: OutputLayout) -> None:
         if (
             self._computed_whole(layout)
             and self._session.is_main
@@ -251,7 +251,7 @@ def _whole_phrases(model: Module) -> str:
     )
 
 
-class LocalStream:
+class DerivedStream:
     """A stream that is seeded from the common one, without advancing that.
 
     So are streams of generators that a model holds.

@@ -13,7 +13,7 @@ from torchbus.plugin import Unsupported
 
 from torchbus_ddp.dp.exchange import averaged, joined
 from torchbus_ddp.dp.rows import Leaf, Rows, has_rows, lengths_of, map_numbers, numbers_in
-from torchbus_ddp.dp.team import Team
+from torchbus_ddp.dp.team import RankGroup
 
 T = TypeVar("T")
 Shapes = Sequence[Sequence[int]]
@@ -27,7 +27,7 @@ class Kind(Enum):
     FIXED = "the same size for any batch"
 
 
-class Layout:
+class OutputLayout:
     """How the outputs of a model depend on the batch.
 
     It is learnt from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
@@ -51,7 +51,7 @@ class Layout:
         """Whether some output is one number for all samples: a loss, most likely."""
         return Kind.NUMBER in self._kinds
 
-    def join(self, outputs: T, rows: Rows, team: Team, reduction: str | None) -> T:
+    def join(self, outputs: T, rows: Rows, team: RankGroup, reduction: str | None) -> T:
         """The outputs for the whole batch, on every rank, by two collectives or more.
 
         ``reduction`` is that of numbers, "mean" or "sum". Raises Unsupported, on all ranks, if the
@@ -107,7 +107,9 @@ class Layout:
                     self._kinds[index] = Kind.FIXED
             self._sure = True
 
-    def _joined(self, leaf: Tensor, index: int, shapes: Shapes, rows: Rows, team: Team) -> Tensor:
+    def _joined(
+        self, leaf: Tensor, index: int, shapes: Shapes, rows: Rows, team: RankGroup
+    ) -> Tensor:
         """Join the rows: several for each sample if forward has flattened dimensions together."""
         each = leaf.shape[self._dim] // rows.computed
         expected = [list(leaf.shape) for _ in shapes]
@@ -123,7 +125,7 @@ class Layout:
         index: int,
         shapes: Shapes,
         rows: Rows,
-        team: Team,
+        team: RankGroup,
         reduction: str | None,
     ) -> Leaf:
         if any(list(shape) != list(shapes[0]) for shape in shapes):
@@ -135,7 +137,7 @@ class Layout:
             return averaged(leaf, weight, team)
         return self._same(leaf, index, team)
 
-    def _same(self, leaf: Tensor, index: int, team: Team) -> Tensor:
+    def _same(self, leaf: Tensor, index: int, team: RankGroup) -> Tensor:
         """Integers, which must not depend on the batch."""
         if any(not other.equal(leaf) for other in team.all_gather(leaf)):
             raise Unsupported(

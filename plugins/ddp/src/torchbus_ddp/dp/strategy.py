@@ -11,7 +11,7 @@ from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hooki
 
 from torchbus_ddp.dp.exchange import MeanOverTeam
 from torchbus_ddp.dp.forward import DividedForward
-from torchbus_ddp.dp.team import Team, divide, everyone, of_node
+from torchbus_ddp.dp.team import RankGroup, divide, everyone, of_node
 from torchbus_ddp.strategy import ByReducer
 from torchbus_strategy import groups, options
 
@@ -84,7 +84,7 @@ class DP(ByReducer):
         """Every rank has all of the data."""
         return groups.arrange_ranks(session, dp=1, rows=world.world_size)
 
-    def make_team(self, session: Context) -> Team:
+    def make_team(self, session: Context) -> RankGroup:
         """The ranks that compute a batch together. All ranks call it."""
         return everyone(session)
 
@@ -125,7 +125,7 @@ class DDP2(DP):
         session.change_world(data_place=DataPlace(world.node_rank, world.num_nodes))
         return session.world
 
-    def make_team(self, session: Context) -> Team:
+    def make_team(self, session: Context) -> RankGroup:
         """The ranks of this rank's node. All ranks of all nodes call it.
 
         Nodes may differ in the number of their ranks, so all exchange their places.
@@ -145,7 +145,7 @@ Gradients = tuple[Tensor | None, ...]
 Grad = Callable[..., Gradients]
 
 
-def over_team(team: Team) -> Callable[[Grad], Grad]:
+def over_team(team: RankGroup) -> Callable[[Grad], Grad]:
     """Make a ``torch.autograd.grad`` that averages. All ranks of the team call what it returns."""
 
     def make(original: Grad) -> Grad:
@@ -164,6 +164,6 @@ def over_team(team: Team) -> Callable[[Grad], Grad]:
     return make
 
 
-def _mean(gradient: Tensor, team: Team) -> Tensor:
+def _mean(gradient: Tensor, team: RankGroup) -> Tensor:
     mean: Tensor = MeanOverTeam.apply(gradient, team)  # type: ignore[no-untyped-call]
     return mean

@@ -16,7 +16,7 @@ from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.groups import guarded_groups
 
 
-def divide(session: Context, team: Team) -> options.Division:
+def divide(session: Context, team: RankGroup) -> options.Division:
     """The division among the teams, of which each has a part of the data.
 
     Outside a divided forward the ranks of a team draw the same random numbers. Other teams have
@@ -37,7 +37,7 @@ SLOTS = 64
 
 
 @dataclass(frozen=True)
-class Team:
+class RankGroup:
     """This process is ``rank`` of ``size`` in ``group`` (None: all ranks).
 
     Ranks exchange host values in the group ``control``. Its tensors are on the CPU, so that it
@@ -73,14 +73,14 @@ class Team:
         return [part[: len(numbers)].tolist() for part in gathered]
 
 
-def everyone(session: Context) -> Team:
+def everyone(session: Context) -> RankGroup:
     """All ranks. All of them call it."""
     ranks = list(range(session.world_size))
     control = _group(session, [ranks], "gloo") if dist.get_backend() != "gloo" else None
-    return Team(session.rank, session.world_size, None, control)
+    return RankGroup(session.rank, session.world_size, None, control)
 
 
-def of_node(session: Context, node_of_rank: Sequence[int]) -> Team:
+def of_node(session: Context, node_of_rank: Sequence[int]) -> RankGroup:
     """The ranks of this rank's node. All ranks of all nodes call it."""
     teams = [
         [rank for rank, node in enumerate(node_of_rank) if node == one]
@@ -89,7 +89,7 @@ def of_node(session: Context, node_of_rank: Sequence[int]) -> Team:
     mine = next(team for team in teams if session.rank in team)
     group = _group(session, teams, None)
     control = _group(session, teams, "gloo") if dist.get_backend() != "gloo" else group
-    return Team(mine.index(session.rank), len(mine), group, control)
+    return RankGroup(mine.index(session.rank), len(mine), group, control)
 
 
 def _group(session: Context, teams: list[list[int]], backend: str | None) -> dist.ProcessGroup:

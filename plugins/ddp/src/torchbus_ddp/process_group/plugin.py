@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchbus.plugin import Context, hookimpl
 
-from torchbus_strategy import opening
+from torchbus_strategy import process_group
 
 
 class ProcessGroup:
@@ -25,4 +25,4 @@ class ProcessGroup:
             for _, plugin in session.bus.plugins()
             if "strategy" in getattr(plugin, "owns", ())
         ]
-        opening.join_ranks(session, getattr(named[0], "backend", None))
+        process_group.join_ranks(session, getattr(named[0], "backend", None))

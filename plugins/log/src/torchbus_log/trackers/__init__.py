@@ -10,7 +10,7 @@ from torchbus_log.trackers.tracker import Tracker, chosen_by_rank0, new_run_name
 from torchbus_log.trackers.values import (
     Histogram,
     Image,
-    Table,
+    LoggedTable,
     Values,
     describe_run,
     plain,
@@ -20,7 +20,7 @@ from torchbus_log.trackers.values import (
 __all__ = [
     "Histogram",
     "Image",
-    "Table",
+    "LoggedTable",
     "Tracker",
     "Values",
     "chosen_by_rank0",

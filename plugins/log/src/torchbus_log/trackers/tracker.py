@@ -35,7 +35,7 @@ RARER_AFTER_FAILURES, RAREST = 5, 64
 """After so many failures in a row, only every second call is made, then every fourth, and so on."""
 
 
-class Calls:
+class CallCounts:
     """The counts of a tracker's calls.
 
     ``made``: calls handed to the tracker's thread.
@@ -84,7 +84,7 @@ class Calls:
             self._failures_in_a_row = 0
             return
         self.failures += 1
-        self._failures_in_a_row += not isinstance(error, NoRoom)
+        self._failures_in_a_row += not isinstance(error, NoDiskRoom)
         self.first_error = self.first_error or error
 
 
@@ -98,7 +98,7 @@ def in_one_line(error: BaseException | None) -> str:
 ENOUGH_BYTES = 64 << 10
 
 
-class NoRoom(OSError):
+class NoDiskRoom(OSError):
     """Raised instead of a call, because the disk had no room left."""
 
 
@@ -329,7 +329,7 @@ class Tracker(Client, Plugin):
         self._worker: Worker | None = None
         self._pid = 0
         self._redactor = Redactor()
-        self._calls = Calls()
+        self._calls = CallCounts()
         self._attempt: object = None
         self.offline = False
         self.experiment: Any = NullObject()
@@ -476,7 +476,7 @@ class Tracker(Client, Plugin):
         With a full disk, a client may lose the data silently, or stop working permanently.
         """
         if (folder := self.folder()) is not None and not has_room(folder):
-            raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            raise NoDiskRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         for pause_s in retries.PAUSES_S if self._calls.go_well else ():
             try:
                 return function(*arguments)

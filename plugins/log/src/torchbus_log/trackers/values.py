@@ -184,7 +184,7 @@ def _layout(is_tensor: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Table:
+class LoggedTable:
     """Names of columns, and rows of texts and numbers.
 
     ``plot``: two columns of numbers, x and y, if a reader wants a curve and not the numbers.
@@ -195,11 +195,11 @@ class Table:
     plot: tuple[str, str] | None = None
 
 
-def table_of(values: Tensor) -> Table:
+def table_of(values: Tensor) -> LoggedTable:
     """Return a vector as numbered rows, a matrix as numbered rows and columns."""
     rows = values.tolist() if values.dim() == 2 else [[one] for one in values.tolist()]
     heads = map(str, range(values.shape[1])) if values.dim() == 2 else ("value",)
-    return Table(("row", *heads), tuple((place, *row) for place, row in enumerate(rows)))
+    return LoggedTable(("row", *heads), tuple((place, *row) for place, row in enumerate(rows)))
 
 
 def describe_run(session: Context) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from torchbus_report.page.script import LIVE, SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
 from torchbus_report.page.table import chip, settings, table
 from torchbus_report.runs.files import showable
-from torchbus_report.runs.summary import Run
+from torchbus_report.runs.summary import LoggedRun
 
 MOST_CHARTS = 300
 
 
-def page(runs: list[Run], *, live: bool = False) -> str:
+def page(runs: list[LoggedRun], *, live: bool = False) -> str:
     """Return the HTML of a report on one or more runs. It refers to nothing outside of itself.
 
     ``live``: it asks the server that it is from for what is new.
@@ -53,7 +53,7 @@ def header(title: str, more: str) -> str:
     )
 
 
-def _charts(runs: list[Run], system: bool) -> str:
+def _charts(runs: list[LoggedRun], system: bool) -> str:
     wanted = chart.in_order(chart.metric_names(runs, system), system)
     drawn = [_chart(name, runs, system) for name in wanted[:MOST_CHARTS]]
     if not drawn:
@@ -75,7 +75,7 @@ def _charts(runs: list[Run], system: bool) -> str:
     )
 
 
-def _legend(runs: list[Run], system: bool) -> str:
+def _legend(runs: list[LoggedRun], system: bool) -> str:
     """A colour for each run, or for each rank of a single run."""
     ranks = list(runs[0].system) if system and len(runs) == 1 else []
     named = {rank: f"rank {rank}" for rank in ranks} if len(ranks) > 1 else {}
@@ -97,14 +97,14 @@ def _more(wanted: int) -> str:
     )
 
 
-def _chart(name: str, runs: list[Run], system: bool) -> str:
+def _chart(name: str, runs: list[LoggedRun], system: bool) -> str:
     drawn = chart.system(runs, name) if system else chart.training(runs, name)
     return chart.chart(
         name, drawn, chart.TIME if system else chart.STEPS, hover_names=len(drawn) > 1
     )
 
 
-def _configuration(runs: list[Run]) -> str:
+def _configuration(runs: list[LoggedRun]) -> str:
     repeated = Counter(run.label for run in runs)
     heads = [
         chip(number, run.label if repeated[run.label] == 1 else showable(run.folder.name))

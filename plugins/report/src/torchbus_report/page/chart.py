@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchbus_report.page.series import Scale, Series, fit, series, tick_text
-from torchbus_report.runs.summary import Lines, Run
+from torchbus_report.page.series import AxisScale, Curve, fit, series, tick_text
+from torchbus_report.runs.summary import LoggedRun, RankFile
 
 SIZE = 1000
 COLORS, DASHES = 8, 5
@@ -36,7 +36,7 @@ class Axis:
 STEPS, TIME = Axis("step"), Axis("time", clock=True)
 
 
-def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> str:
+def chart(name: str, curves: list[Curve], axis: Axis, *, hover_names: bool) -> str:
     """Return a chart. ``hover_names``: the hover names the curves, as there are several."""
     lost = sum(curve.lost for curve in curves)
     curves = [curve for curve in curves if curve.known]
@@ -53,20 +53,20 @@ def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> 
     )
 
 
-def _across(curves: list[Series]) -> Scale:
+def _across(curves: list[Curve]) -> AxisScale:
     """Return a scale from the first point to the last, without room beside them."""
     ends = [x for curve in curves for x in (curve.x[0], curve.x[-1])]
-    return Scale(min(ends), max(ends)) if ends and max(ends) > min(ends) else fit(ends)
+    return AxisScale(min(ends), max(ends)) if ends and max(ends) > min(ends) else fit(ends)
 
 
-def _up(name: str, values: list[float]) -> Scale:
+def _up(name: str, values: list[float]) -> AxisScale:
     unit = names_unit(name)
     if unit == "%" and max(values, default=0.0) <= 100:
-        return Scale(0.0, 105.0)
+        return AxisScale(0.0, 105.0)
     return fit(values, from_zero=unit in FROM_ZERO, log=not unit)
 
 
-def _curve(number: int, curve: Series, across: Scale, up: Scale) -> str:
+def _curve(number: int, curve: Curve, across: AxisScale, up: AxisScale) -> str:
     """A curve, and its mean if it is rough. ``number`` is its place in the numbers of the hover."""
     style, raw, mean = color_class(curve.color), f'data-y="{number}"', f'data-m="{number}"'
     if len(curve.known) == 1:
@@ -83,7 +83,9 @@ def color_class(number: int) -> str:
     return f"c{number % COLORS} d{number % DASHES}"
 
 
-def path(style: str, mark: str, points: list[tuple[float, float]], across: Scale, up: Scale) -> str:
+def path(
+    style: str, mark: str, points: list[tuple[float, float]], across: AxisScale, up: AxisScale
+) -> str:
     commands, pen_up = [], True
     for x, y in points:
         if math.isnan(y):
@@ -97,7 +99,7 @@ def path(style: str, mark: str, points: list[tuple[float, float]], across: Scale
     return f'<path class="{style}" {mark} d="{"".join(commands)}{end}"/>'
 
 
-def grid(up: Scale) -> str:
+def grid(up: AxisScale) -> str:
     lines = [
         f'<path class="grid" d="M0 {SIZE * (1 - up.place(tick)):.1f}H{SIZE}"/>'
         for tick in up.ticks()
@@ -105,14 +107,14 @@ def grid(up: Scale) -> str:
     return "".join(lines)
 
 
-def y_labels(up: Scale) -> str:
+def y_labels(up: AxisScale) -> str:
     return "".join(
         f'<span class="y" style="top:{100 * (1 - up.place(tick)):.2f}%">{tick_text(tick)}</span>'
         for tick in up.ticks()
     )
 
 
-def _x_labels(across: Scale, axis: Axis) -> str:
+def _x_labels(across: AxisScale, axis: Axis) -> str:
     ticks = _clock_ticks(across) if axis.clock else across.ticks()
     return "".join(
         f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{axis.text(tick)}</span>'
@@ -120,7 +122,7 @@ def _x_labels(across: Scale, axis: Axis) -> str:
     )
 
 
-def _clock_ticks(across: Scale) -> list[float]:
+def _clock_ticks(across: AxisScale) -> list[float]:
     length = across.high - across.low
     days = 86400 * math.ceil(length / 86400 / 5)
     size = next((size for size in CLOCK_STEPS_S if size * 5 >= length), days)
@@ -130,7 +132,7 @@ def _clock_ticks(across: Scale) -> list[float]:
     ]
 
 
-def _hover(curves: list[Series], across: Scale, up: Scale, axis: Axis, named: bool) -> str:
+def _hover(curves: list[Curve], across: AxisScale, up: AxisScale, axis: Axis, named: bool) -> str:
     """Return the numbers of the hover as an attribute, with six digits."""
     shown = [
         {
@@ -154,7 +156,7 @@ def _hover(curves: list[Series], across: Scale, up: Scale, axis: Axis, named: bo
     return html.escape(json.dumps(facts, separators=(",", ":"), ensure_ascii=False))
 
 
-def _mean(curve: Series) -> list[list[float]]:
+def _mean(curve: Curve) -> list[list[float]]:
     """The points of the mean: all x, and all y."""
     x, y = zip(*curve.smoothed, strict=True)
     return [_rounded(list(x)), [float(f"{one:.6g}") for one in y]]
@@ -164,7 +166,7 @@ def _rounded(values: list[float]) -> list[float]:
     return [int(value) if value == int(value) else round(value, 2) for value in values]
 
 
-def _unit(name: str, up: Scale) -> str:
+def _unit(name: str, up: AxisScale) -> str:
     unit = names_unit(name)
     reported = f' <span class="unit">{html.escape(unit)}</span>' if unit else ""
     return f'{reported} <span class="unit logs"{"" if up.log else " hidden"}>log scale</span>'
@@ -178,7 +180,7 @@ def _lost(lost: int) -> str:
     )
 
 
-def _spoken(name: str, curves: list[Series]) -> str:
+def _spoken(name: str, curves: list[Curve]) -> str:
     ends = [f"{curve.label} ends at {curve.known[-1]:.4g}" for curve in curves[:COLORS]]
     return f"{names_title(name)}: {'; '.join(ends)}"
 
@@ -191,7 +193,7 @@ def _time(seconds: float) -> str:
     return f"{hours}:{minute:02} h" if hours else f"{minute}:{second:02}"
 
 
-def metric_names(runs: list[Run], system: bool) -> list[str]:
+def metric_names(runs: list[LoggedRun], system: bool) -> list[str]:
     """Return all names in order of appearance, without system metrics that are always zero."""
     found: dict[str, bool] = {}
     for run in runs:
@@ -202,12 +204,12 @@ def metric_names(runs: list[Run], system: bool) -> list[str]:
     return [name for name, worth in found.items() if worth]
 
 
-def training(runs: list[Run], name: str) -> list[Series]:
+def training(runs: list[LoggedRun], name: str) -> list[Curve]:
     """Return the values of each run's first rank. Reduced values are equal on all ranks."""
     return [curve for color, run in enumerate(runs) for curve in _first_rank(run, name, color)]
 
 
-def _first_rank(run: Run, name: str, color: int) -> Iterator[Series]:
+def _first_rank(run: LoggedRun, name: str, color: int) -> Iterator[Curve]:
     for lines in run.metrics.values():
         points = [
             (float(point.step), point.values[name])
@@ -219,7 +221,7 @@ def _first_rank(run: Run, name: str, color: int) -> Iterator[Series]:
             return
 
 
-def system(runs: list[Run], name: str) -> list[Series]:
+def system(runs: list[LoggedRun], name: str) -> list[Curve]:
     """Return a curve for each rank.
 
     A single run has a colour for each rank. Several runs have a colour each, which is fainter for
@@ -244,7 +246,7 @@ def system(runs: list[Run], name: str) -> list[Series]:
     ]
 
 
-def over_time(lines: Lines, name: str) -> list[tuple[float, float]]:
+def over_time(lines: RankFile, name: str) -> list[tuple[float, float]]:
     return [
         (point.time_s, point.values[name])
         for point in lines.points

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from torchbus_report.page import chart
-from torchbus_report.page.series import Scale, fit, thin, tick_text
-from torchbus_report.runs.media import Cell, Distribution, Picture, Sheet
-from torchbus_report.runs.summary import Run
+from torchbus_report.page.series import AxisScale, fit, thin, tick_text
+from torchbus_report.runs.media import Cell, Distribution, Picture, ReportTable
+from torchbus_report.runs.summary import LoggedRun
 
 MOST_OF_A_NAME, MOST_FIGURES = 12, 60
 MOST_COLUMNS, ROWS = 40, 32
@@ -22,7 +22,7 @@ Heading = Callable[[int], str]
 """What names a run, by its number; "" on a page of one run."""
 
 
-def section(runs: list[Run], heading: Heading) -> str:
+def section(runs: list[LoggedRun], heading: Heading) -> str:
     """Return the section, or "" if no run has logged such things."""
     figures = [
         figure
@@ -51,7 +51,7 @@ def spread(things: list[Thing], most: int) -> list[Thing]:
     return [things[round(number * (len(things) - 1) / (most - 1))] for number in range(most)]
 
 
-def _names(runs: list[Run]) -> list[str]:
+def _names(runs: list[LoggedRun]) -> list[str]:
     pictures = [one.name for run in runs for one in run.media.pictures]
     return list(
         dict.fromkeys(pictures + [one.name for run in runs for one in run.media.histograms])
@@ -62,7 +62,7 @@ def _of(name: str, things: Iterable[Thing]) -> list[Thing]:
     return sorted((one for one in things if one.name == name), key=lambda one: one.step)
 
 
-def _pictures(run: Run, pictures: list[Picture], heading: str) -> str:
+def _pictures(run: LoggedRun, pictures: list[Picture], heading: str) -> str:
     found = [
         (one, content)
         for one in spread(pictures, MOST_OF_A_NAME)
@@ -93,7 +93,7 @@ def _encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _title(one: Picture | Distribution | Sheet, heading: str) -> str:
+def _title(one: Picture | Distribution | ReportTable, heading: str) -> str:
     return f"<b>{html.escape(one.name)}</b>{f' {heading}' if heading else ''}"
 
 
@@ -105,7 +105,7 @@ def _histograms(found: list[Distribution], heading: str, color: int) -> str:
     up = fit([end for one in shown for end in (one.low, one.high)])
     width = chart.SIZE / len(shown)
     cells = "".join(_column(one, up, number * width, width) for number, one in enumerate(shown))
-    across = Scale(shown[0].step, max(shown[-1].step, shown[0].step + 1))
+    across = AxisScale(shown[0].step, max(shown[-1].step, shown[0].step + 1))
     ends = "".join(
         f'<span class="x" style="left:{place}%">{step}</span>'
         for place, step in ((0, shown[0].step), (100, shown[-1].step))
@@ -120,7 +120,7 @@ def _histograms(found: list[Distribution], heading: str, color: int) -> str:
     )
 
 
-def _column(one: Distribution, up: Scale, left: float, width: float) -> str:
+def _column(one: Distribution, up: AxisScale, left: float, width: float) -> str:
     parts = density(one, up.low, up.high)
     most = max(parts) or 1.0
     height = chart.SIZE / ROWS
@@ -149,7 +149,7 @@ def density(one: Distribution, low: float, high: float) -> list[float]:
 MOST_SHEETS = 40
 
 
-def tables(runs: list[Run], heading: Heading) -> str:
+def tables(runs: list[LoggedRun], heading: Heading) -> str:
     """Return the section, or "" if no run has such things."""
     found = [
         (sheet, number)
@@ -166,7 +166,7 @@ def tables(runs: list[Run], heading: Heading) -> str:
     )
 
 
-def _table(sheet: Sheet, heading: str) -> str:
+def _table(sheet: ReportTable, heading: str) -> str:
     heads = "".join(f"<th>{html.escape(column)}</th>" for column in sheet.columns)
     rows = "".join(
         f"<tr>{''.join(f'<td>{html.escape(_text(cell))}</td>' for cell in row)}</tr>"
@@ -183,7 +183,7 @@ def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else f"{cell:.6g}"
 
 
-def _curve(sheet: Sheet, heading: str, color: int) -> str:
+def _curve(sheet: ReportTable, heading: str, color: int) -> str:
     assert sheet.plot is not None
     x, y = sheet.plot
     points = thin(sorted((float(row[x]), float(row[y])) for row in sheet.rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from torchbus_report.runs.summary import Lines, Run
+from torchbus_report.runs.summary import LoggedRun, RankFile
 
 RECENT, MOST_RANKS = 10, 256
 SLOWER, PART_OF_STEP = 1.25, 0.1
@@ -27,7 +27,7 @@ Heading = Callable[[int], str]
 Measured = dict[int, dict[str, float]]
 
 
-def section(runs: list[Run], heading: Heading) -> str:
+def section(runs: list[LoggedRun], heading: Heading) -> str:
     """Return the section, or "" if no run has measured its ranks."""
     tables = [heading(number) + _table(run) for number, run in enumerate(runs) if run.system]
     if not tables:
@@ -38,7 +38,7 @@ def section(runs: list[Run], heading: Heading) -> str:
     )
 
 
-def measured(run: Run) -> Measured:
+def measured(run: LoggedRun) -> Measured:
     """Return the recent values of each rank, and for how long it waits for another in a step."""
     found = {rank: _recent(lines) for rank, lines in run.system.items()}
     known = [one for one in found.values() if "own_work_s" in one]
@@ -59,7 +59,7 @@ def slow_rank(ranks: Measured) -> int | None:
     return slow if work[slow] > max(SLOWER * others_s, others_s + least_s) else None
 
 
-def _recent(lines: Lines) -> dict[str, float]:
+def _recent(lines: RankFile) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for point in lines.points[-RECENT:]:
         for name, value in point.values.items():
@@ -67,7 +67,7 @@ def _recent(lines: Lines) -> dict[str, float]:
     return {name: median(ones) for name, ones in values.items()}
 
 
-def _table(run: Run) -> str:
+def _table(run: LoggedRun) -> str:
     ranks = measured(run)
     slow = slow_rank(ranks)
     shown = {

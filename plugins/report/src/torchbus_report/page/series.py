@@ -11,7 +11,7 @@ WANTED_TICKS = 5
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """From values to places: ``low`` is at 0, and ``high`` at 1."""
 
     low: float
@@ -27,18 +27,18 @@ class Scale:
         return _powers(self.low, self.high) if self.log else _round_numbers(self.low, self.high)
 
 
-def fit(values: list[float], *, from_zero: bool = False, log: bool = False) -> Scale:
+def fit(values: list[float], *, from_zero: bool = False, log: bool = False) -> AxisScale:
     """Return a scale for all values, with a little room.
 
     With ``log`` it is logarithmic if the values span two decades.
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
     if log and low > 0 and high / low >= LOG_FROM:
-        return Scale(low / 1.15, high * 1.15, log=True)
+        return AxisScale(low / 1.15, high * 1.15, log=True)
     if from_zero and low >= 0:
-        return Scale(0.0, high * 1.05 or 1.0)
+        return AxisScale(0.0, high * 1.05 or 1.0)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return Scale(low - room, high + room)
+    return AxisScale(low - room, high + room)
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
@@ -69,7 +69,7 @@ SMOOTHED_OVER = 0.03
 
 
 @dataclass(frozen=True)
-class Series:
+class Curve:
     """A curve of one metric in one run.
 
     ``points`` are (x, y) in the order of x. y is NaN if a value was not finite; there are ``lost``
@@ -93,9 +93,7 @@ class Series:
         return [y for _, y in self.points if not math.isnan(y)]
 
 
-def series(
-    label: str, color: int, points: list[tuple[float, float]], faint: bool = False
-) -> Series:
+def series(label: str, color: int, points: list[tuple[float, float]], faint: bool = False) -> Curve:
     """Return at most ``MOST_POINTS`` points, with all extremes.
 
     A value that is too large to draw counts as not finite.
@@ -104,7 +102,7 @@ def series(
         (x, _drawable(y)) for x, y in sorted(points, key=lambda point: point[0]) if math.isfinite(x)
     ]
     lost = sum(math.isnan(y) for _, y in finite)
-    return Series(
+    return Curve(
         label,
         color,
         thin(finite),

@@ -9,7 +9,7 @@ import html
 from torchbus_report.page import chart
 from torchbus_report.runs import summary
 from torchbus_report.runs.files import showable
-from torchbus_report.runs.summary import Run, flat
+from torchbus_report.runs.summary import LoggedRun, flat
 
 MOST_VALUES = 12
 COLUMNS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 )
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[LoggedRun]) -> str:
     """Return a row for each run."""
     found = [summary.of(run) for run in runs]
     cells = [
@@ -60,7 +60,7 @@ def table(runs: list[Run]) -> str:
     )
 
 
-def _row(run: Run, label: str, notes: list[str], cells: dict[str, str]) -> str:
+def _row(run: LoggedRun, label: str, notes: list[str], cells: dict[str, str]) -> str:
     reported = f'<div class="bad">{html.escape("; ".join(notes))}</div>' if notes else ""
     folder = (
         f'<div class="quiet">{html.escape(showable(run.folder.name))}</div>'
@@ -74,7 +74,7 @@ def _row(run: Run, label: str, notes: list[str], cells: dict[str, str]) -> str:
     return f"<tr><th scope=row>{label}{folder}{reported}</th>{texts}</tr>"
 
 
-def best_loss(run: Run) -> str:
+def best_loss(run: LoggedRun) -> str:
     """Return the smallest loss, of the mean over some steps if the curve is drawn as one."""
     found = chart.training([run], "loss")
     if not found or not found[0].known:
@@ -96,7 +96,7 @@ SHOWN_ELSEWHERE = ("name", "started", "ended")
 MOST_COLUMNS = 8
 
 
-def compared(runs: list[Run]) -> dict[str, list[str]]:
+def compared(runs: list[LoggedRun]) -> dict[str, list[str]]:
     """Return the hyperparameters that differ between runs, by name: a text for each run."""
     columns = [flat(run.config.get("hyperparams")) for run in runs]
     keys = dict.fromkeys(key for column in columns for key in column)
@@ -105,7 +105,7 @@ def compared(runs: list[Run]) -> dict[str, list[str]]:
     return {key: found[key] for key in differing[:MOST_COLUMNS]}
 
 
-def settings(runs: list[Run], heads: list[str]) -> str:
+def settings(runs: list[LoggedRun], heads: list[str]) -> str:
     """Return a row for each setting. Rows in which runs differ are marked, and come first."""
     columns = [
         flat({key: value for key, value in run.config.items() if key not in SHOWN_ELSEWHERE})

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchbus.plugin import UsageError
 
-from torchbus_report.runs.summary import Run, Summary, of, short
+from torchbus_report.runs.summary import LoggedRun, RunNumbers, of, short
 
 FACTS = ("run", "name", "state", "ranks", "steps", "time", "loss")
 MOST_VALUES = 4
@@ -37,7 +37,7 @@ class Cell:
     text: str
 
 
-Known = tuple[Summary, dict[str, Cell]]
+Known = tuple[RunNumbers, dict[str, Cell]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Wish:
     reverse: bool = False
 
 
-def known(run: Run) -> Known:
+def known(run: LoggedRun) -> Known:
     found = of(run)
     return found, cells(found)
 
@@ -88,7 +88,7 @@ def _inert(value: float | str) -> float | str:
     return f"'{value}" if value.startswith(tuple("=+-@\t")) else value
 
 
-def cells(run: Summary) -> dict[str, Cell]:
+def cells(run: RunNumbers) -> dict[str, Cell]:
     """Return all that is known: facts, last values, min: and max: of them, hyperparameters.
 
     A name that is taken in this order hides a later one. ``hyperparams.NAME`` is always there.
@@ -116,7 +116,7 @@ def number(text: str) -> float | str:
         return text
 
 
-def usual(runs: Iterable[Summary]) -> tuple[list[str], list[str]]:
+def usual(runs: Iterable[RunNumbers]) -> tuple[list[str], list[str]]:
     """Return the columns of a table, and the names of logged values that it leaves out."""
     names = list(dict.fromkeys(name for run in runs for name in run.logged_names))
     shown = [name for name in names if name not in FACTS]

@@ -49,7 +49,7 @@ class Media:
 
     pictures: list[Picture] = field(default_factory=list)
     histograms: list[Distribution] = field(default_factory=list)
-    sheets: list[Sheet] = field(default_factory=list)
+    sheets: list[ReportTable] = field(default_factory=list)
     problem: str = ""
 
 
@@ -64,7 +64,7 @@ def read(folder: Path) -> Media:
                 one = _parsed(line, folder)
                 if isinstance(one, Picture):
                     found.pictures.append(one)
-                elif isinstance(one, Sheet):
+                elif isinstance(one, ReportTable):
                     found.sheets.append(one)
                 elif one is not None:
                     found.histograms.append(one)
@@ -73,7 +73,7 @@ def read(folder: Path) -> Media:
     return found
 
 
-def _parsed(line: bytes, folder: Path) -> Picture | Distribution | Sheet | None:
+def _parsed(line: bytes, folder: Path) -> Picture | Distribution | ReportTable | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ Cell = str | float
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ReportTable:
     """A table. ``plot``: the columns of x and y if it is a curve."""
 
     name: str
@@ -139,7 +139,7 @@ class Sheet:
     plot: tuple[int, int] | None
 
 
-def _sheet(record: dict[str, Any]) -> Sheet | None:
+def _sheet(record: dict[str, Any]) -> ReportTable | None:
     """Return the table of a line, or None if it is none."""
     name: Any = record.get("table")
     columns: Any = record.get("columns")
@@ -151,7 +151,7 @@ def _sheet(record: dict[str, Any]) -> Sheet | None:
     shown = [[_shown(cell) for cell in row] for row in rows[:MOST_ROWS]]
     plot = _plot(record.get("plot"), columns, rows)
     names = [showable(column)[:LONGEST_TEXT] for column in columns]
-    return Sheet(showable(name)[:LONGEST_TEXT], int(record["step"]), names, shown, plot)
+    return ReportTable(showable(name)[:LONGEST_TEXT], int(record["step"]), names, shown, plot)
 
 
 def _are_texts(value: Any) -> bool:

@@ -20,7 +20,7 @@ from torchbus.plugin import UsageError
 from torchbus_redaction.redactor import Redactor
 from torchbus_report.runs import files, media
 from torchbus_report.runs.files import Unreadable, showable, shown
-from torchbus_report.runs.summary import LONGEST_CELL, Lines, Point, Run
+from torchbus_report.runs.summary import LONGEST_CELL, LoggedRun, Point, RankFile
 
 NOT_METRICS = ("step", "epoch", "time_s", "records_lost")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -28,27 +28,29 @@ LARGEST_STEP, LONGEST_TIME_S = 2**53, 1e11
 MOST_DAMAGED = 100_000
 
 
-class Reader:
+class RunReader:
     """Reads the files of a run again and again: of those that grow, only what is new."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lines: dict[Path, Lines] = {}
+        self._lines: dict[Path, RankFile] = {}
 
-    def read(self) -> Run:
+    def read(self) -> LoggedRun:
         """Read all that can be read. Nothing is required, and nothing is an error."""
         folder = self._folder
         try:
             config, error = _config(folder)
             metrics, system = self._by_rank("metrics"), self._by_rank("system")
             pictures = media.read(folder)
-            return Run(folder, config, metrics, system, error, pictures, _state(folder, config))
+            return LoggedRun(
+                folder, config, metrics, system, error, pictures, _state(folder, config)
+            )
         except Exception as error:  # one bad folder must not hide the others
-            return Run(
+            return LoggedRun(
                 folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}"
             )
 
-    def _by_rank(self, kind: str) -> dict[int, Lines]:
+    def _by_rank(self, kind: str) -> dict[int, RankFile]:
         found = {
             path: re.fullmatch(rf"{kind}-rank([0-9]{{1,9}})\.jsonl", path.name)
             for path in self._folder.glob(f"{kind}-rank*.jsonl")
@@ -60,12 +62,12 @@ class Reader:
             )
         }
 
-    def _read(self, path: Path) -> Lines:
-        before = self._lines.get(path, Lines())
+    def _read(self, path: Path) -> RankFile:
+        before = self._lines.get(path, RankFile())
         try:
             with files.opened(path, self._folder) as file:
                 if os.fstat(file.fileno()).st_size < before.size:
-                    before = Lines()  # it is another file
+                    before = RankFile()  # it is another file
                 file.seek(before.size)
                 found = before.and_then(parsed(file, path.name))
         except Unreadable as error:
@@ -74,9 +76,9 @@ class Reader:
         return found
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> LoggedRun:
     """Read all that can be read in a run's folder. Nothing is required, and nothing is an error."""
-    return Reader(folder).read()
+    return RunReader(folder).read()
 
 
 def stamp(folder: Path) -> object:
@@ -107,9 +109,9 @@ def _is_open(folder: Path) -> bool | None:
     return False
 
 
-def elsewhere(folder: Path) -> Run:
+def elsewhere(folder: Path) -> LoggedRun:
     """Return a run that is not read."""
-    return Run(
+    return LoggedRun(
         folder,
         {},
         {},
@@ -134,12 +136,12 @@ def _config(folder: Path) -> tuple[dict[str, object], str]:
         return {}, f"config.json is damaged: {showable(str(error))}"
 
 
-def parse(content: bytes) -> Lines:
+def parse(content: bytes) -> RankFile:
     """Parse the lines of one file."""
     return parsed(io.BytesIO(content))
 
 
-def parsed(file: BinaryIO, name: str = "the file") -> Lines:
+def parsed(file: BinaryIO, name: str = "the file") -> RankFile:
     """Parse the lines of one file, as far as they can be read."""
     points: list[Point] = []
     damaged, lost, size, cut, problem = 0, 0, 0, False, ""
@@ -159,7 +161,7 @@ def parsed(file: BinaryIO, name: str = "the file") -> Lines:
                 )
     except Unreadable as error:
         problem = f"{name} {error}"
-    return Lines(points, damaged, cut, lost, problem, size)
+    return RankFile(points, damaged, cut, lost, problem, size)
 
 
 def point(line: bytes) -> Point | None:

@@ -17,7 +17,7 @@ MOST_RANKS, MOST_PROBLEMS, LONGEST_CELL = 10**7, 3, 200
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunNumbers:
     """A run in a few numbers.
 
     ``loss`` is the last one on rank 0, and ``best_loss`` the smallest one. ``duration_s`` ends with
@@ -78,7 +78,7 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def of(run: Run) -> Summary:
+def of(run: LoggedRun) -> RunNumbers:
     points = run.metrics[min(run.metrics)].points if run.metrics else []
     values, least, greatest = extremes(points)
     losses = [point.values["loss"] for point in points if "loss" in point.values]
@@ -88,7 +88,7 @@ def of(run: Run) -> Summary:
         if math.isfinite(point.values.get("samples_per_s", math.nan))
     )
     epochs = [point.epoch for point in points if point.epoch is not None]
-    return Summary(
+    return RunNumbers(
         run=showable(run.folder.name),
         name=run.label,
         state=run.state,
@@ -112,7 +112,7 @@ def of(run: Run) -> Summary:
     )
 
 
-def notes(run: Run) -> list[str]:
+def notes(run: LoggedRun) -> list[str]:
     """Say what is wrong with its files."""
     cut, damaged = sum(lines.cut for lines in run.files), sum(lines.damaged for lines in run.files)
     found = [run.config_error] if run.config_error else []
@@ -167,11 +167,11 @@ def short(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _cell(run: Run, name: str, otherwise: str) -> str:
+def _cell(run: LoggedRun, name: str, otherwise: str) -> str:
     return str(run.config.get(name) or otherwise)[:LONGEST_CELL]
 
 
-def _count(run: Run) -> int:
+def _count(run: LoggedRun) -> int:
     found = run.config.get("world_size")
     if type(found) is int and 0 < found <= MOST_RANKS:
         return found
@@ -196,7 +196,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Lines:
+class RankFile:
     """The lines of one rank's file.
 
     ``damaged`` lines could not be read, ``lost`` ones were never written. ``cut``: the last line
@@ -211,9 +211,9 @@ class Lines:
     problem: str = ""
     size: int = 0
 
-    def and_then(self, more: Lines) -> Lines:
+    def and_then(self, more: RankFile) -> RankFile:
         """Return these lines and those that were written since."""
-        return Lines(
+        return RankFile(
             self.points + more.points,
             self.damaged + more.damaged,
             more.cut,
@@ -224,7 +224,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """One run. ``metrics`` and ``system`` are by rank.
 
     ``config_error`` says why config.json could not be read. ``state``: "running", "finished",
@@ -233,8 +233,8 @@ class Run:
 
     folder: Path
     config: dict[str, object]
-    metrics: dict[int, Lines]
-    system: dict[int, Lines]
+    metrics: dict[int, RankFile]
+    system: dict[int, RankFile]
     config_error: str = ""
     media: Media = field(default_factory=Media)
     state: str = ""
@@ -245,5 +245,5 @@ class Run:
         return showable(str(self.config.get("name") or self.folder.name))[:LONGEST_LABEL]
 
     @property
-    def files(self) -> list[Lines]:
+    def files(self) -> list[RankFile]:
         return [*self.metrics.values(), *self.system.values()]

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchbus import objects
 from torchbus.plugin import Context, RanksDiverged, hookimpl, users_frame, warn
 
-from torchbus_sampler.content.asking import CanNotBeAsked, ask
-from torchbus_sampler.content.items import Field
+from torchbus_sampler.content.items import ItemLeaf
+from torchbus_sampler.content.probe import CanNotBeAsked, ask
 from torchbus_sampler.order import chosen
 
 CAUSES = {
@@ -42,7 +42,7 @@ LOCAL_DATA = (
 )
 
 
-class Contents:
+class ContentComparison:
     """Compares a few items of each data set, with one collective for each new data set."""
 
     def __init__(self, session: Context) -> None:
@@ -82,7 +82,7 @@ class Contents:
         elif found := unlike([fields for _, fields in answers]):
             self._judge(loader, mine, found)
 
-    def _ask(self, loader: DataLoader[object]) -> tuple[dict[str, Field], str]:
+    def _ask(self, loader: DataLoader[object]) -> tuple[dict[str, ItemLeaf], str]:
         """Return what to compare, or nothing and the reason."""
         dataset = loader.dataset
         try:
@@ -94,10 +94,12 @@ class Contents:
         return {
             "length": _whole(len(dataset)),
             **fields,
-            "the samples that it is made of": Field("", 0.0, str(part), f"part {part:08x}"),
+            "the samples that it is made of": ItemLeaf("", 0.0, str(part), f"part {part:08x}"),
         }, ""
 
-    def _judge(self, loader: DataLoader[object], mine: dict[str, Field], found: list[str]) -> None:
+    def _judge(
+        self, loader: DataLoader[object], mine: dict[str, ItemLeaf], found: list[str]
+    ) -> None:
         """Ask again. A difference counts only if every rank gives the same answer a second time."""
         again, _ = self._ask(loader)
         lasting = {
@@ -167,18 +169,18 @@ def refuse_elsewhere(answers: list[tuple[str, object]]) -> None:
             )
 
 
-def unlike(answers: list[dict[str, Field]]) -> list[str]:
+def unlike(answers: list[dict[str, ItemLeaf]]) -> list[str]:
     """Return the paths whose fields differ between ranks, in their order."""
     paths = list(dict.fromkeys(path for fields in answers for path in fields))
     return [path for path in paths if not _agree([fields.get(path) for fields in answers])]
 
 
-def _agree(fields: list[Field | None]) -> bool:
+def _agree(fields: list[ItemLeaf | None]) -> bool:
     first = fields[0]
     return first is not None and all(field is not None and first.like(field) for field in fields)
 
 
-def _by_rank(path: str, answers: list[dict[str, Field]]) -> str:
+def _by_rank(path: str, answers: list[dict[str, ItemLeaf]]) -> str:
     shown = [fields[path].shown if path in fields else "nothing" for fields in answers]
     values = (
         "other values"
@@ -188,8 +190,8 @@ def _by_rank(path: str, answers: list[dict[str, Field]]) -> str:
     return f"{path}: {values}"
 
 
-def _whole(number: int) -> Field:
-    return Field("int", float(number), "", str(number))
+def _whole(number: int) -> ItemLeaf:
+    return ItemLeaf("int", float(number), "", str(number))
 
 
 def _name(loader: DataLoader[object]) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchbus_sampler.content.asking import as_before, objects_of
+from torchbus_sampler.content.probe import as_before, objects_of
 from torchbus_strategy import random_streams
 
 

@@ -16,7 +16,7 @@ SHOWN_CHARACTERS = 40
 SHOWN_NUMBERS = 3
 
 
-class Field(NamedTuple):
+class ItemLeaf(NamedTuple):
     """One leaf of an item.
 
     ``kind``: its type, shape and dtype. ``number``: stands for its values; equal up to rounding if
@@ -29,7 +29,7 @@ class Field(NamedTuple):
     text: str
     shown: str
 
-    def like(self, other: Field) -> bool:
+    def like(self, other: ItemLeaf) -> bool:
         """Whether both are equal, up to the last digits, which may differ between processors."""
         both_nan = math.isnan(self.number) and math.isnan(other.number)
         rounds = 1e-6 if "float" in self.kind or "complex" in self.kind else 1e-12
@@ -37,9 +37,9 @@ class Field(NamedTuple):
         return (self.kind, self.text) == (other.kind, other.text) and near
 
 
-def fields_of(value: object, path: str = "") -> dict[str, Field]:
+def fields_of(value: object, path: str = "") -> dict[str, ItemLeaf]:
     """Return the first hundred leaves of an item by their paths, such as ``[0]["image"]``."""
-    found: dict[str, Field] = {}
+    found: dict[str, ItemLeaf] = {}
     for where, field in _walk(value, path, DEEP):
         found[where] = field
         if len(found) == FIELDS_AT_MOST:
@@ -47,7 +47,7 @@ def fields_of(value: object, path: str = "") -> dict[str, Field]:
     return found
 
 
-def _walk(value: object, path: str, deep: int) -> Iterator[tuple[str, Field]]:
+def _walk(value: object, path: str, deep: int) -> Iterator[tuple[str, ItemLeaf]]:
     parts = _parts(value) if deep else None
     if parts is None:
         yield path, _field(value)
@@ -79,7 +79,7 @@ def _parts(value: object) -> list[tuple[str, object]] | None:
     return [(f".{name}", part) for name, part in held.items()] if held else None
 
 
-def _field(value: object) -> Field:
+def _field(value: object) -> ItemLeaf:
     kind = type(value).__name__
     numbers = _numbers(value)
     if numbers is not None:
@@ -88,15 +88,15 @@ def _field(value: object) -> Field:
             if isinstance(value, bool | int | float)
             else f" {tuple(numbers.shape)} {str(numbers.dtype).removeprefix('torch.')}"
         )
-        return Field(kind + shape, weighted(numbers), "", _shown(kind + shape, numbers))
+        return ItemLeaf(kind + shape, weighted(numbers), "", _shown(kind + shape, numbers))
     if isinstance(value, str | bytes):
-        return Field(kind, 0.0, _checksum(value), repr(value[:SHOWN_CHARACTERS]))
+        return ItemLeaf(kind, 0.0, _checksum(value), repr(value[:SHOWN_CHARACTERS]))
     if isinstance(value, set | frozenset):
-        return Field(
+        return ItemLeaf(
             kind, 0.0, _checksum(repr(sorted(map(repr, value)))), f"{kind} of {len(value)}"
         )
     text = kind if callable(value) or " at 0x" in repr(value) else repr(value)
-    return Field(kind, 0.0, _checksum(text), text[:SHOWN_CHARACTERS])
+    return ItemLeaf(kind, 0.0, _checksum(text), text[:SHOWN_CHARACTERS])
 
 
 def _shown(kind: str, numbers: Tensor) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torchbus_sampler.orders.draws import Draws
-from torchbus_sampler.orders.shared import Memory, OrderArray, checksum_of
+from torchbus_sampler.orders.shared import OrderArray, SharedArrays, checksum_of
 
 
 class Order(Protocol):
@@ -66,7 +66,7 @@ class Drawing:
 
     checksum = 0
 
-    def __init__(self, draws: Draws, memory: Memory) -> None:
+    def __init__(self, draws: Draws, memory: SharedArrays) -> None:
         self.total = draws.total
         self._draws = draws
         self._memory = memory
@@ -115,7 +115,7 @@ class Drawing:
 class Chosen(Drawing):
     """The order of SubsetRandomSampler: its indices at the places that are drawn."""
 
-    def __init__(self, draws: Draws, memory: Memory, chosen: Sequence[object]) -> None:
+    def __init__(self, draws: Draws, memory: SharedArrays, chosen: Sequence[object]) -> None:
         super().__init__(draws, memory)
         self._chosen = chosen
         self.checksum = checksum_of(chosen)

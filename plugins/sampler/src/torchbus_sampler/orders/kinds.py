@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from torchbus_sampler.orders.drawing import Chosen, Drawing, Order, Range
 from torchbus_sampler.orders.draws import Permutations, Weighted, WithReplacement
-from torchbus_sampler.orders.shared import Memory
+from torchbus_sampler.orders.shared import SharedArrays
 
 MODULE = "torch.utils.data.sampler"
 
@@ -46,7 +46,7 @@ def is_batching(inner: object) -> TypeGuard[BatchSampler]:
     return type(inner) is BatchSampler and _is_untouched(BatchSampler)
 
 
-def begin(sampler: object, memory: Memory) -> Order:
+def begin(sampler: object, memory: SharedArrays) -> Order:
     """Return the order of a pass that begins now.
 
     It draws a seed if the sampler does, and raises what the sampler raises.
@@ -54,11 +54,11 @@ def begin(sampler: object, memory: Memory) -> Order:
     return MAKE[type(sampler)](sampler, memory)
 
 
-def _sequential(sampler: SequentialSampler, memory: Memory) -> Order:
+def _sequential(sampler: SequentialSampler, memory: SharedArrays) -> Order:
     return Range(len(sampler.data_source))
 
 
-def _random(sampler: RandomSampler, memory: Memory) -> Order:
+def _random(sampler: RandomSampler, memory: SharedArrays) -> Order:
     length, generator, is_local = (
         len(sampler.data_source),
         sampler.generator,
@@ -73,7 +73,7 @@ def _random(sampler: RandomSampler, memory: Memory) -> Order:
     return Drawing(Permutations(length, total, generator, one_more=not is_local), memory)
 
 
-def _subset(sampler: SubsetRandomSampler, memory: Memory) -> Order:
+def _subset(sampler: SubsetRandomSampler, memory: SharedArrays) -> Order:
     length = len(sampler.indices)
     if not length:
         return Range(0)
@@ -82,11 +82,11 @@ def _subset(sampler: SubsetRandomSampler, memory: Memory) -> Order:
     )
 
 
-def _weighted(sampler: WeightedRandomSampler, memory: Memory) -> Order:
+def _weighted(sampler: WeightedRandomSampler, memory: SharedArrays) -> Order:
     return Drawing(Weighted(sampler, _generator(sampler)), memory)
 
 
-MAKE: dict[type, Callable[[Any, Memory], Order]] = {
+MAKE: dict[type, Callable[[Any, SharedArrays], Order]] = {
     SequentialSampler: _sequential,
     RandomSampler: _random,
     SubsetRandomSampler: _subset,
@@ -139,7 +139,7 @@ def _is_alike(make: Callable[[Generator], Any], stop: int) -> bool:
     )
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(3)
-    order = begin(other, Memory())
+    order = begin(other, SharedArrays())
     order.reach(0, len(drawn))
     if stop > len(other):
         order.finish(0)

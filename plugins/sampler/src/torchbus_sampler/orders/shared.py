@@ -32,7 +32,7 @@ TOO_SMALL = (
 )
 
 
-class Memory:
+class SharedArrays:
     """Gives arrays, which the ranks of a node share through ``store``; None if there is one rank.
 
     The first rank that asks draws the array. Ranks that ask meanwhile wait for it. No rank waits
@@ -53,7 +53,7 @@ class Memory:
         if self._store is not None and draws.shared and length >= self._shared_from:
             try:
                 return self._shared(self._store, length, draws)
-            except NoRoom as error:
+            except NoSharedMemory as error:
                 warn(TOO_SMALL.format(length, error, length * 8 / 1e9))
             except NotShared:
                 pass
@@ -83,11 +83,11 @@ class Memory:
         return f"{what}/{self._drawn[what]}"
 
 
-def memory_of(world: World) -> Memory:
+def memory_of(world: World) -> SharedArrays:
     """Return the memory for the ranks of this node."""
     if world.store is None or world.local_world_size < 2:
-        return Memory()
-    return Memory(world.store.within(f"orders/{world.node_rank}"))
+        return SharedArrays()
+    return SharedArrays(world.store.within(f"orders/{world.node_rank}"))
 
 
 TOKEN_BYTES, NUMBER_BYTES = 16, 8
@@ -99,7 +99,7 @@ class NotShared(Exception):
     """Another rank's array is not available: the rank has failed or released it."""
 
 
-class NoRoom(Exception):
+class NoSharedMemory(Exception):
     """There is too little shared memory. The message gives the reason."""
 
 
@@ -130,7 +130,7 @@ class _File:
             weakref.finalize(self, os.close, self.fd)
             os.ftruncate(self.fd, size)
         except (OSError, AttributeError) as error:
-            raise NoRoom(
+            raise NoSharedMemory(
                 getattr(error, "strerror", None) or "this system has no memfd_create"
             ) from error
         import fcntl  # not on every system
@@ -177,7 +177,7 @@ def _drawn(file: _File, length: int, draws: Draws) -> SharedArray:
     try:
         os.posix_fallocate(file.fd, 0, file.size)
     except OSError as error:
-        raise NoRoom(error.strerror) from error
+        raise NoSharedMemory(error.strerror) from error
     view = memoryview(mmap.mmap(file.fd, file.size))
     write(view[HEADER_BYTES:].cast("q"), length, draws.fill)
     state = bytes(draws.generator.get_state().tolist())

@@ -11,7 +11,7 @@ from torchbus.plugin import Share
 
 from torchbus_sampler.order import DividedOrder, chosen
 from torchbus_sampler.orders import kinds
-from torchbus_sampler.orders.shared import Memory
+from torchbus_sampler.orders.shared import SharedArrays
 
 PLACE = struct.Struct("<qqqq")
 
@@ -19,7 +19,7 @@ PLACE = struct.Struct("<qqqq")
 class SlicedOrder(DividedOrder):
     """Reads slices if the sampler is one of torch's, and draws as its base class if not."""
 
-    def __init__(self, *place: Any, memory: Memory) -> None:
+    def __init__(self, *place: Any, memory: SharedArrays) -> None:
         super().__init__(*place)
         self._memory = memory
         self._skipped = 0

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, hookimpl
 
 from torchbus_strategy.groups import Rendezvous
-from torchbus_strategy.parameters.trained import Trained
+from torchbus_strategy.parameters.trained import TrainedParameters
 
 
 @dataclass
@@ -69,7 +69,7 @@ class StepAveraging:
     def __init__(
         self,
         session: Context,
-        trained: Trained,
+        trained: TrainedParameters,
         local: set[int],
         average: Callable[[Sequence[Tensor], float], None],
     ) -> None:

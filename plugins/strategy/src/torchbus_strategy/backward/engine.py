@@ -17,7 +17,7 @@ from torchbus_strategy.loss.terms import Count
 TORCHS = vars(torch.autograd)
 
 
-class Engine(Protocol):
+class BackwardFunction(Protocol):
     """``torch.autograd.backward``, or what the script has put in its place before the session."""
 
     def __call__(
@@ -40,7 +40,7 @@ class Roots(NamedTuple):
     inputs: Sequence[Tensor] | None
 
 
-def engine_run(engine: Engine, header: Tensor, seed: Tensor, roots: Roots) -> None:
+def engine_run(engine: BackwardFunction, header: Tensor, seed: Tensor, roots: Roots) -> None:
     """Call ``engine``, or, for a single scalar, start torch's own engine directly.
 
     Torch's checks of shapes have nothing to find in a scalar, and take longer than a small model's
@@ -57,7 +57,9 @@ def engine_run(engine: Engine, header: Tensor, seed: Tensor, roots: Roots) -> No
     engine([*tensors, header], [*gradients, seed], retain_graph, False, inputs=inputs)
 
 
-def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseException | None:
+def discard(
+    engine: BackwardFunction, roots: Roots, parameters: Sequence[Tensor]
+) -> BaseException | None:
     """Run the backward of a rank without samples, and drop its gradients.
 
     Returns the error that it has raised. The other ranks may have raised it too, and they wait for
@@ -107,7 +109,9 @@ class MeanOverRanks(torch.autograd.Function):
         return gradients[0], None
 
 
-def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: Count) -> float:
+def backward(
+    engine: BackwardFunction, parameters: Sequence[Tensor], roots: Roots, count: Count
+) -> float:
     """Run ``engine`` with ``create_graph=True``, and average its gradients over ranks.
 
     All ranks call it with the same parameters. A gradient that no rank makes stays None. Returns

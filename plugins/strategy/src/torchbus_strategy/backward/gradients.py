@@ -14,12 +14,12 @@ from torchbus.tree import as_list
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.before_step import StepAveraging
-from torchbus_strategy.backward.engine import Engine, Roots, discard, fail
+from torchbus_strategy.backward.engine import BackwardFunction, Roots, discard, fail
 from torchbus_strategy.backward.header import DeviceHeader, Header, Slots
 from torchbus_strategy.backward.loss_counts import LossCounts, scalar_loss
 from torchbus_strategy.backward.reduction import Reduction, Reductions
 from torchbus_strategy.checks.constants import EVERY, Constants
-from torchbus_strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
+from torchbus_strategy.checks.divergence import HeaderCheck, RankFacts, refuse_unlike
 from torchbus_strategy.checks.first_steps import look_at_first
 from torchbus_strategy.compat import gradient as gradient_of
 from torchbus_strategy.compat import (
@@ -29,13 +29,18 @@ from torchbus_strategy.compat import (
     tensor_hooks,
 )
 from torchbus_strategy.loss.gradients import NONE, add_again, stash_gradients
-from torchbus_strategy.loss.held import has_parts, kind_of, weigh_parts, writable_parts
+from torchbus_strategy.loss.intermediate_values import (
+    has_parts,
+    kind_of,
+    weigh_parts,
+    writable_parts,
+)
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
-from torchbus_strategy.parameters.averaging import Local, average
+from torchbus_strategy.parameters.averaging import LocalParameters, average
 from torchbus_strategy.parameters.leaves import OtherLeaves
 from torchbus_strategy.parameters.sync_buffers import SyncBuffers
-from torchbus_strategy.parameters.trained import Trained
+from torchbus_strategy.parameters.trained import TrainedParameters
 from torchbus_strategy.parameters.unsynchronised import Unsynchronised
 
 DISCOVERY_BACKWARDS = 3
@@ -59,7 +64,7 @@ class GradientSync:
         session: Context,
         options: SyncOptions,
         division: Division,
-        make_reductions: Callable[[Trained], Reductions],
+        make_reductions: Callable[[TrainedParameters], Reductions],
         average: Callable[[Sequence[Tensor], float], None] = average,
     ) -> None:
         assert session.job is not None
@@ -71,9 +76,9 @@ class GradientSync:
         self._loss_note = ""
         self._buffers_vary = False
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
-        self._local = Local()
+        self._local = LocalParameters()
         self._lock = threading.Lock()
-        self._trained = Trained(session, options.sync_batchnorm, self._forget)
+        self._trained = TrainedParameters(session, options.sync_batchnorm, self._forget)
         self._leaves = OtherLeaves(session, self._trained.knows)
         self._buffers = SyncBuffers(session, options.sync_buffers, self._trained.known_models)
         self._reductions = make_reductions(self._trained)
@@ -106,7 +111,7 @@ class GradientSync:
     # Backward ------------------------------------------------------------------------------------
 
     @hookimpl
-    def run_backward(self, call: BackwardCall, engine: Engine) -> None:
+    def run_backward(self, call: BackwardCall, engine: BackwardFunction) -> None:
         others = self._leaves.find(call)
         if not (others or self._trained.per_rank.found_any):
             return self._run(call, engine)
@@ -114,7 +119,7 @@ class GradientSync:
             self._run(call, engine)
             self._leaves.fill()
 
-    def _run(self, call: BackwardCall, engine: Engine) -> None:
+    def _run(self, call: BackwardCall, engine: BackwardFunction) -> None:
         count = self._counts.of(call, self._has_local)
         if self._counts.is_usual(count) and self._run_usual(call, engine, count):
             return None
@@ -148,7 +153,7 @@ class GradientSync:
         if held:
             strategy_engine.user_hooks_run(held)
 
-    def _run_usual(self, call: BackwardCall, engine: Engine, count: Count) -> bool:
+    def _run_usual(self, call: BackwardCall, engine: BackwardFunction, count: Count) -> bool:
         """Run a backward of a loss that counts what many before it have counted.
 
         Returns False, and has done nothing, if the call, its gradients or the time for a check ask
@@ -199,7 +204,7 @@ class GradientSync:
         self,
         hooks: strategy_engine.TensorHooks,
         call: BackwardCall,
-        engine: Engine,
+        engine: BackwardFunction,
         count: Count,
     ) -> None:
         """The hooks get the gradients of this backward, once they are common to all ranks."""
@@ -210,7 +215,7 @@ class GradientSync:
             hooks.put_back()
         hooks.run()
 
-    def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
+    def _unsynchronised(self, call: BackwardCall, engine: BackwardFunction, count: Count) -> None:
         """The next synchronised backward, or ``optimizer.step``, averages these gradients."""
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         trained = self._trained.requiring_gradients()
@@ -221,7 +226,7 @@ class GradientSync:
             return fail(discard(engine, roots, trained))
         engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
 
-    def _synchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
+    def _synchronised(self, call: BackwardCall, engine: BackwardFunction, count: Count) -> None:
         reduction = self._reductions.current()
         self._job.wait_in("backward", self._job.backwards + 1)
         count = self._counts.weigh_terms(count)
@@ -248,7 +253,7 @@ class GradientSync:
     def _reduce(
         self,
         reduction: Reduction,
-        engine: Engine,
+        engine: BackwardFunction,
         roots: Roots,
         slots: Slots,
         loss: Tensor | None,
@@ -274,7 +279,7 @@ class GradientSync:
         )
 
     def _roots(
-        self, reduction: Reduction, call: BackwardCall, engine: Engine, count: Count
+        self, reduction: Reduction, call: BackwardCall, engine: BackwardFunction, count: Count
     ) -> tuple[Roots, BaseException | None]:
         """A rank without samples of its own starts from nothing but the header, as a rule.
 
@@ -353,8 +358,8 @@ class GradientSync:
 
     # Around it -----------------------------------------------------------------------------------
 
-    def _facts(self) -> Facts:
-        return Facts(self._job.backwards, self.steps, self._session.share.position)
+    def _facts(self) -> RankFacts:
+        return RankFacts(self._job.backwards, self.steps, self._session.share.position)
 
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:

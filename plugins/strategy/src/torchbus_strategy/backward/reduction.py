@@ -10,12 +10,12 @@ from torch import Tensor
 from torchbus.compat.torch_names import version
 
 from torchbus_strategy.backward import header
-from torchbus_strategy.backward.engine import Engine, Roots, engine_run
+from torchbus_strategy.backward.engine import BackwardFunction, Roots, engine_run
 from torchbus_strategy.backward.header import WEIGHT, Header, Slots, make_header
 from torchbus_strategy.compat import is_sharded, local_part
 from torchbus_strategy.parameters.averaging import dense_gradient
 from torchbus_strategy.parameters.rank0_values import Buffers
-from torchbus_strategy.parameters.trained import Trained
+from torchbus_strategy.parameters.trained import TrainedParameters
 
 Average = Callable[[list[Tensor]], None]
 
@@ -32,7 +32,7 @@ class Reduction(Protocol):
 
     def backward(
         self,
-        engine: Engine,
+        engine: BackwardFunction,
         roots: Roots,
         slots: Slots,
         loss: Tensor | None,
@@ -86,7 +86,7 @@ class AfterBackward:
 
     def backward(
         self,
-        engine: Engine,
+        engine: BackwardFunction,
         roots: Roots,
         slots: Slots,
         loss: Tensor | None,
@@ -153,7 +153,7 @@ class AfterBackward:
 class AllAfterBackward:
     """``AfterBackward`` for whatever parameters require gradients."""
 
-    def __init__(self, trained: Trained, average: Average) -> None:
+    def __init__(self, trained: TrainedParameters, average: Average) -> None:
         self._trained = trained
         self._average = average
         self._made: dict[tuple[int, ...], AfterBackward] = {}

@@ -181,7 +181,7 @@ BALANCES = (
 )
 
 
-class Look(NamedTuple):
+class BackwardReport(NamedTuple):
     """What one rank reports of one backward.
 
     ``kinds``: the nodes that ``values`` come from.
@@ -203,7 +203,7 @@ class Constants:
         compat.check()
         self._session = session
         self._optimizers = optimizers
-        self._looks: dict[int, Look] = {}
+        self._looks: dict[int, BackwardReport] = {}
         self._unlike: dict[tuple[str, ...], tuple[list[tuple[float, ...]], list[int]]] = {}
         self._warned = False
 
@@ -216,7 +216,7 @@ class Constants:
         if backwards >= LOOKS and backwards % EVERY:
             return 0
         kinds, values = read(loss) if loss is not None else ((), ())
-        look = Look(weight, kinds, values, self._optimizers())
+        look = BackwardReport(weight, kinds, values, self._optimizers())
         self._looks = {**dict(list(self._looks.items())[-1:]), progress % MODULUS: look}
         plain = (
             progress,
@@ -232,7 +232,8 @@ class Constants:
         Raises RanksDiverged on all ranks, or warns.
         """
         reported = [
-            Look(*look) for look in self._session.all_gather_object(tuple(self._looks[progress]))
+            BackwardReport(*look)
+            for look in self._session.all_gather_object(tuple(self._looks[progress]))
         ]
         common = set.intersection(*[set(look.settings) for look in reported])
         hyperparameters.compare(

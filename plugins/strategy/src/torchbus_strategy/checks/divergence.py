@@ -35,7 +35,7 @@ NO_BACKWARD = (
 )
 
 
-class Facts(NamedTuple):
+class RankFacts(NamedTuple):
     """The position and facts of a rank."""
 
     backward_calls: int
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
     position: int
 
 
-class Watch(Protocol):
+class HeaderWatch(Protocol):
     """Looks at every header for what all ranks should, or should not, have in common.
 
     The header carries ``input_sum``.
@@ -64,8 +64,8 @@ class HeaderCheck:
     def __init__(
         self,
         session: Context,
-        facts: Callable[[], Facts],
-        watch: Watch,
+        facts: Callable[[], RankFacts],
+        watch: HeaderWatch,
         constants: Constants,
         look: Callable[[list[float]], None],
     ) -> None:
@@ -110,7 +110,7 @@ class HeaderCheck:
 
     def _raise_diverged(self) -> None:
         reported = [
-            Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))
+            RankFacts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))
         ]
         lines = [
             _by_rank(name, [getattr(facts, name) for facts in reported])

@@ -11,7 +11,7 @@ from torchbus import objects
 from torchbus.plugin import Context, LoaderIterator, Origin, hookimpl, warn
 
 from torchbus_strategy.backward import header
-from torchbus_strategy.checks.divergence import Watch
+from torchbus_strategy.checks.divergence import HeaderWatch
 from torchbus_strategy.compat import DATA_ITERATOR
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -127,7 +127,7 @@ REPEATED = (
 )
 
 
-def watch_replicas(session: Context) -> Watch:
+def watch_replicas(session: Context) -> HeaderWatch:
     """Register the checks for ranks that repeat each other's work, and return that of headers."""
     watch = ReplicaWatch(session)
     session.bus.register(watch, "ddp.replicas")

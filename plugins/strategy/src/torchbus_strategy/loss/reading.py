@@ -112,7 +112,7 @@ STACKED_PRODUCTS = ("MulBackward0", "DivBackward0")
 STACKED_DEPTH = 8
 
 
-class Place(NamedTuple):
+class VectorElement(NamedTuple):
     """One number of a vector.
 
     ``loss``: what has made it. ``place``: where it stands. ``over``: what the loop has divided it
@@ -125,14 +125,16 @@ class Place(NamedTuple):
     weighed_by: Node | None = None
 
 
-def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[Place] | None:
+def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[VectorElement] | None:
     """Return the numbers whose sum is that of the vector. None if it holds something else.
 
     Left out are those that need no gradient, and parameters that are added to the vector.
     """
     name, children = type(node).__name__, [child for child, _ in node.next_functions]
     if name in LISTS:
-        stacked = [Place(child, place) for place, child in enumerate(children) if child is not None]
+        stacked = [
+            VectorElement(child, place) for place, child in enumerate(children) if child is not None
+        ]
         return stacked if len(children) == size else None
     if name not in (*ADDED, *STACKED_PRODUCTS) or not depth:
         return None
@@ -146,7 +148,9 @@ def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[Place] 
     return _stacked_product(node, places, size) if len(found) == 1 else None
 
 
-def _stacked_product(node: Node, places: list[Place], size: int) -> list[Place] | None:
+def _stacked_product(
+    node: Node, places: list[VectorElement], size: int
+) -> list[VectorElement] | None:
     """Losses times, or over, numbers or parameters. None if the losses are the divisor."""
     (first, _), *second = node.next_functions
     divides = type(node).__name__ == "DivBackward0"
@@ -159,7 +163,7 @@ def _stacked_product(node: Node, places: list[Place], size: int) -> list[Place] 
     return [place._replace(weighed_by=node) for place in places]
 
 
-def places_of_dot(node: Node) -> list[Place] | None:
+def places_of_dot(node: Node) -> list[VectorElement] | None:
     """Return the numbers of ``torch.dot(weights, torch.stack(losses))``."""
     children = [child for child, _ in node.next_functions if child is not None]
     weights = [one for one in compat.sides_of_dot(node) if one is not None]
@@ -169,7 +173,7 @@ def places_of_dot(node: Node) -> list[Place] | None:
     return places and _times(places, _numbers(weights[0], weights[0].numel()), False)
 
 
-def place_of_select(node: Node) -> list[Place] | None:
+def place_of_select(node: Node) -> list[VectorElement] | None:
     """Return the one number of ``torch.stack(losses)[1]``."""
     sizes, child = compat.sizes(node), node.next_functions[0][0]
     places = places_in(child, sizes[0]) if len(sizes) == 1 and child is not None else None
@@ -178,14 +182,18 @@ def place_of_select(node: Node) -> list[Place] | None:
     ]
 
 
-def _weighed(node: Node, places: list[Place], size: int, divides: bool) -> list[Place] | None:
+def _weighed(
+    node: Node, places: list[VectorElement], size: int, divides: bool
+) -> list[VectorElement] | None:
     """The weights are numbers."""
     given = [getattr(node, name, None) for name in compat.FACTORS]
     number = next((one for one in given if one is not None), None)
     return _times(places, _numbers(number, size), divides)
 
 
-def _times(places: list[Place], factors: list[Number] | None, divides: bool) -> list[Place] | None:
+def _times(
+    places: list[VectorElement], factors: list[Number] | None, divides: bool
+) -> list[VectorElement] | None:
     """What has a weight of 0 is left out."""
     if factors is None:
         return None
@@ -527,7 +535,9 @@ def is_elsewhere(term: Term) -> bool:
     return bool(is_mean and term.number != term.sizes[0])
 
 
-def _stacked(places: list[Place], rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
+def _stacked(
+    places: list[VectorElement], rows: Counted, divisors: Divisors, depth: int
+) -> list[Term]:
     return [
         term
         for one in places
@@ -535,7 +545,7 @@ def _stacked(places: list[Place], rows: Counted, divisors: Divisors, depth: int)
     ]
 
 
-def _in_place(place: Place, found: list[Term]) -> list[Term]:
+def _in_place(place: VectorElement, found: list[Term]) -> list[Term]:
     if place.weighed_by is None:
         return found
     return _weighed_by(place.weighed_by, place.place, found)

@@ -189,7 +189,7 @@ LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
 DATA_OF = {"AddmmBackward0": compat.MAT1, "MmBackward0": compat.SELF}
 
 
-class Samples(NamedTuple):
+class SampleDims(NamedTuple):
     """Where a tensor holds its samples. ``dims``: the dimensions of a tensor that hold samples. Of
     several, all but the first may hold something else: the graph does not show how a dimension that
     was split had been joined. ``related``: something below it puts samples in relation to each
@@ -200,7 +200,7 @@ class Samples(NamedTuple):
     related: bool = False
 
 
-DATA, NONE = Samples((0,)), Samples()
+DATA, NONE = SampleDims((0,)), SampleDims()
 
 
 class Budget:
@@ -215,7 +215,7 @@ class Budget:
         return Budget(False) if self._is_first else self
 
 
-def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples:
+def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> SampleDims:
     """Return where the samples are in the tensor of these ``sizes`` that ``node`` has made."""
     budget = budget or Budget()
     budget.left -= 1
@@ -225,7 +225,7 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
     if name == "AccumulateGrad":
         return NONE if isinstance(node.variable, nn.Parameter) else DATA
     if name in TIME_FIRST:
-        return Samples((1,))
+        return SampleDims((1,))
     if name == "EmbeddingBackward0":
         looked_up = compat.saved(node, compat.INDICES)
         return DATA if looked_up is None else _in_memory(looked_up)
@@ -235,22 +235,22 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
     return found
 
 
-def _in_memory(data: torch.Tensor) -> Samples:
+def _in_memory(data: torch.Tensor) -> SampleDims:
     """Samples were stacked to a batch, so they are what is furthest apart in memory, whatever was
     transposed since then.
     """
     strides = data.stride()
-    return Samples((strides.index(max(strides)),)) if strides else NONE
+    return SampleDims((strides.index(max(strides)),)) if strides else NONE
 
 
-def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """A node that leaves dimensions as they are, as functions of each element and layers do, or a
     loss of several numbers that leaves one.
     """
     is_gradient = type(node).__name__.endswith("BackwardBackward0")  # of a loss, for each sample
     if getattr(node, compat.REDUCTION, 0) and not is_gradient:
         found = _first(node, sizes_of(node, sizes), budget)
-        return Samples((), found.related or bool(found.dims))
+        return SampleDims((), found.related or bool(found.dims))
     place = LAYERS.get(type(node).__name__)
     if place is not None:
         found = samples_in(node.next_functions[place][0], sizes, budget)
@@ -265,28 +265,28 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     return found._replace(related=found.related or _is_of_pairs(each, children, budget))
 
 
-def _is_of_pairs(each: Sequence[Samples], children: Sequence[Any], budget: Budget) -> bool:
+def _is_of_pairs(each: Sequence[SampleDims], children: Sequence[Any], budget: Budget) -> bool:
     """Whether each sample meets each other one by broadcasting, as in ``x[:, None] - x[None]``."""
     first = {one.dims[0] for one in each if one.dims}
     inserted = any(type(child).__name__ == "UnsqueezeBackward0" for child in children)
     return len(first) > 1 and inserted and budget.left >= 0
 
 
-def _joined(found: Iterable[Samples]) -> Samples:
+def _joined(found: Iterable[SampleDims]) -> SampleDims:
     each = list(found)
     dims = dict.fromkeys(dim for one in each for dim in one.dims)
-    return Samples(tuple(dims), any(one.related for one in each))
+    return SampleDims(tuple(dims), any(one.related for one in each))
 
 
 def _without(dims: tuple[int, ...], lost: int) -> tuple[int, ...]:
     return tuple([dim for dim in dims if dim != lost])
 
 
-def _first(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _first(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     return samples_in(node.next_functions[0][0], sizes, budget)
 
 
-def _moved(found: Samples, place: Callable[[int], int | None]) -> Samples:
+def _moved(found: SampleDims, place: Callable[[int], int | None]) -> SampleDims:
     """Where the samples are if each dimension goes to another ``place``, or disappears (None)."""
     places = [place(dim) for dim in found.dims]
     return found._replace(dims=tuple([one for one in places if one is not None]))
@@ -309,7 +309,7 @@ def dims_of(node: Any, count: int) -> set[int]:
     return {compat.signed(one) % max(count, 1) for one in each}
 
 
-def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _reduced(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     before = sizes_of(node)
     found, over = _first(node, before, budget), dims_of(node, len(before))
     keepdim = getattr(node, compat.KEEPDIM, False)
@@ -320,18 +320,18 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         ),
     )
     if found.dims and found.dims[0] in over and not found.related:
-        return Samples(related=True)  # what may be another dimension of them is none
+        return SampleDims(related=True)  # what may be another dimension of them is none
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))
 
 
-def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _ordered(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     result = compat.saved(node, compat.RESULT)
     sizes = sizes_of(node, sizes if result is None else result.shape)
     found, over = _first(node, sizes, budget), dims_of(node, len(sizes))
     return found._replace(related=found.related or (bool(found.dims) and found.dims[0] in over))
 
 
-def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _product(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """A product of matrices: two that hold samples are compared in pairs, or summed over them."""
     (first, _), (second, _) = node.next_functions
     left_sizes, right_sizes = _operands(node, sizes)
@@ -347,7 +347,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     over_samples = columns in left.dims and (second is None or rows in right.dims)
     related = {rows, columns} <= set(dims) or over_samples
     related &= min(dims, default=rows) >= rows  # else each sample has a separate product
-    return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
+    return SampleDims(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 
 
 def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
@@ -362,7 +362,7 @@ def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
     return (*sizes[:-1], inner), (*sizes[:-2], inner, sizes[-1])
 
 
-def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _pairs(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """Distances: of each row of the first from each row of the second."""
     rows, given = len(sizes) - 2, (compat.saved(node, compat.X1), compat.saved(node, compat.X2))
     first, second = [
@@ -374,10 +374,10 @@ def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     moved = [dim + 1 if dim == rows else dim for dim in second.dims]
     dims = tuple(dict.fromkeys((*first.dims, *moved)))
     related = {rows, rows + 1} <= set(dims) and min(dims) == rows
-    return Samples(dims, related or first.related or second.related)
+    return SampleDims(dims, related or first.related or second.related)
 
 
-def _swapped(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _swapped(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     pair = (0, 1) if type(node).__name__ == "TBackward0" else compat.swapped(node)
     order = list(range(len(sizes)))
     if len(order) > 1:
@@ -386,12 +386,12 @@ def _swapped(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     return _in_order(node, sizes, order, budget)
 
 
-def _permuted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _permuted(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     order = [compat.signed(dim) % len(sizes) for dim in compat.order(node)]
     return _in_order(node, sizes, order, budget)
 
 
-def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> Samples:
+def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> SampleDims:
     """Each dimension of the tensor was that one of ``order`` before."""
     if len(order) != len(sizes):  # a broadcast, or an unknown node, has changed their number
         return DATA
@@ -399,7 +399,7 @@ def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> 
     return _moved(_first(node, before, budget), lambda dim: order.index(dim) if dim in order else 0)
 
 
-def _inserted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _inserted(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     new = compat.signed(compat.dim(node)) % max(len(sizes), 1)
     inside = [size for dim, size in enumerate(sizes) if dim != new]
     children = [child for child, _ in node.next_functions if child is not None]
@@ -407,7 +407,7 @@ def _inserted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     return _moved(found, lambda dim: dim + (dim >= new))
 
 
-def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _removed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """One number of a dimension was selected, or a dimension of size 1 was left out."""
     before = sizes_of(node)
     if type(node).__name__ == "SelectBackward0":
@@ -424,7 +424,7 @@ def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     )
 
 
-def _unbound(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _unbound(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     lost = compat.signed(compat.dim(node)) % (len(sizes) + 1)
     before = [*sizes[:lost], 1, *sizes[lost:]]
     found = _first(node, before, budget)
@@ -433,7 +433,7 @@ def _unbound(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     return _moved(found, lambda dim: dim - (dim > lost))
 
 
-def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _viewed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """The elements stay in order: a dimension is found again by those that are inside it."""
     before = sizes_of(node)
     joined = _joined_before(node, sizes)
@@ -500,12 +500,12 @@ def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
     return max(inner, other_inner) < min(mine, other)
 
 
-def _expanded(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _expanded(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     before = sizes_of(node)
     return _moved(_first(node, before, budget), lambda dim: dim + len(sizes) - len(before))
 
 
-def _indexed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _indexed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """A mask makes one dimension of those that it covers; numbers make as many as they have."""
     indices = compat.saved(node, compat.INDICES)
     found = _first(node, sizes_of(node), budget)
@@ -527,16 +527,16 @@ def _indexed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     )
 
 
-def _picked(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _picked(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     return _first(node, sizes_of(node, sizes), budget)
 
 
-def _selected(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _selected(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     found = _first(node, sizes_of(node), budget)
     return found._replace(dims=DATA.dims if found.dims else found.dims)
 
 
-def _diagonal(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+def _diagonal(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     before = sizes_of(node)
     pair = [compat.signed(one) % len(before) for one in compat.diagonal(node)]
     return _moved(
@@ -545,7 +545,7 @@ def _diagonal(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     )
 
 
-Made = Callable[[Any, Sizes, Budget], Samples]
+Made = Callable[[Any, Sizes, Budget], SampleDims]
 MADE_BY: dict[str, Made] = {
     **dict.fromkeys(REDUCING, _reduced),
     **dict.fromkeys(ORDERING, _ordered),

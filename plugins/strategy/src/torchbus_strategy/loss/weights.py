@@ -14,7 +14,6 @@ from torchbus.plugin import Context, Share, UsageError
 from torchbus_strategy import compat
 from torchbus_strategy.batches import only_evaluate
 from torchbus_strategy.loss import messages
-from torchbus_strategy.loss.apart import are_apart
 from torchbus_strategy.loss.clamped import Clamps, unless_clamped
 from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
 from torchbus_strategy.loss.reading import (
@@ -25,6 +24,7 @@ from torchbus_strategy.loss.reading import (
     terms_of,
 )
 from torchbus_strategy.loss.repeated import RepeatedLosses
+from torchbus_strategy.loss.term_samples import are_apart
 from torchbus_strategy.loss.term_weights import (
     TERMS_AT_MOST,
     TermWeights,

@@ -59,7 +59,7 @@ def dense_gradient(parameter: Tensor) -> Tensor:
     return placed_as(gradient.to_dense() if gradient.is_sparse else gradient, parameter)
 
 
-class Local(set[int]):
+class LocalParameters(set[int]):
     """The ids of the parameters that hold such gradients.
 
     ``discarded``: this rank had no samples, and holds nothing.

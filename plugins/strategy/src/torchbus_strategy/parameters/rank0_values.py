@@ -130,7 +130,7 @@ def _chunks(tensors: list[Tensor]) -> list[list[Tensor]]:
     return list(chunks.values())
 
 
-class Entry(NamedTuple):
+class BufferOfModule(NamedTuple):
     """A buffer, and the module that holds it."""
 
     holder: Module
@@ -147,11 +147,11 @@ class Entry(NamedTuple):
         return self.name in STATISTICS
 
 
-def entries_of(models: Iterable[Module]) -> list[Entry]:
+def entries_of(models: Iterable[Module]) -> list[BufferOfModule]:
     """Return the buffers of models, each module's once."""
     modules = {id(module): module for model in models for module in model.modules()}
     return [
-        Entry(module, name, buffer)
+        BufferOfModule(module, name, buffer)
         for module in modules.values()
         for name, buffer in buffers(module).items()
         if buffer is not None
@@ -180,7 +180,7 @@ class Buffers:
         now = [tuple(buffer.shape) for buffer in self._present()]
         return 0 if now == self._agreed else zlib.crc32(repr(now).encode()) % (MODULUS - 1) + 1
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[BufferOfModule]:
         """Return each of them once."""
         unique = {id(entry.tensor): entry for entry in self._entries()}
         return list(unique.values())
@@ -216,9 +216,9 @@ class Buffers:
     def _present(self) -> list[Tensor]:
         return [entry.tensor for entry in self._entries()]
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[BufferOfModule]:
         return [
-            Entry(module, name, buffer)
+            BufferOfModule(module, name, buffer)
             for module in (*self._holders, *self._others)
             for name, buffer in buffers(module).items()
             if buffer is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl, warn
 
-from torchbus_strategy.parameters.rank0_values import Buffers, Entry, entries_of
+from torchbus_strategy.parameters.rank0_values import BufferOfModule, Buffers, entries_of
 
 How: TypeAlias = Literal["rank0", "mean", "sum"]
 WAYS = ("rank0", "mean", "sum")
@@ -60,13 +60,13 @@ class SyncBuffers:
         self._known = known
         self._looks = 0 if session.world.divides_anew else LOOKS
         self._sums = how == "sum" or (isinstance(how, Mapping) and "sum" in how.values())
-        self._common = Common()
+        self._common = CommonBuffers()
         self._counting: set[str] | None = None
         self._has_said = self._is_merged = False
         if self._sums:
             session.bus.register(self, "strategy.sums_of_buffers")
 
-    def _way(self, entry: Entry) -> How:
+    def _way(self, entry: BufferOfModule) -> How:
         if isinstance(self._how, Mapping):
             return self._how.get(entry.label, self._how.get(entry.name, "rank0"))
         return "rank0" if entry.is_statistic and self._how == "sum" else self._how
@@ -89,7 +89,7 @@ class SyncBuffers:
         for entry in self._of_interest():
             self._common.note(entry, replaces=True)
 
-    def _of_interest(self) -> Iterable[Entry]:
+    def _of_interest(self) -> Iterable[BufferOfModule]:
         """The buffers of which the values before a backward are needed."""
         return [
             entry
@@ -116,7 +116,7 @@ class SyncBuffers:
             self._note_all()
             self._is_merged = True
 
-    def _combine(self, entry: Entry) -> None:
+    def _combine(self, entry: BufferOfModule) -> None:
         way, tensor = self._way(entry), entry.tensor.data
         if way == "mean" and tensor.is_floating_point():
             tensor.mul_(self._session.share.weight)  # 1 on every rank if their shares are equal
@@ -126,7 +126,7 @@ class SyncBuffers:
             repeats = self._session.share.weight == 0.0
             tensor.copy_(sum_of_changes(before, before if repeats else tensor))
 
-    def _lost(self, entries: list[Entry], mine: list[Tensor]) -> list[str]:
+    def _lost(self, entries: list[BufferOfModule], mine: list[Tensor]) -> list[str]:
         """The buffers of which this rank's values are in no way in what all ranks have now."""
         return [
             entry.label
@@ -139,7 +139,7 @@ class SyncBuffers:
             and not torch.equal(before.nan_to_num(), entry.tensor.nan_to_num())
         ]
 
-    def _growing_by_samples(self, entries: list[Entry]) -> set[str]:
+    def _growing_by_samples(self, entries: list[BufferOfModule]) -> set[str]:
         """The numbers that grew by the number of this rank's samples, and are to be rank 0's."""
         samples = len(self._session.share.indices)
         return {
@@ -172,7 +172,7 @@ class SyncBuffers:
             warn(text)
 
 
-class Common:
+class CommonBuffers:
     """Copies of the buffers from when they were equal on all ranks."""
 
     def __init__(self) -> None:
@@ -180,12 +180,12 @@ class Common:
             weakref.WeakKeyDictionary()
         )
 
-    def note(self, entry: Entry, replaces: bool = False) -> None:
+    def note(self, entry: BufferOfModule, replaces: bool = False) -> None:
         held = self._held.setdefault(entry.holder, {})
         if replaces or entry.name not in held:
             held[entry.name] = entry.tensor.detach().clone()
 
-    def of(self, entry: Entry) -> Tensor | None:
+    def of(self, entry: BufferOfModule) -> Tensor | None:
         """Return None for another shape: the script has begun the buffer again."""
         before = self._held.get(entry.holder, {}).get(entry.name)
         return before if before is not None and before.shape == entry.tensor.shape else None

@@ -82,7 +82,7 @@ UNLIKE = (
 )
 
 
-class Trained:
+class TrainedParameters:
     """Collects the parameters of optimizers and models.
 
     ``parameters`` are in the order in which they were found, the same on all ranks. ``changed`` is

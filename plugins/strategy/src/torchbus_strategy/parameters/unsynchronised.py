@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context
 
-from torchbus_strategy.parameters.trained import Trained
+from torchbus_strategy.parameters.trained import TrainedParameters
 
 
-class State(TypedDict, total=False):
+class UnsynchronisedState(TypedDict, total=False):
     """``who`` is the rank and the number of ranks; ``indices`` count the trained parameters."""
 
     who: list[int]
@@ -26,12 +26,12 @@ class Unsynchronised:
     ``local`` holds the ids of the parameters that have such gradients.
     """
 
-    def __init__(self, session: Context, trained: Trained, local: set[int]) -> None:
+    def __init__(self, session: Context, trained: TrainedParameters, local: set[int]) -> None:
         self._session = session
         self._trained = trained
         self._local = local
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> UnsynchronisedState:
         """All ranks call it: it averages.
 
         If the order is divided again, a run that resumes gets the batches of an open window again.
@@ -64,7 +64,7 @@ class Unsynchronised:
         )
 
     @torch.no_grad()
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: UnsynchronisedState) -> None:
         self._local.clear()
         if not state:
             return

@@ -23,14 +23,14 @@ refused. A wrong number always does. Linux only: processes are forked.
 
 from __future__ import annotations
 
-from torchbus_testing.conformance.check import Outcome, check
+from torchbus_testing.conformance.check import CaseOutcome, check
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import RULES
 from torchbus_testing.conformance.subject import Subject, other_plugins, other_strategies
 
 __all__ = [
     "RULES",
-    "Outcome",
+    "CaseOutcome",
     "Rule",
     "Subject",
     "check",

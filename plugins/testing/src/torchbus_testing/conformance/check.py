@@ -12,19 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbus_testing.conformance import process
-from torchbus_testing.conformance.judgement import Evidence, Record, first, read_after, read_records
-from torchbus_testing.conformance.process import Request
+from torchbus_testing.conformance.judgement import (
+    Evidence,
+    RunRecord,
+    first,
+    read_after,
+    read_records,
+)
+from torchbus_testing.conformance.process import CheckRequest
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.subject import Subject, missing
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result
 
 LIMIT_S = 90.0
-RunRequest = Callable[[Request], tuple[Result, bool]]
+RunRequest = Callable[[CheckRequest], tuple[Result, bool]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """The outcome of one case.
 
     ``problems``: how the rule is broken; empty if it holds. ``refused``: the words of a refusal,
@@ -61,7 +67,7 @@ def check(
     dtype: str = "float64",
     limit_s: float = LIMIT_S,
     preloaded: tuple[str, ...] = (),
-) -> Outcome:
+) -> CaseOutcome:
     """Run a rule's loop on so many ranks and in one plain process, and compare.
 
     ``dtype``: what the ranks compute in; the plain process always computes in float64. A case that
@@ -69,7 +75,7 @@ def check(
     """
     lacks = tuple(missing(rule.needs))
     if lacks:
-        return Outcome(rule, subject, ranks, missing=lacks)
+        return CaseOutcome(rule, subject, ranks, missing=lacks)
     with tempfile.TemporaryDirectory() as folder:
         run = functools.partial(_run, preloaded, limit_s)
         evidence = _gather(rule, subject, ranks, dtype, run, Path(folder))
@@ -78,8 +84,8 @@ def check(
         reported = (
             (f"refused, and this rule can't be refused: {refusals}",) if rule.essential else ()
         )
-        return Outcome(rule, subject, ranks, reported, refusals)
-    return Outcome(rule, subject, ranks, tuple(rule.judge(evidence)))
+        return CaseOutcome(rule, subject, ranks, reported, refusals)
+    return CaseOutcome(rule, subject, ranks, tuple(rule.judge(evidence)))
 
 
 def _gather(
@@ -91,7 +97,7 @@ def _gather(
     for stage, world_size in enumerate(rule.worlds(ranks)):
         mine = folder / str(stage)
         mine.mkdir()
-        request = Request(rule.name, fields, world_size, stage, dtype, sys.path, str(mine))
+        request = CheckRequest(rule.name, fields, world_size, stage, dtype, sys.path, str(mine))
         evidence = _evidence(request, run(request), reference)
         if not evidence.complete:
             break
@@ -99,19 +105,19 @@ def _gather(
 
 
 @functools.cache
-def _reference(rule: str, subject: str) -> Record:
+def _reference(rule: str, subject: str) -> RunRecord:
     """Run one process: without torchbus, or with a plugin that changes the numbers."""
     with tempfile.TemporaryDirectory() as folder:
-        request = Request(rule, subject, 1, 0, "float64", sys.path, folder)
+        request = CheckRequest(rule, subject, 1, 0, "float64", sys.path, folder)
         result = fork_script(Path(process.__file__), request.written(), timeout_s=LIMIT_S)
         refusal = read_after(Path(folder))["refusal"]
         if refusal:
-            return Record({}, {}, 0.0, 1, refusal=refusal)
+            return RunRecord({}, {}, 0.0, 1, refusal=refusal)
         result.ok()
         return read_records(Path(folder))[0]
 
 
-def _run(preloaded: tuple[str, ...], limit_s: float, request: Request) -> tuple[Result, bool]:
+def _run(preloaded: tuple[str, ...], limit_s: float, request: CheckRequest) -> tuple[Result, bool]:
     """Run the script; False with its result if it was killed for being late."""
     try:
         script = Path(process.__file__)
@@ -120,7 +126,7 @@ def _run(preloaded: tuple[str, ...], limit_s: float, request: Request) -> tuple[
         return Result(1, "", str(late), limit_s, []), False
 
 
-def _evidence(request: Request, run: tuple[Result, bool], reference: Record) -> Evidence:
+def _evidence(request: CheckRequest, run: tuple[Result, bool], reference: RunRecord) -> Evidence:
     mine, (result, ended) = Path(request.folder), run
     return Evidence(
         request.ranks,

@@ -17,7 +17,7 @@ AFTER = "after.json"
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """The record of one rank, or of the plain process.
 
     ``hides_gradients``: it could write no gradients down. ``error``: with what it left the loop, or
@@ -43,8 +43,8 @@ class Evidence:
     """
 
     world_size: int
-    ranks: Mapping[int, Record]
-    reference: Record
+    ranks: Mapping[int, RunRecord]
+    reference: RunRecord
     status: int
     stderr: str
     seconds: float
@@ -81,10 +81,10 @@ def write(path: Path, **found: object) -> None:
     new.rename(path)
 
 
-def read_records(folder: Path) -> dict[int, Record]:
+def read_records(folder: Path) -> dict[int, RunRecord]:
     """The records of all ranks that have left one."""
     return {
-        int(path.stem.removeprefix("rank")): Record(**json.loads(path.read_text()))
+        int(path.stem.removeprefix("rank")): RunRecord(**json.loads(path.read_text()))
         for path in folder.glob("rank*.json")
     }
 
@@ -171,7 +171,7 @@ def _unlike_ranks(evidence: Evidence) -> Iterator[str]:
                 yield f"{name} differs between rank 0 and rank {rank}: {_difference(theirs, ours)}"
 
 
-def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
+def _unlike(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
     """Where a record is not that of the plain process."""
     scale = max([0.0, *(_largest(value) for value in theirs.facts.values())])
     for name in sorted(ours.facts.keys() | theirs.facts.keys()):

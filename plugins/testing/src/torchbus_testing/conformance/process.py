@@ -1,6 +1,6 @@
 """The script of a case: one rule's loop, in a session or in the one plain process.
 
-``check`` runs it with one argument, the fields of a ``Request`` as JSON.
+``check`` runs it with one argument, the fields of a ``CheckRequest`` as JSON.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torchbus.errors import Unsupported, UsageError
 from torchbus_testing.conformance.judgement import AFTER, write
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import find
-from torchbus_testing.conformance.run import Run
+from torchbus_testing.conformance.run import LoopRun
 from torchbus_testing.conformance.subject import Subject
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 
-Loop = Callable[[Run], None]
+Loop = Callable[[LoopRun], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """What ``check`` asks of the script.
 
     ``subject``: the fields of a ``Subject`` as JSON, or "" for the plain process. ``path``: where
@@ -46,13 +46,13 @@ class Request:
         return json.dumps(dataclasses.asdict(self))
 
 
-def main(request: Request) -> None:
+def main(request: CheckRequest) -> None:
     sys.path[:] = request.path
     rule, mine = find(request.rule), Path(request.folder)
     dtype: torch.dtype = getattr(torch, request.dtype)
     loop = rule.prepare(mine)
     if not request.subject:
-        with _recorded(mine, Run(mine.parent, dtype)) as run:
+        with _recorded(mine, LoopRun(mine.parent, dtype)) as run:
             return loop(run)
     before, error = torch_state(), None
     try:
@@ -64,17 +64,17 @@ def main(request: Request) -> None:
         write(mine / AFTER, **_error_fields(error), changed=_changed(before))
 
 
-def _in_session(request: Request, rule: Rule, loop: Loop, dtype: torch.dtype) -> None:
+def _in_session(request: CheckRequest, rule: Rule, loop: Loop, dtype: torch.dtype) -> None:
     mine, objects = Path(request.folder), rule.objects()
     subject = Subject.from_json(request.subject)
     with subject.session(request.ranks, rule.options, objects) as s:
-        run = Run(mine.parent, dtype, s, request.stage, objects)
+        run = LoopRun(mine.parent, dtype, s, request.stage, objects)
         with _recorded(mine, run):
             loop(run)
 
 
 @contextmanager
-def _recorded(folder: Path, run: Run) -> Iterator[Run]:
+def _recorded(folder: Path, run: LoopRun) -> Iterator[LoopRun]:
     """Write what the loop has found, and with what error it ended."""
     error: BaseException | None = None
     try:
@@ -113,4 +113,4 @@ def _changed(before: Mapping[str, object]) -> str:
 
 
 if __name__ == "__main__":
-    main(Request(**json.loads(sys.argv[1])))
+    main(CheckRequest(**json.loads(sys.argv[1])))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchbus_testing.conformance import judgement
 from torchbus_testing.conformance.judgement import Evidence
-from torchbus_testing.conformance.run import Run
+from torchbus_testing.conformance.run import LoopRun
 
 
 def same_world(ranks: int) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ class Rule:
     """
 
     name: str
-    loop: Callable[[Run], None]
+    loop: Callable[[LoopRun], None]
     remedy: str
     options: Mapping[str, object] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -48,11 +48,11 @@ class Rule:
         """The rule, in a sentence."""
         return " ".join((inspect.getdoc(self.loop) or "").split())
 
-    def prepare(self, folder: Path) -> Callable[[Run], None]:
+    def prepare(self, folder: Path) -> Callable[[LoopRun], None]:
         """Run the loop as user code: a session does not treat installed code as the user's loop."""
         script = folder / "loop.py"
         shutil.copyfile(self.loop.__code__.co_filename, script)
-        found: Callable[[Run], None] = runpy.run_path(str(script), run_name="loop")[
+        found: Callable[[LoopRun], None] = runpy.run_path(str(script), run_name="loop")[
             self.loop.__name__
         ]
         return found

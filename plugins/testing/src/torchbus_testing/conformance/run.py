@@ -45,7 +45,7 @@ GRADIENT = "gradient of"
 Batch = tuple[Tensor, ...]
 
 
-class Run:
+class LoopRun:
     """One execution of a loop: on a rank of a session, or in the one plain process.
 
     ``session``: None in the plain process. ``folder``: the same for all stages. ``stage``: from 0,

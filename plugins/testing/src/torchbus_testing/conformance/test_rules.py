@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchbus_testing.conformance import check
-from torchbus_testing.conformance.check import Outcome
+from torchbus_testing.conformance.check import CaseOutcome
 from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.rules import RULES, find
 from torchbus_testing.conformance.subject import (
@@ -91,7 +91,7 @@ def dtype(pytestconfig: pytest.Config) -> str:
     return str(pytestconfig.getoption("--torchbus-dtype"))
 
 
-def judge(outcome: Outcome, report: RecordProperty) -> None:
+def judge(outcome: CaseOutcome, report: RecordProperty) -> None:
     """Pass, and say what was refused; fail with the rule; skip what can't be tried."""
     if outcome.missing:
         pytest.skip(str(outcome))

@@ -9,13 +9,13 @@ from torchbus_verify.causes import cause, weights
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.weights import Fit
 from torchbus_verify.compare.difference import Difference, distance
-from torchbus_verify.laboratory import Laboratory
-from torchbus_verify.record.writing import Record
+from torchbus_verify.record.writing import RankRecord
+from torchbus_verify.variants import Laboratory
 
 NEAR = 1e-3
 
 
-class Gradients:
+class GradientMix:
     """Expresses the gradients of both runs as linear combinations of the ranks' local gradients."""
 
     def __init__(self, lab: Laboratory) -> None:
@@ -48,7 +48,9 @@ class Gradients:
         kind = cause.averaging if fault else cause.weights
         return kind(where, _ratio(needed.weights), _ratio(used))
 
-    def _used(self, ranks: list[Record], plain: Record, number: int) -> tuple[float, ...] | None:
+    def _used(
+        self, ranks: list[RankRecord], plain: RankRecord, number: int
+    ) -> tuple[float, ...] | None:
         """Return the combination that the session's step got, before clipping in both runs."""
         ours, scale = _final(ranks[0], ranks, number), _final(plain, [plain], number)
         if ours is None or scale is None or not ours.fits or not scale.fits or not scale.weights[0]:
@@ -56,7 +58,7 @@ class Gradients:
         return tuple(weight / scale.weights[0] for weight in ours.weights)
 
 
-def _backward_of(first: Difference, plain: Record) -> int:
+def _backward_of(first: Difference, plain: RankRecord) -> int:
     """Return the backward that made the gradient of a step."""
     if first.kind == "loss":
         return first.step
@@ -72,7 +74,7 @@ def _backward_of(first: Difference, plain: Record) -> int:
     return done
 
 
-def _final(record: Record, ranks: list[Record], number: int) -> Fit | None:
+def _final(record: RankRecord, ranks: list[RankRecord], number: int) -> Fit | None:
     """Return the gradient of the first step after a backward, as a combination of the ranks'."""
     begun = False
     for event in record.events:
@@ -83,7 +85,7 @@ def _final(record: Record, ranks: list[Record], number: int) -> Fit | None:
     return None
 
 
-def _shares(ranks: list[Record], plain: Record, number: int) -> tuple[float, ...] | None:
+def _shares(ranks: list[RankRecord], plain: RankRecord, number: int) -> tuple[float, ...] | None:
     """Return the ranks' shares of the samples of a backward."""
     counts = [len(_samples_before(record, number)) for record in ranks]
     whole = len(_samples_before(plain, number))
@@ -92,7 +94,7 @@ def _shares(ranks: list[Record], plain: Record, number: int) -> tuple[float, ...
     return tuple(count / whole for count in counts)
 
 
-def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> bool:
+def _differ_on_one_batch(ranks: list[RankRecord], plain: RankRecord, number: int) -> bool:
     """Whether every rank had the plain run's whole batch, but computed different gradients.
 
     The first batch of a loader may be one that the loop only looks at.
@@ -109,7 +111,7 @@ def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> boo
     )
 
 
-def _samples_before(record: Record, number: int) -> list[Any]:
+def _samples_before(record: RankRecord, number: int) -> list[Any]:
     """Return the last batch that was read before a backward."""
     latest: list[Any] = []
     for event in record.events:
@@ -120,7 +122,7 @@ def _samples_before(record: Record, number: int) -> list[Any]:
     return latest
 
 
-def adds_losses(ranks: list[Record], plain: Record, number: int) -> bool:
+def adds_losses(ranks: list[RankRecord], plain: RankRecord, number: int) -> bool:
     """Whether the plain run's loss is the sum of the ranks' own, and the session's is not."""
     mine = [record.of("backward")[number]["own"] for record in ranks]
     whole = plain.of("backward")[number]["loss"]

@@ -9,12 +9,12 @@ from torchbus_strategy.checks import rounding
 from torchbus_strategy.loss import messages
 from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
-from torchbus_verify.causes.gradients import Gradients
+from torchbus_verify.causes.gradients import GradientMix
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory
 from torchbus_verify.runs.inside import Change, Inside
-from torchbus_verify.runs.run import Run
+from torchbus_verify.runs.run import EndedRun
+from torchbus_verify.variants import WHOLE_BATCHES, Laboratory
 
 ASKED = {
     messages.MAY_BE_NONE: cause.nothing_to_count,
@@ -81,7 +81,7 @@ class Search:
         if warned is not None:
             return [warned]
         if first.kind in ("gradient", "loss", "parameter", "model at the end", "order"):
-            fit = Gradients(self._lab).explain(first, by_parts)
+            fit = GradientMix(self._lab).explain(first, by_parts)
             if fit is not None:
                 return [fit]
         if not by_parts:
@@ -109,7 +109,7 @@ class Search:
         )
 
     def _same(self, removed: frozenset[str], **options: object) -> bool:
-        ours: Run = self._lab.session(removed, **options)
+        ours: EndedRun = self._lab.session(removed, **options)
         plain = self._lab.plain(removed)
         return not ours.status and not self._lab.compared(ours, plain).beyond()
 

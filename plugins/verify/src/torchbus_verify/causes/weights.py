@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchbus_strategy.checks import rounding
-from torchbus_verify.record.writing import Event, Record
+from torchbus_verify.record.writing import Event, RankRecord
 from torchbus_verify.runs.inside import Inside
 
 Gradient = dict[str, Tensor]
@@ -51,14 +51,14 @@ def note(run: Inside) -> None:
     run.steps.before_backward.append(before)
 
 
-def fit(ranks: list[Record], plain: Record, number: int) -> Fit | None:
+def fit(ranks: list[RankRecord], plain: RankRecord, number: int) -> Fit | None:
     """Return the plain run's gradient of one backward; None if a rank has no record of it."""
     target = noted(plain, number)
     return None if target is None else mixture(target, ranks, number, dtype_of_losses(plain))
 
 
 def mixture(
-    target: Gradient, ranks: list[Record], number: int, dtype: torch.dtype = torch.float64
+    target: Gradient, ranks: list[RankRecord], number: int, dtype: torch.dtype = torch.float64
 ) -> Fit | None:
     """Return a gradient as a linear combination of the ranks' local ones of one backward."""
     found = [noted(record, number) for record in ranks]
@@ -79,7 +79,7 @@ def mixture(
     return Fit(tuple(found_weights.tolist()), near and enough, gap)
 
 
-def noted(record: Record, number: int) -> Gradient | None:
+def noted(record: RankRecord, number: int) -> Gradient | None:
     """Return a rank's local gradient of one backward."""
     for event in record.of("own gradient"):
         if event["number"] == number:
@@ -87,14 +87,14 @@ def noted(record: Record, number: int) -> Gradient | None:
     return None
 
 
-def values(record: Record, described: Event) -> Gradient:
+def values(record: RankRecord, described: Event) -> Gradient:
     """Return the tensors of an event."""
     return {
         name: one.values() for name, one in record.tensors(described).items() if one is not None
     }
 
 
-def dtype_of_losses(record: Record) -> torch.dtype:
+def dtype_of_losses(record: RankRecord) -> torch.dtype:
     kinds = [event["dtype"] for event in record.of("backward") if event["dtype"]]
     found: torch.dtype = getattr(torch, kinds[0]) if kinds else torch.float32
     return found

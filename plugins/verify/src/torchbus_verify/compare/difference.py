@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbus_verify.record.writing import Event, Record, Stored
+from torchbus_verify.record.writing import Event, RankRecord, Stored
 
 Named = Mapping[str, Stored | None]
 """None where a parameter has no gradient."""
 
 
-class Gap(NamedTuple):
+class RelativeDifference(NamedTuple):
     """A difference ``relative`` to the largest value; infinite, with ``text``, if incomparable."""
 
     name: str
@@ -30,17 +30,19 @@ def gap(
     theirs: Named,
     floor: float = 0.0,
     sides: tuple[str, str] = ("session", "plain"),
-) -> Gap:
+) -> RelativeDifference:
     """Compare two tensors. Differences below ``floor`` count as zero."""
     if name not in ours or name not in theirs:
-        return Gap(name, math.inf, f"only in the {sides[name not in ours]} run")
+        return RelativeDifference(name, math.inf, f"only in the {sides[name not in ours]} run")
     a, b = ours[name], theirs[name]
     if a is None or b is None:
         text = f"{'no' if a is None else 'a'} gradient, unlike in the {sides[1]} run"
-        return Gap(name, 0.0) if a is b else Gap(name, math.inf, text)
+        return RelativeDifference(name, 0.0) if a is b else RelativeDifference(name, math.inf, text)
     if a.shape != b.shape:
-        return Gap(name, math.inf, f"has the shape {a.shape}, not {b.shape}")
-    return Gap(name, 0.0 if a.checksum == b.checksum else distance(a.values(), b.values(), floor))
+        return RelativeDifference(name, math.inf, f"has the shape {a.shape}, not {b.shape}")
+    return RelativeDifference(
+        name, 0.0 if a.checksum == b.checksum else distance(a.values(), b.values(), floor)
+    )
 
 
 Place = tuple[str, int, int, str]
@@ -141,7 +143,7 @@ def largest_of(stored: dict[str, Stored | None]) -> float:
     )
 
 
-def different(ranks: list[Record]) -> str:
+def different(ranks: list[RankRecord]) -> str:
     """Describe where a rank's parameters first differ from rank 0's; "" if nowhere."""
     for rank, record in enumerate(ranks[1:], start=1):
         for ours, first in zip(record.of("step"), ranks[0].of("step"), strict=False):
@@ -155,7 +157,7 @@ def different(ranks: list[Record]) -> str:
     return ""
 
 
-def local_rows(ranks: list[Record], plain: Record) -> set[str]:
+def local_rows(ranks: list[RankRecord], plain: RankRecord) -> set[str]:
     """Return the parameters with a row for each sample, of which each rank holds its rows."""
     theirs = {name: one for step in plain.of("step") for name, one in step["parameters"].items()}
     held = [
@@ -167,7 +169,7 @@ def local_rows(ranks: list[Record], plain: Record) -> set[str]:
     return {name for name, whole in wanted.items() if _are_rows(shapes[name], whole, len(ranks))}
 
 
-def elsewhere(ranks: list[Record]) -> set[str]:
+def elsewhere(ranks: list[RankRecord]) -> set[str]:
     """Return the parameters that only other ranks' optimizers hold: their states are sharded."""
     held = [
         {name for step in record.of("step") for name, one in step["parameters"].items() if one}
@@ -176,20 +178,20 @@ def elsewhere(ranks: list[Record]) -> set[str]:
     return set().union(*held[1:]) - held[0] if held else set()
 
 
-def hide_gradients(ranks: list[Record]) -> bool:
+def hide_gradients(ranks: list[RankRecord]) -> bool:
     """Whether no step has a gradient that the loop could see: an engine stores them."""
     steps = [step for record in ranks for step in record.of("step")]
     return bool(steps) and not any(one for step in steps for one in step["gradients"].values())
 
 
-def unseen(ranks: list[Record]) -> list[str]:
+def unseen(ranks: list[RankRecord]) -> list[str]:
     """Return those of the names whose values rank 0 lacks even at the end: layers of a pipeline."""
     ends = ranks[0].of("state")[-1:] if ranks else []
     known = {name for end in ends for name, one in end["tensors"].items() if one}
     return sorted(elsewhere(ranks) - known)
 
 
-def replicas(ranks: list[Record]) -> bool:
+def replicas(ranks: list[RankRecord]) -> bool:
     """Whether every rank computed the same sequence of losses before the reduction."""
     losses = [[event["own"] for event in record.of("backward")] for record in ranks]
     return (

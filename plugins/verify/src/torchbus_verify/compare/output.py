@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchbus_strategy.checks import rounding
 from torchbus_verify.compare.difference import distance
-from torchbus_verify.record.writing import Record
-from torchbus_verify.runs.run import Run
+from torchbus_verify.record.writing import RankRecord
+from torchbus_verify.runs.run import EndedRun
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])|\b(?:nan|inf)\b")
 DIGIT = 1.01
@@ -25,7 +25,7 @@ DIGIT = 1.01
 
 
 @dataclass(frozen=True)
-class Line:
+class LineDifference:
     """A line that differs: the session's and the plain run's."""
 
     number: int
@@ -33,23 +33,23 @@ class Line:
     theirs: str
 
 
-def lines_of(record: Record) -> list[str]:
+def lines_of(record: RankRecord) -> list[str]:
     return [event["text"] for event in record.of("line")]
 
 
 def compare_printed(
     ours: list[str], theirs: list[str], volatile: Set[int] = frozenset(), tolerance: float = 0.0
-) -> list[Line]:
+) -> list[LineDifference]:
     """Return the lines that differ, except those that also differ between two plain runs."""
     found = [
-        Line(number, a, b)
+        LineDifference(number, a, b)
         for number, (a, b) in enumerate(zip(ours, theirs, strict=False))
         if number not in volatile and not alike(a, b, tolerance)
     ]
     if len(ours) != len(theirs):
         more, number = (ours, len(theirs)) if len(ours) > len(theirs) else (theirs, len(ours))
         text = more[number]
-        found.append(Line(number, *((text, "") if more is ours else ("", text))))
+        found.append(LineDifference(number, *((text, "") if more is ours else ("", text))))
     return found
 
 
@@ -73,7 +73,7 @@ def volatile(first: list[str], again: list[str]) -> set[int]:
     return {number for number, (a, b) in enumerate(zip(first, again, strict=False)) if a != b}
 
 
-def sums(ours: Line, of_ranks: Iterable[list[str]]) -> bool:
+def sums(ours: LineDifference, of_ranks: Iterable[list[str]]) -> bool:
     """Whether the ranks' values of each differing number add up to the plain run's."""
     lines = [lines[ours.number] for lines in of_ranks if ours.number < len(lines)]
     wanted, found = numbers(ours.theirs), [numbers(one) for one in lines]
@@ -131,7 +131,9 @@ class File:
     torn: bool = False
 
 
-def compare(ours: Run, plain: Run, again: Run | None, allowed: Allowed) -> list[File]:
+def compare(
+    ours: EndedRun, plain: EndedRun, again: EndedRun | None, allowed: Allowed
+) -> list[File]:
     """Compare the files of two runs.
 
     ``again``: a second plain run; names that it does not repeat depend on time or chance.
@@ -152,7 +154,7 @@ def compare(ours: Run, plain: Run, again: Run | None, allowed: Allowed) -> list[
     return found
 
 
-def by_chance(plain: Run, again: Run) -> list[str]:
+def by_chance(plain: EndedRun, again: EndedRun) -> list[str]:
     """Names that differ between two plain runs."""
     return sorted(set(map(str, plain.written)) - set(map(str, again.written)))
 

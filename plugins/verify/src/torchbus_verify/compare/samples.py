@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchbus_verify.record.writing import Record
+from torchbus_verify.record.writing import RankRecord
 
 Batch = tuple[int, int, int]
 """Loader, pass over it, batch of the pass."""
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleComparison:
     """The result of comparing samples.
 
     ``problems``: lost, repeated or reordered samples. ``twice``: datasets that every rank trained
@@ -28,7 +28,9 @@ class Samples:
     divided: tuple[str, ...]
 
 
-def compare(ranks: list[Record], plain: Record, whole: Sequence[str] = ()) -> Samples:
+def compare(
+    ranks: list[RankRecord], plain: RankRecord, whole: Sequence[str] = ()
+) -> SampleComparison:
     """Each batch of the plain run is divided over the ranks, in order, or seen by all of them.
 
     ``whole``: data sets that are known to be evaluated, though gradients are on.
@@ -54,10 +56,10 @@ def compare(ranks: list[Record], plain: Record, whole: Sequence[str] = ()) -> Sa
     extra = _extra(ours, theirs)
     lists = {name: tuple(dict.fromkeys(values)) for name, values in found.items()}
     twice = tuple(name for name in lists["twice"] if name not in lists["divided"])
-    return Samples((*problems, *extra), twice, lists["parts"], lists["divided"])
+    return SampleComparison((*problems, *extra), twice, lists["parts"], lists["divided"])
 
 
-def _batches(record: Record) -> dict[Batch, dict[str, Any]]:
+def _batches(record: RankRecord) -> dict[Batch, dict[str, Any]]:
     return {(one["loader"], one["of_pass"], one["batch"]): one for one in record.of("batch")}
 
 
@@ -81,7 +83,7 @@ def _drop_seen_whole(
                     del batches[key]
 
 
-def _trained(record: Record) -> set[tuple[int, int]]:
+def _trained(record: RankRecord) -> set[tuple[int, int]]:
     """Return the loaders and passes that train: each batch, or all but one, feeds a backward.
 
     A single batch that is read beside another loader's is only looked at."""
@@ -105,7 +107,7 @@ def _trained(record: Record) -> set[tuple[int, int]]:
     }
 
 
-def _after(record: Record, key: tuple[int, int]) -> int:
+def _after(record: RankRecord, key: tuple[int, int]) -> int:
     """Return the number of backwards from the first batch of a pass to the next pass.
 
     Batches may be prefetched.

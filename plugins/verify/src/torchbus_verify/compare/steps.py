@@ -9,7 +9,7 @@ import torch
 
 from torchbus_strategy.checks import rounding
 from torchbus_verify.compare.difference import Comparison, Difference, Place, gap, largest_of
-from torchbus_verify.record.writing import Record, Stored
+from torchbus_verify.record.writing import RankRecord, Stored
 
 TENSORS = {"gradients": "gradient", "parameters": "parameter", "buffers": "buffer"}
 Drift = dict[Place, float]
@@ -17,7 +17,7 @@ Drift = dict[Place, float]
 
 
 def compare(
-    ours: Record, plain: Record, drift: Drift | None = None, *, backwards: bool = True
+    ours: RankRecord, plain: RankRecord, drift: Drift | None = None, *, backwards: bool = True
 ) -> Comparison:
     """Compare two records. ``backwards``: both make the same ones (not where one accumulates)."""
     walk = Walk(ours, plain, drift or {})
@@ -44,7 +44,7 @@ def compare(
 class Walk:
     """Walks both records in parallel."""
 
-    def __init__(self, ours: Record, plain: Record, drift: Drift) -> None:
+    def __init__(self, ours: RankRecord, plain: RankRecord, drift: Drift) -> None:
         self._ours, self._plain, self._drift = ours, plain, drift
         self.found = Comparison()
         self._step = 0

@@ -13,13 +13,13 @@ from torch.utils.data import IterableDataset
 from torchbus.tree import leaves
 
 from torchbus_verify._compat import DATA_ITERATOR, NEXT_INDEX, RESET
-from torchbus_verify.record.writing import Writer
+from torchbus_verify.record.writing import RecordWriter
 
 
-class Batches:
+class BatchRecorder:
     """Writes an event for each batch that the loop gets from a DataLoader."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: RecordWriter) -> None:
         self._writer = writer
         self._loaders: list[Any] = []
         self._passes: list[int] = []

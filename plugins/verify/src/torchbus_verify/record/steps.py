@@ -22,21 +22,21 @@ from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame
 from torchbus.tree import as_list
 
 from torchbus_verify._compat import current_graph_task_id
-from torchbus_verify.record.writing import Writer
+from torchbus_verify.record.writing import RecordWriter
 
 AfterBackward = Callable[[int, dict[str, Tensor]], None]
 BeforeBackward = Callable[[int, Tensor, dict[str, Tensor]], None]
 
 
-class Steps:
+class StepRecorder:
     """The recorder of a rank.
 
     ``before_backward`` and ``after_backward`` are called in each backward.
     """
 
-    def __init__(self, writer: Writer, stopping: Stopping) -> None:
+    def __init__(self, writer: RecordWriter, stopping: Stopping) -> None:
         self._writer, self._stopping = writer, stopping
-        self._names = Names()
+        self._names = TensorNames()
         self._steps: Counter[int] = Counter()
         self._backwards = 0
         self._terms = 1
@@ -154,9 +154,9 @@ class Steps:
 
 
 class Backwards:
-    """Forwards a session's backward events to ``Steps``, after every other plugin."""
+    """Forwards a session's backward events to ``StepRecorder``, after every other plugin."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepRecorder) -> None:
         self._steps = steps
 
     @hookimpl(trylast=True)
@@ -180,7 +180,7 @@ def _number(loss: Tensor | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Names:
+class TensorNames:
     """Names parameters and buffers by the same names in every run of a script."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ AT_MOST = 10
 """One optimizer may make this many times the steps while another one is waited for."""
 
 
-class Enough(BaseException):
+class RecordedEnough(BaseException):
     """Ends the script at once; ``except Exception`` does not catch it, ``finally`` blocks run."""
 
 
@@ -297,9 +297,9 @@ class Stopping:
             return
         fewest = min(self._made.get(one, 0) for one in self.optimizers.values())
         if fewest >= self._wanted or steps >= AT_MOST * self._wanted:
-            raise Enough
+            raise RecordedEnough
 
     def backward_begins(self, number: int) -> None:
         """Count a backward as a step, in a loop without an optimizer."""
         if self._wanted is not None and not self._known and number >= self._wanted:
-            raise Enough
+            raise RecordedEnough

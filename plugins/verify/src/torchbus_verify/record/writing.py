@@ -27,7 +27,7 @@ from torchbus.plugin import Unsupported
 class Printed(io.TextIOBase):
     """Replaces ``sys.stdout``: forwards everything, and records whole lines."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: RecordWriter) -> None:
         self._writer = writer
         self._stream: TextIO = sys.stdout
         self._begun = ""
@@ -94,7 +94,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Record:
+class RankRecord:
     """The record of one rank, for reading."""
 
     folder: Path
@@ -131,7 +131,7 @@ WHOLE_UP_TO = 2**20
 """Of a tensor with more numbers, this many at equal distances are kept, and the norm of all."""
 
 
-class Writer:
+class RecordWriter:
     """Appends events; each is on disk when ``write`` returns, as a rank may end at any time."""
 
     def __init__(self, folder: Path, *, keep_tensors: bool) -> None:
@@ -160,7 +160,7 @@ class Writer:
         """Count a step by the size of a file, which the progress display reads."""
         self._progress.write(b".")
 
-    def with_tensors(self) -> Writer:
+    def with_tensors(self) -> RecordWriter:
         """Return itself, after enabling tensors on every rank."""
         if self._tensors is None:
             self._tensors = open(self._folder / TENSORS, "ab", buffering=0)

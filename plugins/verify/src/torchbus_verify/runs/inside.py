@@ -18,13 +18,13 @@ from torchbus.plugin import Context, TorchbusError, hookimpl
 from torchbus.tree import map_tensors
 
 from torchbus_cli import session_options
-from torchbus_cli.programs import Program
+from torchbus_cli.programs import MainProgram
 from torchbus_redaction.redactor import redacted_traceback
 from torchbus_verify._compat import DATA_ITERATOR
-from torchbus_verify.record.batches import Batches
-from torchbus_verify.record.steps import Enough, Steps, Stopping
-from torchbus_verify.record.writing import Printed, Writer
-from torchbus_verify.runs.writes import Mirror, Writes, WritesOutside
+from torchbus_verify.record.batches import BatchRecorder
+from torchbus_verify.record.steps import RecordedEnough, StepRecorder, Stopping
+from torchbus_verify.record.writing import Printed, RecordWriter
+from torchbus_verify.runs.writes import FolderMirror, RunWrites, WritesOutside
 
 SEED = 20260214
 FAILED, OUTSIDE = "failed.txt", "outside.txt"
@@ -41,13 +41,13 @@ class Contexts:
 
 
 def execute(
-    request: Request, folder: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
+    request: RunRequest, folder: Path, mirror: FolderMirror, alone: bool, changes: Sequence[Change]
 ) -> int:
     """Run the script to its end or to the last step; return the exit status."""
     torch.set_num_threads(1)  # so that sums are the same in every run, and ranks can be forked
     _seed()
     argv = _relative(request, mirror)
-    Writes(mirror, folder, lambda path: _note(folder / OUTSIDE, path)).install()
+    RunWrites(mirror, folder, lambda path: _note(folder / OUTSIDE, path)).install()
     if request.float64:
         install()
     try:
@@ -64,13 +64,13 @@ def execute(
     return _listen(program, session, contexts.found, stopping, folder, changes)
 
 
-def _begin(program: Program, request: Request, contexts: Contexts) -> Any:
+def _begin(program: MainProgram, request: RunRequest, contexts: Contexts) -> Any:
     plugins = [*request.plugins, contexts]
     return program.start(session_options.session_of({**request.options, "plugins": plugins}))
 
 
 def _listen(
-    program: Program,
+    program: MainProgram,
     session: Any,
     context: Context | None,
     stopping: Stopping,
@@ -78,25 +78,26 @@ def _listen(
     changes: Sequence[Change],
 ) -> int:
     rank = 0 if context is None else context.world.rank
-    writer = Writer(folder / f"rank{rank}", keep_tensors=rank == 0)
-    printed, steps = Printed(writer), Steps(writer, stopping)
+    writer = RecordWriter(folder / f"rank{rank}", keep_tensors=rank == 0)
+    printed, steps = Printed(writer), StepRecorder(writer, stopping)
     printed.install()
-    Batches(writer).install()
+    BatchRecorder(writer).install()
     steps.install(context)
     for change in changes:
         change(Inside(rank, context, steps, writer))
     error = _run(program)
     ended = error is None or (isinstance(error, SystemExit) and not error.code)
-    if ended or isinstance(error, Enough):
+    if ended or isinstance(error, RecordedEnough):
         steps.finish()
     printed.remove()
     writer.write(
-        "end", how="stopped" if isinstance(error, Enough) else "ended" if ended else "failed"
+        "end",
+        how="stopped" if isinstance(error, RecordedEnough) else "ended" if ended else "failed",
     )
-    return _close(session, None if ended or isinstance(error, Enough) else error, folder)
+    return _close(session, None if ended or isinstance(error, RecordedEnough) else error, folder)
 
 
-def _run(program: Program) -> BaseException | None:
+def _run(program: MainProgram) -> BaseException | None:
     try:
         exec(program.code, vars(program.main))
     except BaseException as error:
@@ -120,7 +121,7 @@ def _close(session: Any, error: BaseException | None, folder: Path) -> int:
     return 1
 
 
-def _relative(request: Request, mirror: Mirror) -> list[str]:
+def _relative(request: RunRequest, mirror: FolderMirror) -> list[str]:
     """Return the script's path in the mirror."""
     first, *remaining = request.argv
     path = os.path.realpath(os.path.join(mirror.original, first))
@@ -162,7 +163,7 @@ ARITHMETIC = (
 WINDOW = "accumulate_grad_batches"
 
 
-def of(request: Request) -> tuple[Request, tuple[Change, ...]]:
+def of(request: RunRequest) -> tuple[RunRequest, tuple[Change, ...]]:
     """Change the request of the reference run."""
     given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
     if request.options.get("scale_lr") is not None:
@@ -171,23 +172,23 @@ def of(request: Request) -> tuple[Request, tuple[Change, ...]]:
     return replace(request, plugins=(), options={"strategy": None, "devices": 1, **given}), changes
 
 
-def is_plain(request: Request) -> bool:
+def is_plain(request: RunRequest) -> bool:
     """Whether it runs the script without a session."""
     return not any(name in request.options for name in ARITHMETIC)
 
 
-def window(request: Request) -> int:
+def window(request: RunRequest) -> int:
     """Number of batches that the session accumulates."""
     given = request.options.get(WINDOW, 1)
     return given if isinstance(given, int) else 1
 
 
-def same_backwards(request: Request) -> bool:
+def same_backwards(request: RunRequest) -> bool:
     """Whether both runs see the same batches in the same backwards."""
     return WINDOW not in request.options
 
 
-def describe_plain(request: Request) -> str:
+def describe_plain(request: RunRequest) -> str:
     """Its name in a report."""
     plain = "the plain run" if is_plain(request) else "one rank under the same options"
     return (
@@ -259,7 +260,7 @@ Change = Callable[["Inside"], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """The script, its session, and the number of steps to compare."""
 
     argv: tuple[str, ...]
@@ -278,16 +279,16 @@ class Request:
         given = self.options.get("devices")
         return len(given) if isinstance(given, list) else given if isinstance(given, int) else 2
 
-    def in_float64(self) -> Request:
+    def in_float64(self) -> RunRequest:
         return replace(self, float64=True)
 
-    def in_local_precision(self) -> Request:
+    def in_local_precision(self) -> RunRequest:
         return replace(self, float64=False)
 
-    def with_options(self, **options: object) -> Request:
+    def with_options(self, **options: object) -> RunRequest:
         return replace(self, options={**self.options, **options})
 
-    def with_whole_batches(self) -> Request:
+    def with_whole_batches(self) -> RunRequest:
         """Let every rank train on the script's whole batches."""
         retained = {
             name: value
@@ -304,7 +305,7 @@ class Inside:
     rank: int
     session: Any
     """Of the run under the session; None in the plain one."""
-    steps: Steps
-    """Receives backwards (``record.steps.Steps``)."""
-    writer: Writer
+    steps: StepRecorder
+    """Receives backwards (``record.steps.StepRecorder``)."""
+    writer: RecordWriter
     """Writes events into the record."""

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchbus_verify._compat import clear_exit_functions, run_exit_functions
-from torchbus_verify.record.writing import PROGRESS, Record
+from torchbus_verify.record.writing import PROGRESS, RankRecord
 from torchbus_verify.runs import inside
-from torchbus_verify.runs.inside import Change, Request
-from torchbus_verify.runs.writes import Mirror
+from torchbus_verify.runs.inside import Change, RunRequest
+from torchbus_verify.runs.writes import FolderMirror
 
 Watch = Callable[[int], None]
 """Called with the number of steps so far, a few times a second."""
 
 
 @dataclass(frozen=True)
-class Run:
+class EndedRun:
     """The results of a run that has ended."""
 
     folder: Path
@@ -35,16 +35,16 @@ class Run:
     written: tuple[Path, ...]
 
     @cached_property
-    def ranks(self) -> list[Record]:
+    def ranks(self) -> list[RankRecord]:
         return [
-            Record(path)
+            RankRecord(path)
             for path in sorted(self.folder.glob("rank*"), key=lambda one: int(one.name[4:]))
         ]
 
     @property
-    def first(self) -> Record:
+    def first(self) -> RankRecord:
         """The record of rank 0."""
-        return self.ranks[0] if self.ranks else Record(self.folder / "rank0")
+        return self.ranks[0] if self.ranks else RankRecord(self.folder / "rank0")
 
     @property
     def failure(self) -> str:
@@ -68,16 +68,16 @@ class Run:
 
 
 def run(
-    request: Request,
+    request: RunRequest,
     folder: Path,
     *,
     alone: bool,
     changes: Sequence[Change] = (),
     watch: Watch = lambda steps: None,
-) -> Run:
+) -> EndedRun:
     """Run the script without a session (``alone``) or with it, in a new ``folder``."""
     folder.mkdir(parents=True)
-    mirror = Mirror(request.folder, folder / "work")
+    mirror = FolderMirror(request.folder, folder / "work")
     mirror.make()
     begun_s = time.monotonic()
     sys.stdout.flush()
@@ -90,7 +90,9 @@ def run(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    return Run(folder, mirror.place, status, time.monotonic() - begun_s, tuple(mirror.written()))
+    return EndedRun(
+        folder, mirror.place, status, time.monotonic() - begun_s, tuple(mirror.written())
+    )
 
 
 def _wait(pid: int, folder: Path, watch: Watch) -> int:
@@ -106,7 +108,7 @@ def _wait(pid: int, folder: Path, watch: Watch) -> int:
 
 
 def _become(
-    request: Request, folder: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
+    request: RunRequest, folder: Path, mirror: FolderMirror, alone: bool, changes: Sequence[Change]
 ) -> NoReturn:
     """Run the script in this forked process."""
     gc.freeze()  # not the script's objects: no session searches them

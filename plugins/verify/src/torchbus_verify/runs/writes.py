@@ -43,10 +43,10 @@ class WritesOutside(BaseException):
     """Raised for a write outside of the run's folder. ``except Exception`` does not catch it."""
 
 
-class Writes:
+class RunWrites:
     """Watches the writes of one run. ``say`` is called with the path that ended it."""
 
-    def __init__(self, mirror: Mirror, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, mirror: FolderMirror, folder: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._say = mirror, say
         home = os.path.expanduser("~")
         caches = [os.path.join(home, name) for name in (".cache", ".config", ".triton", ".nv")]
@@ -112,7 +112,7 @@ class Writes:
         return folder if self._mirror.contains(folder) else os.path.realpath(folder)
 
 
-class Mirror:
+class FolderMirror:
     """Mirrors ``original``, which is never written to, in ``place``."""
 
     def __init__(self, original: Path, place: Path) -> None:

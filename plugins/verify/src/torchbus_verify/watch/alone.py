@@ -18,7 +18,7 @@ from torchbus_strategy.checks import rounding
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.compare.difference import distance
-from torchbus_verify.watch.calls import Calls, gradients
+from torchbus_verify.watch.calls import CallRecorder, gradients
 
 Gradients = dict[str, Tensor]
 SHOWN = 3
@@ -144,7 +144,7 @@ class Noted:
     found: Gradients
     local: Gradients
     weight: float
-    calls: Calls
+    calls: CallRecorder
 
 
 def compare(session: Context, findings: Findings, step: int, noted: Noted) -> None:
@@ -228,7 +228,7 @@ class MadeAgain:
     """
 
     def __init__(
-        self, reported: list[RankReport], local: Gradients, held: Gradients, calls: Calls
+        self, reported: list[RankReport], local: Gradients, held: Gradients, calls: CallRecorder
     ) -> None:
         self.whole: Gradients = {}
         self.cannot = next((one.calls for one in reported if isinstance(one.calls, str)), "")
@@ -242,7 +242,7 @@ class MadeAgain:
         except Exception as error:  # a forward may do anything; the loop must continue
             self.cannot = f"{type(error).__name__}: {error}"
 
-    def _make(self, calls: Calls, names: dict[int, str]) -> None:
+    def _make(self, calls: CallRecorder, names: dict[int, str]) -> None:
         for rank, reported in enumerate(self._reports):
             assert isinstance(reported.calls, bytes)
             made = gradients(pickle.loads(reported.calls), calls.modules, names)

@@ -27,7 +27,7 @@ from torchbus_verify._compat import COLLECTIVES, DispatchMode, current_graph_tas
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """One call.
 
     ``module``: its index in the list of modules, equal on all ranks. ``gradients``: those of the
@@ -42,10 +42,10 @@ class Call:
     named: dict[str, object] = field(default_factory=dict)
     gradients: list[Tensor | None] = field(default_factory=list)
 
-    def on(self, device: torch.device | str) -> Call:
+    def on(self, device: torch.device | str) -> RecordedCall:
         """Return a copy on another device. Random states stay on the host."""
         move: Callable[[Any], Any] = lambda value: map_tensors(value, lambda one: one.to(device))  # noqa: E731
-        return Call(
+        return RecordedCall(
             self.module,
             move(self.inputs),
             self.random,
@@ -56,7 +56,7 @@ class Call:
         )
 
 
-class Calls:
+class CallRecorder:
     """Records the outermost calls of trained models, on one rank, during a checked step.
 
     ``modules``: returns the models and their parts. If there are none yet, the first call asks
@@ -67,7 +67,7 @@ class Calls:
         self._modules = modules
         self.modules = modules()
         self._places: dict[int, int] = {}
-        self._made: list[Call] = []
+        self._made: list[RecordedCall] = []
         self._inside: list[Module] = []
         self.terms = 1
         self.autocast: set[torch.dtype] = set()
@@ -87,7 +87,7 @@ class Calls:
             hook.remove()
         self._made, self._inside, self.modules, self._places = [], [], [], {}
 
-    def of_backward(self) -> list[Call]:
+    def of_backward(self) -> list[RecordedCall]:
         """Return the calls that the backward went through, on the host."""
         return [one.on("cpu") for one in self._made if any(g is not None for g in one.gradients)]
 
@@ -112,7 +112,7 @@ class Calls:
             return
         self._inside.append(module)
         self._made.append(
-            Call(
+            RecordedCall(
                 place,
                 map_tensors(inputs, _copied),
                 random_streams.read(),
@@ -137,7 +137,7 @@ class Calls:
             one.register_hook(_noting(made, place))
 
 
-def _noting(made: Call, place: int) -> Callable[[Tensor], None]:
+def _noting(made: RecordedCall, place: int) -> Callable[[Tensor], None]:
     def note(gradient: Tensor) -> None:
         before = made.gradients[place]
         made.gradients[place] = gradient.detach() if before is None else before + gradient.detach()
@@ -163,10 +163,12 @@ def _autocast(module: Module) -> torch.dtype | None:
 Gradients = dict[str, Tensor]
 
 
-def gradients(calls: Sequence[Call], modules: Sequence[Module], names: dict[int, str]) -> Gradients:
+def gradients(
+    calls: Sequence[RecordedCall], modules: Sequence[Module], names: dict[int, str]
+) -> Gradients:
     """Return the parameters' gradients from these calls by name. ``names``: by parameter id."""
     total: Gradients = {}
-    mode: Any = Silent()  # type: ignore[no-untyped-call]
+    mode: Any = BlockedCollectives()  # type: ignore[no-untyped-call]
     with _as_before(modules), mode:
         for call in calls:
             for name, one in _of(call, modules[call.module], names).items():
@@ -174,7 +176,7 @@ def gradients(calls: Sequence[Call], modules: Sequence[Module], names: dict[int,
     return total
 
 
-def _of(call: Call, module: Module, names: dict[int, str]) -> Gradients:
+def _of(call: RecordedCall, module: Module, names: dict[int, str]) -> Gradients:
     parameters = {
         name: one.detach().requires_grad_(one.requires_grad)
         for name, one in module.named_parameters()
@@ -209,11 +211,11 @@ def _derived(
     return {name: one for name, one in zip(wanted, found, strict=True) if one is not None}
 
 
-def _in_autocast(call: Call, device: torch.device) -> Any:
+def _in_autocast(call: RecordedCall, device: torch.device) -> Any:
     return nullcontext() if call.autocast is None else torch.autocast(device.type, call.autocast)
 
 
-class Silent(DispatchMode):
+class BlockedCollectives(DispatchMode):
     """Blocks collectives inside: the other ranks do not take part."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,9 +15,9 @@ from torchbus.plugin import BackwardCall, Context, Unsupported, UsageError, expe
 
 from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.weights import LossWeights
-from torchbus_verify.record.steps import Names
+from torchbus_verify.record.steps import TensorNames
 from torchbus_verify.watch.alone import Findings, Gradients, Noted, compare
-from torchbus_verify.watch.calls import Calls, dense
+from torchbus_verify.watch.calls import CallRecorder, dense
 
 UNKNOWN = float("nan")
 
@@ -29,10 +29,12 @@ class CheckedStep:
     A hook at the loss notes by how much the session weighs it.
     """
 
-    def __init__(self, session: Context, trained: Trained, findings: Findings, number: int) -> None:
+    def __init__(
+        self, session: Context, trained: TrainedModels, findings: Findings, number: int
+    ) -> None:
         self.number = number
         self._session, self._trained, self._findings = session, trained, findings
-        self._calls = Calls(trained.modules)
+        self._calls = CallRecorder(trained.modules)
         self._held: dict[str, Tensor] = {}
         self._before: Gradients = {}
         self._local: Gradients = {}
@@ -119,13 +121,13 @@ def _made(gradient: Tensor, before: Tensor | None) -> Tensor:
     return dense(gradient if before is None else gradient - before)
 
 
-class Trained:
+class TrainedModels:
     """Tracks optimizers, and finds their models on request, once in a checked step."""
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._others: list[weakref.ref[Tensor]] = []
-        self._names = Names()
+        self._names = TensorNames()
 
     def add(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         """``optimizer`` is None for parameters that were adopted without one."""
@@ -177,7 +179,7 @@ class VerifyEvery:
         self._every = verify_every
         self._findings = Findings()
         self._session: Context | None = None
-        self._trained: Trained | None = None
+        self._trained: TrainedModels | None = None
         self._step: CheckedStep | None = None
 
     @hookimpl(trylast=True)
@@ -185,7 +187,7 @@ class VerifyEvery:
         if session.world_size == 1:
             return
         loss_reduction = _checked(session, self._every)
-        self._session, self._trained = session, Trained()
+        self._session, self._trained = session, TrainedModels()
         session.steps.follow()
         self._findings.is_sum = loss_reduction == "sum"
         if loss_reduction == "auto":

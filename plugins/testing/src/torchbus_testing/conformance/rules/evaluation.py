@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, Run
+from torchbus_testing.conformance.run import BATCH, LoopRun
 from torchbus_testing.conformance.subject import missing
 
 
-def evaluation(run: Run) -> None:
+def evaluation(run: LoopRun) -> None:
     """Under no_grad every rank sees all samples, so the script's own sums are right."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -33,7 +33,7 @@ def evaluation(run: Run) -> None:
     run.note_state(model=model)
 
 
-def random_numbers(run: Run) -> None:
+def random_numbers(run: LoopRun) -> None:
     """From the first backward of a pass on each rank draws its own numbers in training. In
     evaluation and after the pass, all ranks draw the same.
     """
@@ -51,13 +51,13 @@ def random_numbers(run: Run) -> None:
     run.note("ranks draw the same after the pass", _draw_alike(run))
 
 
-def _draw_alike(run: Run) -> bool:
+def _draw_alike(run: LoopRun) -> bool:
     """Whether the next numbers are the same on all ranks."""
     drawn = torch.rand(4)
     return run.is_alone or all(torch.equal(one, drawn) for one in run.here.all_gather(drawn))
 
 
-def order(run: Run) -> None:
+def order(run: LoopRun) -> None:
     """Noise in training does not change the order of the data, which is the same on all ranks."""
     model = run.model()
     optimizer = run.optimizer(model)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchbus_testing.conformance import judgement
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, Run
+from torchbus_testing.conformance.run import BATCH, LoopRun
 
 
 class Planned(Exception):
@@ -17,7 +17,7 @@ def _fail(gradient: Tensor) -> Tensor:
     raise Planned("in backward")
 
 
-def error_in_forward(run: Run) -> None:
+def error_in_forward(run: LoopRun) -> None:
     """A loop may catch an error of forward, skip the batch, and continue."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -34,7 +34,7 @@ def error_in_forward(run: Run) -> None:
     run.note_state(model=model)
 
 
-def error_in_backward(run: Run) -> None:
+def error_in_backward(run: LoopRun) -> None:
     """A loop may catch an error of backward, clear the gradients, and continue."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -52,7 +52,7 @@ def error_in_backward(run: Run) -> None:
     run.note_state(model=model)
 
 
-def error_on_one_rank(run: Run) -> None:
+def error_on_one_rank(run: LoopRun) -> None:
     """An error on one rank ends all ranks within seconds, and is shown; torch is unchanged."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -64,12 +64,12 @@ def error_on_one_rank(run: Run) -> None:
         optimizer.step()
 
 
-def left_out(run: Run) -> int:
+def left_out(run: LoopRun) -> int:
     """The number of the batch that this rank leaves out: not the same on all ranks."""
     return 1 + min(run.rank, 1)
 
 
-def diverged(run: Run) -> None:
+def diverged(run: LoopRun) -> None:
     """Ranks that leave out different batches raise RanksDiverged, even if they call backward
     equally often.
     """
@@ -84,7 +84,7 @@ def diverged(run: Run) -> None:
     run.note_state(model=model)
 
 
-def uneven_steps(run: Run) -> None:
+def uneven_steps(run: LoopRun) -> None:
     """A rank that steps without backward, while another one calls backward, ends in an error."""
     model = run.model()
     optimizer = run.optimizer(model)

@@ -8,12 +8,12 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, FEATURES, HIDDEN, OUTPUTS, Batch, Run
+from torchbus_testing.conformance.run import BATCH, FEATURES, HIDDEN, OUTPUTS, Batch, LoopRun
 
 LIMIT = 0.05
 
 
-def clip_in_loop(run: Run) -> None:
+def clip_in_loop(run: LoopRun) -> None:
     """Gradients are final after backward: the loop clips by the norm over all samples."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -27,7 +27,7 @@ def clip_in_loop(run: Run) -> None:
     run.note("norms", norms)
 
 
-def clip_by_plugin(run: Run) -> None:
+def clip_by_plugin(run: LoopRun) -> None:
     """With gradient_clip_val, each real step has clipped gradients."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -43,7 +43,7 @@ def clip_by_plugin(run: Run) -> None:
 class Branches(nn.Module):
     """Samples whose first number is positive take a separate branch; one part is not used."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoopRun) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.all = nn.Linear(FEATURES, OUTPUTS).to(run.dtype)
@@ -59,7 +59,7 @@ class Branches(nn.Module):
         return y.index_add(0, places, self.some(x[places]))
 
 
-def uneven_use(run: Run) -> None:
+def uneven_use(run: LoopRun) -> None:
     """Only some ranks may use a parameter. A gradient that no rank has stays None."""
     model = Branches(run)
     optimizer = run.optimizer(model)
@@ -73,7 +73,7 @@ def uneven_use(run: Run) -> None:
     run.note("unused has no gradient", all(p.grad is None for p in model.unused.parameters()))
 
 
-def two_forwards(run: Run) -> None:
+def two_forwards(run: LoopRun) -> None:
     """Two forwards may come before one backward, and a graph may be used twice."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -89,7 +89,7 @@ def two_forwards(run: Run) -> None:
 class LocalMethods(nn.Module):
     """Trained by another method than forward."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoopRun) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(FEATURES, HIDDEN).to(run.dtype)
@@ -101,7 +101,7 @@ class LocalMethods(nn.Module):
         return F.mse_loss(F.linear(hidden, self.second.weight, self.second.bias), y)
 
 
-def other_methods(run: Run) -> None:
+def other_methods(run: LoopRun) -> None:
     """The loop may reach parameters by any method, by parts of a model, and by bare weights."""
     model = LocalMethods(run)
     optimizer = run.optimizer(model)
@@ -112,7 +112,7 @@ def other_methods(run: Run) -> None:
     run.note_state(model=model)
 
 
-def shared_weights(run: Run) -> None:
+def shared_weights(run: LoopRun) -> None:
     """A parameter that a model uses in two places has one gradient."""
     model = run.model()
     model.append(nn.Linear(OUTPUTS, HIDDEN).to(run.dtype))

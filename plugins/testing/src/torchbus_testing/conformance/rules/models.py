@@ -7,10 +7,10 @@ from torch import nn
 from torch.optim import SGD
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, FEATURES, HIDDEN, OUTPUTS, Run
+from torchbus_testing.conformance.run import BATCH, FEATURES, HIDDEN, OUTPUTS, LoopRun
 
 
-def two_optimizers(run: Run) -> None:
+def two_optimizers(run: LoopRun) -> None:
     """Two models and two optimizers take turns, as in a GAN; one loss goes through both models."""
     maker, judge = run.model(), run.model(seed=1)
     shrink = nn.Linear(OUTPUTS, FEATURES).to(run.dtype)
@@ -27,7 +27,7 @@ def two_optimizers(run: Run) -> None:
     run.note_state(maker=maker, shrink=shrink, judge=judge)
 
 
-def two_models(run: Run) -> None:
+def two_models(run: LoopRun) -> None:
     """One optimizer holds two models, as of an encoder and a decoder."""
     encoder = run.model()
     decoder = nn.Sequential(nn.Linear(OUTPUTS, HIDDEN), nn.Linear(HIDDEN, OUTPUTS)).to(run.dtype)
@@ -39,7 +39,7 @@ def two_models(run: Run) -> None:
     run.note_state(encoder=encoder, decoder=decoder)
 
 
-def frozen(run: Run) -> None:
+def frozen(run: LoopRun) -> None:
     """Parameters may be frozen from the start, and frozen and thawed later."""
     model = run.model()
     model[0].bias.requires_grad_(False)
@@ -52,7 +52,7 @@ def frozen(run: Run) -> None:
     run.note_state(model=model)
 
 
-def late_parameters(run: Run) -> None:
+def late_parameters(run: LoopRun) -> None:
     """An optimizer may get more parameters in the middle of training."""
     model, late = run.model(), nn.Linear(OUTPUTS, OUTPUTS).to(run.dtype)
     optimizer = run.optimizer(model)
@@ -66,7 +66,7 @@ def late_parameters(run: Run) -> None:
     run.note_state(model=model, late=late)
 
 
-def schedule(run: Run) -> None:
+def schedule(run: LoopRun) -> None:
     """Schedulers advance once per call, and all ranks decide the same about a metric."""
     model = run.model()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, Run
+from torchbus_testing.conformance.run import BATCH, LoopRun
 
 LEFT = 5
 """Samples of a last batch that two and three ranks can't share evenly."""
 
 
-def train(run: Run, size: int, *, batch: int = BATCH, epochs: int = 2) -> None:
+def train(run: LoopRun, size: int, *, batch: int = BATCH, epochs: int = 2) -> None:
     """A plain loop, and what it leads to."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -34,22 +34,22 @@ def train(run: Run, size: int, *, batch: int = BATCH, epochs: int = 2) -> None:
     run.note("steps", len(losses))
 
 
-def one_process(run: Run) -> None:
+def one_process(run: LoopRun) -> None:
     """N ranks with batch B end with the parameters of one process with batch N * B."""
     train(run, 2 * BATCH)
 
 
-def ragged_end(run: Run) -> None:
+def ragged_end(run: LoopRun) -> None:
     """In a batch that the ranks share unevenly, each gradient counts by its samples."""
     train(run, BATCH + LEFT)
 
 
-def no_samples(run: Run) -> None:
+def no_samples(run: LoopRun) -> None:
     """A rank without samples in the last batch repeats some, and its gradient counts nothing."""
     train(run, BATCH + 1)
 
 
-def not_a_number(run: Run) -> None:
+def not_a_number(run: LoopRun) -> None:
     """The gradient of a rank without samples is replaced by zeros, even if it is not a number."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -62,7 +62,7 @@ def not_a_number(run: Run) -> None:
     run.note_state(model=model)
 
 
-def global_batch(run: Run) -> None:
+def global_batch(run: LoopRun) -> None:
     """With batch="global", the ranks divide the script's own batch, evenly or not."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -86,7 +86,7 @@ class Scaled(nn.Module):
         return y
 
 
-def first_values(run: Run) -> None:
+def first_values(run: LoopRun) -> None:
     """Before their first use, all ranks get rank 0's parameters and buffers."""
     model = Scaled(run.model(seed=run.rank), torch.rand(3).to(run.dtype))
     optimizer = run.optimizer(model)
@@ -97,7 +97,7 @@ def first_values(run: Run) -> None:
     run.note_state(model=model)
 
 
-def loss_value(run: Run) -> None:
+def loss_value(run: LoopRun) -> None:
     """After backward, the loss holds the mean over the samples of all ranks."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -111,13 +111,13 @@ def loss_value(run: Run) -> None:
     run.note("losses", losses)
 
 
-def _autocast(run: Run, by_loop: bool) -> AbstractContextManager[object]:
+def _autocast(run: LoopRun, by_loop: bool) -> AbstractContextManager[object]:
     if run.is_alone or not by_loop:
         return nullcontext()
     return torch.autocast("cpu", torch.bfloat16)
 
 
-def _train_rounded(run: Run, by_loop: bool) -> None:
+def _train_rounded(run: LoopRun, by_loop: bool) -> None:
     model = run.model()
     if not run.is_alone:
         model.float()
@@ -134,12 +134,12 @@ def _train_rounded(run: Run, by_loop: bool) -> None:
     run.note_movement(before, model)
 
 
-def bf16_in_loop(run: Run) -> None:
+def bf16_in_loop(run: LoopRun) -> None:
     """A loop that uses torch.autocast itself learns as much as in float64."""
     _train_rounded(run, by_loop=True)
 
 
-def bf16_by_plugin(run: Run) -> None:
+def bf16_by_plugin(run: LoopRun) -> None:
     """With precision="bf16-mixed", a loop learns as much as in float64."""
     _train_rounded(run, by_loop=False)
 

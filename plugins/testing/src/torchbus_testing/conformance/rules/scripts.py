@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import nn
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, Run
+from torchbus_testing.conformance.run import BATCH, LoopRun
 
 ZOO = Path(__file__).parents[1] / "zoo"
 BOUND = 1e-9
@@ -24,7 +24,7 @@ of rounding. An engine that steps in a coarser dtype gets the bound of that dtyp
 REMEDY = "Hold the other rules first; what is left is special to this script."
 
 
-def train(script: Path, run: Run) -> None:
+def train(script: Path, run: LoopRun) -> None:
     """Run the script with this rank's part of a batch, and note the models that it names."""
     sys.argv = [str(script), "--batch-size", str(BATCH // run.parts)]
     names = runpy.run_path(str(script), run_name="__main__")
@@ -46,7 +46,7 @@ class ScriptRule(Rule):
         """What the script does."""
         return " ".join((ast.get_docstring(ast.parse(self.script.read_text())) or "").split())
 
-    def prepare(self, folder: Path) -> Callable[[Run], None]:
+    def prepare(self, folder: Path) -> Callable[[LoopRun], None]:
         copied = folder / self.script.name
         shutil.copyfile(self.script, copied)
         return functools.partial(train, copied)

@@ -9,7 +9,7 @@ import torch
 
 from torchbus_testing.conformance import judgement
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, Run
+from torchbus_testing.conformance.run import BATCH, LoopRun
 from torchbus_testing.recorder import Recorder, RecordingLogger
 
 EVENTS = ("before_backward", "after_backward", "before_optimizer_step", "after_optimizer_step")
@@ -24,7 +24,7 @@ def logger() -> tuple[object, ...]:
     return (RecordingLogger(),)
 
 
-def events(run: Run) -> None:
+def events(run: LoopRun) -> None:
     """Other plugins get the events of each backward and each real step once, on every rank."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -39,7 +39,7 @@ def events(run: Run) -> None:
         run.note(name, count if run.is_alone else received[name])
 
 
-def log(run: Run) -> None:
+def log(run: LoopRun) -> None:
     """s.log() with sync_dist gives the mean over the samples of all ranks, at its step."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -60,7 +60,7 @@ def log(run: Run) -> None:
         run.note("logged", values)
 
 
-def explain(run: Run) -> None:
+def explain(run: LoopRun) -> None:
     """s.explain() names the loop's own models, optimizers and loaders, and nothing internal."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -81,7 +81,7 @@ def _shown(text: str) -> dict[str, int]:
     return {name: found.get(name, 0) for name in THINGS}
 
 
-def unchanged(run: Run) -> None:
+def unchanged(run: LoopRun) -> None:
     """After the block torch and the process are as before, and no process is left."""
     model = run.model()
     optimizer = run.optimizer(model)

@@ -9,13 +9,13 @@ from torch import nn
 from torch.optim import AdamW
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, FEATURES, Run
+from torchbus_testing.conformance.run import BATCH, FEATURES, LoopRun
 
 SAVED_AFTER = 4
 EPOCHS = 3
 
 
-def state_dicts(run: Run) -> None:
+def state_dicts(run: LoopRun) -> None:
     """In the middle of training, state_dict() has torch's names and whole tensors."""
     model = run.model()
     optimizer = AdamW(model.parameters(), lr=0.01)
@@ -40,7 +40,7 @@ def _sizes(module: nn.Module) -> tuple[int, ...]:
     return (module.in_features, module.out_features) if isinstance(module, nn.Linear) else ()
 
 
-def rewind(run: Run) -> None:
+def rewind(run: LoopRun) -> None:
     """A loop restores states that it has saved, and continues from there."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -69,7 +69,7 @@ def _copied(state: dict[str, object]) -> dict[str, object]:
     return {key: copied(value) for key, value in state.items()}
 
 
-def checkpoint(run: Run) -> None:
+def checkpoint(run: LoopRun) -> None:
     """A run resumed from s.save(), on another number of ranks, ends as one process ends."""
     path = run.folder / "checkpoint"
     model = run.model(seed=run.stage)
@@ -89,12 +89,12 @@ def checkpoint(run: Run) -> None:
     run.note_state(model=model)
 
 
-def _is_cut(run: Run) -> bool:
+def _is_cut(run: LoopRun) -> bool:
     """Whether another session continues: not in one process, and not with one rank in its place."""
     return not run.is_alone and run.here.world_size > 1 and not run.stage
 
 
-def _epochs(run: Run) -> Iterable[int]:
+def _epochs(run: LoopRun) -> Iterable[int]:
     if run.is_alone:
         return range(EPOCHS)
     epochs: Iterable[int] = run.here.epochs(EPOCHS)

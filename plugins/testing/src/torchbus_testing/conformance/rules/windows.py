@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from torchbus_testing.conformance.rule import Rule
-from torchbus_testing.conformance.run import BATCH, Run
+from torchbus_testing.conformance.run import BATCH, LoopRun
 
 WINDOW = 2
 ADDED = "Keep averaged gradients apart from what a backward adds, and reduce only what is new."
 
 
-def local_windows(run: Run) -> None:
+def local_windows(run: LoopRun) -> None:
     """A loop that accumulates gradients itself: several backwards, then a step and zero_grad."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -23,7 +23,7 @@ def local_windows(run: Run) -> None:
     run.note_state(model=model)
 
 
-def retained_gradients(run: Run) -> None:
+def retained_gradients(run: LoopRun) -> None:
     """A loop clears gradients in place, before a step or not at all, and each backward adds."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -36,7 +36,7 @@ def retained_gradients(run: Run) -> None:
     run.note_gradients(model=model)
 
 
-def zero_grad_late(run: Run) -> None:
+def zero_grad_late(run: LoopRun) -> None:
     """A loop clears gradients between forward and backward, through the model."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -48,11 +48,11 @@ def zero_grad_late(run: Run) -> None:
     run.note_state(model=model)
 
 
-def _unsynchronised(run: Run, which: bool) -> AbstractContextManager[object]:
+def _unsynchronised(run: LoopRun, which: bool) -> AbstractContextManager[object]:
     return nullcontext() if run.is_alone or not which else run.here.no_sync()
 
 
-def no_sync(run: Run) -> None:
+def no_sync(run: LoopRun) -> None:
     """Under s.no_sync() a backward communicates nothing; the next one reduces what it left."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -65,7 +65,7 @@ def no_sync(run: Run) -> None:
     run.note_state(model=model)
 
 
-def accumulate(run: Run) -> None:
+def accumulate(run: LoopRun) -> None:
     """With accumulate_grad_batches, a window has the numbers of one large batch."""
     model = run.model()
     optimizer = run.optimizer(model)

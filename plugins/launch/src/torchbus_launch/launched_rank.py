@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torchbus.errors import UsageError
 
 from torchbus_launch import inherited
-from torchbus_launch.request import Request
+from torchbus_launch.request import LaunchRequest
 from torchbus_launch.variables import COUNTS, PORTS, host, integer
 
 MPI_PREFIXES = (
@@ -22,7 +22,7 @@ MPI_PREFIXES = (
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """This rank's place, as a launcher's variables give it."""
 
     launched_by: str
@@ -38,7 +38,7 @@ class Place:
     """The launcher's unique name for the job, which all its ranks share; "" without one."""
 
 
-def find(request: Request, environ: Mapping[str, str] = os.environ) -> Place | None:
+def find(request: LaunchRequest, environ: Mapping[str, str] = os.environ) -> LaunchedRank | None:
     """Return the place that a launcher gives this process; None without a launcher.
 
     Raises UsageError if the variables contradict each other.
@@ -55,16 +55,16 @@ def world_size_seen() -> int:
     return place.world_size if place is not None else 1
 
 
-def _place(env: Mapping[str, str]) -> Place | None:
+def _place(env: Mapping[str, str]) -> LaunchedRank | None:
     return _inherited() or _torchrun(env) or _horovodrun(env) or _slurm(env) or _mpi(env)
 
 
-def _inherited() -> Place | None:
+def _inherited() -> LaunchedRank | None:
     given = inherited.place()
-    return None if given is None else Place("session", **given)
+    return None if given is None else LaunchedRank("session", **given)
 
 
-def _torchrun(env: Mapping[str, str]) -> Place | None:
+def _torchrun(env: Mapping[str, str]) -> LaunchedRank | None:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         if ("RANK" in env) != ("WORLD_SIZE" in env):
             raise UsageError(
@@ -80,7 +80,7 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
             " use torchrun"
         )
     here = integer(env, "LOCAL_WORLD_SIZE", world_size, _up_to(world_size))
-    return Place(
+    return LaunchedRank(
         "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment",
         rank,
         world_size,
@@ -94,7 +94,7 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
     )
 
 
-def _horovodrun(env: Mapping[str, str]) -> Place | None:
+def _horovodrun(env: Mapping[str, str]) -> LaunchedRank | None:
     if "HOROVOD_RANK" not in env or integer(env, "HOROVOD_SIZE", 1) < 2:
         return None
     world_size = integer(env, "HOROVOD_SIZE")
@@ -105,7 +105,7 @@ def _horovodrun(env: Mapping[str, str]) -> Place | None:
             " MASTER_ADDR=... horovodrun ..."
         )
     job = ":".join(env.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
-    return Place(
+    return LaunchedRank(
         "horovodrun",
         integer(env, "HOROVOD_RANK", among=range(world_size)),
         world_size,
@@ -119,7 +119,7 @@ def _horovodrun(env: Mapping[str, str]) -> Place | None:
     )
 
 
-def _slurm(env: Mapping[str, str]) -> Place | None:
+def _slurm(env: Mapping[str, str]) -> LaunchedRank | None:
     if (
         "SLURM_PROCID" not in env
         or "SLURM_STEP_ID" not in env
@@ -138,7 +138,7 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
         if "SLURM_HET_SIZE" not in env
         else ""
     )
-    return Place(
+    return LaunchedRank(
         "SLURM",
         integer(env, "SLURM_PROCID", among=range(world_size)),
         world_size,
@@ -172,14 +172,14 @@ def first_host(nodelist: str) -> str:
     return (match.group(1) + (match.group(2) or "")) if match else nodelist
 
 
-def _mpi(env: Mapping[str, str]) -> Place | None:
+def _mpi(env: Mapping[str, str]) -> LaunchedRank | None:
     for prefix, local in MPI_PREFIXES:
         if f"{prefix}RANK" in env and integer(env, f"{prefix}SIZE", 1) > 1:
             return _of_mpi(env, prefix, local)
     return None
 
 
-def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> Place:
+def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> LaunchedRank:
     world_size = integer(env, f"{prefix}SIZE")
     rank = integer(env, f"{prefix}RANK", among=range(world_size))
     among = _up_to(world_size)
@@ -191,7 +191,7 @@ def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> Place:
         )
     local_rank = integer(env, "MPI_LOCALRANKID", rank % here, range(here))
     job = env.get("PMIX_NAMESPACE", "")
-    return Place(
+    return LaunchedRank(
         "MPI",
         rank,
         world_size,
@@ -205,7 +205,7 @@ def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> Place:
     )
 
 
-def _check(place: Place, request: Request) -> None:
+def _check(place: LaunchedRank, request: LaunchRequest) -> None:
     if (
         place.launched_by != "session"
         and request.explicit_devices

@@ -110,7 +110,7 @@ def _sendable(error: BaseException) -> BaseException:
 
 
 @dataclass(frozen=True)
-class Team:
+class PipelineRanks:
     """The ranks of one pipeline. This process is at ``place`` in it.
 
     ``ranks``: the global ranks by place. ``group``: these ranks, None for all of the session.
@@ -141,16 +141,16 @@ class Team:
         return tensor
 
 
-def make_team(session: Context, size: int) -> Team:
+def make_team(session: Context, size: int) -> PipelineRanks:
     """Make pipelines of ``size`` consecutive ranks. All ranks call it."""
     world, place = session.world_size, session.world.member
     part, parts = session.world.data
     if parts == 1:
-        return Team(place, tuple(range(world)), 1, None, None)
+        return PipelineRanks(place, tuple(range(world)), 1, None, None)
     pipelines = [list(range(part * size, (part + 1) * size)) for part in range(parts)]
     replicas = [list(range(place, world, size)) for place in range(size)]
     with guarded_groups(session):
         groups = [
             dist.new_group(ranks, timeout=session.timeout) for ranks in [*pipelines, *replicas]
         ]
-    return Team(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])
+    return PipelineRanks(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])

@@ -11,7 +11,7 @@ from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, warn
 
 from torchbus_accumulate._compat import version
-from torchbus_accumulate.averages import Averages, Optimizers, digest
+from torchbus_accumulate.averages import UnoptimizedChanges, WindowSums, digest
 from torchbus_accumulate.messages import AVERAGED, CHANGED, MOVED, TOUCHED
 from torchbus_accumulate.windows.sums import WindowSum
 
@@ -20,7 +20,7 @@ VALUES_WAITED_FOR = 5
 """Backwards in which values are compared. ``parameter.data`` hides changes from the version."""
 
 
-class Mark(NamedTuple):
+class ParameterMark(NamedTuple):
     """The values of an optimizer's parameters at its last backward, and its number of ``calls``."""
 
     calls: int
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
     value: complex | None
 
 
-class Changes:
+class WindowChanges:
     """Compares parameters from one backward to the next one, and gradients from backward to step.
 
     Within one batch, changed parameters are refused: SAM would move them by the gradient of one
@@ -37,11 +37,11 @@ class Changes:
     for each batch. A real step resets the record.
     """
 
-    def __init__(self, session: Context, optimizers: Optimizers) -> None:
+    def __init__(self, session: Context, optimizers: WindowSums) -> None:
         self._session = session
         self._optimizers = optimizers
-        self._marks: dict[WindowSum, Mark] = {}
-        self._averages = Averages(optimizers)
+        self._marks: dict[WindowSum, ParameterMark] = {}
+        self._averages = UnoptimizedChanges(optimizers)
         self._backwards = 0
         self._said: set[str] = set()
         session.bus.register(self, "accumulate.changes")
@@ -61,7 +61,7 @@ class Changes:
         versions = sum(map(version, parameters))
         value = self._value(_smallest(parameters)) if self._reads_values else None
         before = self._marks.get(one)
-        self._marks[one] = Mark(one.calls, len(parameters), versions, value)
+        self._marks[one] = ParameterMark(one.calls, len(parameters), versions, value)
         if before is None or before.size != len(parameters):
             return
         if before.versions == versions and (value == before.value or None in (value, before.value)):

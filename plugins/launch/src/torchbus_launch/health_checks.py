@@ -14,13 +14,13 @@ from torchbus.errors import RankFailed, RanksDiverged
 from torchbus_launch import compat, failure
 from torchbus_launch.broadcast_log import ENDED, FAILED, LOOPS_ENDED, BroadcastLog
 from torchbus_launch.children import Child
-from torchbus_launch.ending import Ended
+from torchbus_launch.ending import EndCounts
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import Freeze
 from torchbus_launch.hang import HangWatch
-from torchbus_launch.place import END, Place
-from torchbus_launch.saying import say
+from torchbus_launch.rank_position import END, RankPosition
 from torchbus_launch.store import SealedStore
+from torchbus_launch.terminal import say
 
 LOOK = "Look at its output, and in `dmesg` for a process that the kernel has killed"
 FIRST_ENDS_WITHIN_S = 3.0
@@ -43,7 +43,7 @@ class HealthChecks:
         rank: int,
         world_size: int,
         hang_timeout_s: float,
-        place: Callable[[], Place],
+        place: Callable[[], RankPosition],
         children: Sequence[Child],
         parent_pid: int | None,
         freeze: Freeze | None = None,
@@ -178,7 +178,7 @@ class HealthChecks:
         """Return an error if a rank ended its loop and will never reach what this one waits in."""
         if self._log.has(LOOPS_ENDED):
             return None  # what they wait in now, all begin
-        ends = [Ended.read(text) for text in self._log.all(ENDED)]
+        ends = [EndCounts.read(text) for text in self._log.all(ENDED)]
         place, begun = self._place() if ends else None, compat.begun()
         if place is None or place.waits_in in ("", END):
             return None

@@ -25,7 +25,7 @@ DATA = "torch.utils.data.dataloader"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPosition:
     """Where a rank is, as its guard reports it.
 
     ``waits_in``: the synchronisation that it waits in ("backward 41", "s.barrier"), "" if none.
@@ -58,7 +58,9 @@ class Place:
         )
 
 
-def find(rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: int) -> Place:
+def find(
+    rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: int
+) -> RankPosition:
     """Return where the session's thread is now.
 
     ``waiting``: what it declared to wait for, if any.
@@ -72,7 +74,7 @@ def find(rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: 
         " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
     )
     call = f"{chain[0].f_code.co_name}:{chain[0].f_lineno}" if chain else ""
-    return Place(rank, waits_in, line, source, backwards, _note(chain[:user]), call=call)
+    return RankPosition(rank, waits_in, line, source, backwards, _note(chain[:user]), call=call)
 
 
 def _is_the_loops(frame: FrameType) -> bool:

@@ -12,8 +12,8 @@ from torchbus_verify.compare import difference, steps
 from torchbus_verify.compare.difference import Comparison
 from torchbus_verify.compare.steps import Drift
 from torchbus_verify.runs import inside
-from torchbus_verify.runs.inside import Change, Request
-from torchbus_verify.runs.run import Run, run
+from torchbus_verify.runs.inside import Change, RunRequest
+from torchbus_verify.runs.run import EndedRun, run
 
 REMOVALS: dict[str, Change] = {
     "draws": draws.take_away,
@@ -34,11 +34,11 @@ Say = Callable[[str, int], None]
 class Laboratory:
     """The runs of one script; a context manager, which removes their folders at its end."""
 
-    def __init__(self, request: Request, say: Say) -> None:
+    def __init__(self, request: RunRequest, say: Say) -> None:
         self.request, self._say = request, say
         self.drift: Drift = {}
         self._folder = Path(tempfile.mkdtemp(prefix="torchbus-verify-"))
-        self._runs: dict[object, Run] = {}
+        self._runs: dict[object, EndedRun] = {}
 
     def __enter__(self) -> Laboratory:
         return self
@@ -62,7 +62,7 @@ class Laboratory:
 
     def plain(
         self, removed: frozenset[str] = NO_CAUSES, *, again: int = 0, change: Change | None = None
-    ) -> Run:
+    ) -> EndedRun:
         """Run the script without a session. ``again``: the number of a repetition."""
         request, changes = inside.of(self.request)
         changes = (
@@ -74,7 +74,7 @@ class Laboratory:
         alone = inside.is_plain(self.request)
         return self._run(key, "plain run", request, alone, changes)
 
-    def session(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> Run:
+    def session(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> EndedRun:
         """Run the script under the session, optionally with changed options."""
         key = ("session", self.request.float64, removed, tuple(sorted(options.items())))
         changes = tuple(REMOVALS[name] for name in sorted(removed))
@@ -91,7 +91,7 @@ class Laboratory:
         ours, plain = self.session(removed, **options), self.plain(removed)
         return None if ours.status or plain.status else self.compared(ours, plain)
 
-    def compared(self, ours: Run, plain: Run) -> Comparison:
+    def compared(self, ours: EndedRun, plain: EndedRun) -> Comparison:
         same = inside.same_backwards(self.request)
         found = steps.compare(ours.first, plain.first, self.drift, backwards=same)
         found = found.without_gradients() if difference.hide_gradients(ours.ranks) else found
@@ -99,7 +99,7 @@ class Laboratory:
             difference.local_rows(ours.ranks, plain.first), difference.elsewhere(ours.ranks)
         )
 
-    def _with(self, options: dict[str, object]) -> Request:
+    def _with(self, options: dict[str, object]) -> RunRequest:
         if options == WHOLE_BATCHES:
             return self.request.with_whole_batches()
         return self.request.with_options(**options)
@@ -114,8 +114,8 @@ class Laboratory:
         self.request = self.request.in_local_precision()
 
     def _run(
-        self, key: object, name: str, request: Request, alone: bool, changes: tuple[Change, ...]
-    ) -> Run:
+        self, key: object, name: str, request: RunRequest, alone: bool, changes: tuple[Change, ...]
+    ) -> EndedRun:
         if key not in self._runs:
             folder = self._folder / f"run{len(self._runs)}"
             self._runs[key] = run(

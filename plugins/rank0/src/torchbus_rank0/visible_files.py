@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from torchbus.plugin import Context
 
-from torchbus_rank0.before import Entry, small_content
 from torchbus_rank0.changes import Changes
+from torchbus_rank0.path_states import PathState, small_content
 from torchbus_rank0.whole_files import absolute, everywhere
 
 CLOCKS_S = 2.0  # between the clocks of this process and of its disk
@@ -101,13 +101,13 @@ class Seeing:
 
         return status
 
-    def _entry(self, path: Any, kwargs: dict[str, Any]) -> Entry | None:
+    def _entry(self, path: Any, kwargs: dict[str, Any]) -> PathState | None:
         shared = absolute(path) if isinstance(path, str | os.PathLike) else ""
         if not shared or kwargs.get("dir_fd") is not None or not self._is_shared(shared):
             return None
         return self._changes.seen(shared)
 
-    def _changed(self, folder: Any) -> dict[str, Entry]:
+    def _changed(self, folder: Any) -> dict[str, PathState]:
         """Return the names in a folder that rank 0 has changed ahead of this rank."""
         if not isinstance(folder, str | os.PathLike) or not self._is_shared(absolute(folder)):
             return {}
@@ -137,7 +137,7 @@ class Seeing:
 class Scanned:
     """What ``os.scandir`` returns, as it was before rank 0's changes."""
 
-    def __init__(self, found: list[Any], folder: Any, changed: dict[str, Entry]) -> None:
+    def __init__(self, found: list[Any], folder: Any, changed: dict[str, PathState]) -> None:
         removed = {name: entry.found for name, entry in changed.items() if entry.found is not None}
 
         def entries() -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from torchbus_sampler.content.items import Field, fields_of
+from torchbus_sampler.content.items import ItemLeaf, fields_of
 from torchbus_strategy import random_streams
 
 SEED = 2**31 - 1
@@ -24,7 +24,7 @@ class CanNotBeAsked(Exception):
     """The items of a data set can't be looked at. The message says why."""
 
 
-def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
+def ask(dataset: Any, keeps_open: bool) -> dict[str, ItemLeaf]:
     """Return the fields of the first item, the last one and one in between.
 
     They come by paths such as ``item 0[1]``, and are drawn with the same random numbers on all

@@ -10,11 +10,11 @@ from torchbus_verify.causes.gradients import adds_losses
 from torchbus_verify.causes.search import describe
 from torchbus_verify.compare import difference, output, samples
 from torchbus_verify.compare.difference import Comparison, Difference
-from torchbus_verify.compare.output import Line
-from torchbus_verify.compare.samples import Samples
-from torchbus_verify.laboratory import Laboratory
+from torchbus_verify.compare.output import LineDifference
+from torchbus_verify.compare.samples import SampleComparison
 from torchbus_verify.runs import inside
-from torchbus_verify.runs.run import Run
+from torchbus_verify.runs.run import EndedRun
+from torchbus_verify.variants import Laboratory
 
 SHOWN = 3
 WHOLE_BATCHES = ("dp", "pipeline", "rpc_sequential", "tp")
@@ -29,7 +29,9 @@ class Beside:
     notes: list[str] = field(default_factory=list)
 
 
-def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, differs: bool) -> Beside:
+def look_beside(
+    lab: Laboratory, plain: EndedRun, ours: EndedRun, found: Comparison, differs: bool
+) -> Beside:
     """Compare samples, repeated work, ranks with each other, printed output and files.
 
     ``differs``: the steps' numbers differ, so output and files are expected to.
@@ -72,7 +74,9 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
     return reported
 
 
-def _add_files(reported: Beside, lab: Laboratory, plain: Run, ours: Run, allowed: float) -> None:
+def _add_files(
+    reported: Beside, lab: Laboratory, plain: EndedRun, ours: EndedRun, allowed: float
+) -> None:
     again = lab.plain(again=1) if ours.written != plain.written else None
     chance = output.by_chance(plain, again) if again is not None else []
     if chance:
@@ -83,7 +87,7 @@ def _add_files(reported: Beside, lab: Laboratory, plain: Run, ours: Run, allowed
         reported.causes.append(cause.files(f"{one.name} {one.text}"))
 
 
-def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
+def samples_of(lab: Laboratory, ours: EndedRun, plain: EndedRun) -> SampleComparison:
     """Return the samples; without the draws in training if these changed the order of the data."""
     seen = samples.compare(ours.ranks, plain.first)
     if not seen.problems:
@@ -92,7 +96,7 @@ def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
     return samples.compare(lab.session(consumed).ranks, lab.plain(consumed).first)
 
 
-def _add_samples(reported: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:
+def _add_samples(reported: Beside, lab: Laboratory, seen: SampleComparison, replicas: bool) -> None:
     by_strategy = lab.request.options.get("strategy") in WHOLE_BATCHES
     if seen.problems:
         reported.causes.append(cause.samples(seen.problems))
@@ -113,7 +117,7 @@ def _add_samples(reported: Beside, lab: Laboratory, seen: Samples, replicas: boo
         )
 
 
-def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> bool:
+def _add_losses(reported: Beside, plain: EndedRun, ours: EndedRun, first: Difference) -> bool:
     """The gradients are the same (the loop may clip them), but not the loss that the loop reads.
 
     Returns whether the plain run's is the sum of the ranks', which explains the printed ones too.
@@ -135,7 +139,9 @@ def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> b
     return False
 
 
-def _add_prints(reported: Beside, lab: Laboratory, plain: Run, ours: Run, near: float) -> None:
+def _add_prints(
+    reported: Beside, lab: Laboratory, plain: EndedRun, ours: EndedRun, near: float
+) -> None:
     found = _different_lines(lab, plain, ours, near)
     if not found:
         return
@@ -151,7 +157,9 @@ def _add_prints(reported: Beside, lab: Laboratory, plain: Run, ours: Run, near: 
     reported.causes.append(cause.local_number(_quoted(found[0]) + more, adds_up))
 
 
-def _different_lines(lab: Laboratory, plain: Run, ours: Run, near: float) -> list[Line]:
+def _different_lines(
+    lab: Laboratory, plain: EndedRun, ours: EndedRun, near: float
+) -> list[LineDifference]:
     mine, theirs = output.lines_of(ours.first), output.lines_of(plain.first)
     if not output.compare_printed(mine, theirs):
         return []
@@ -159,7 +167,7 @@ def _different_lines(lab: Laboratory, plain: Run, ours: Run, near: float) -> lis
     return output.compare_printed(mine, theirs, output.volatile(theirs, repeated), near)
 
 
-def _quoted(line: Line) -> str:
+def _quoted(line: LineDifference) -> str:
     if not line.ours or not line.theirs:
         side = "the session's run" if line.ours else "the plain run"
         return f"only {side} prints {line.ours or line.theirs!r}"

@@ -27,7 +27,7 @@ NAMES = 64  # in a folder, that have come or gone
 PATIENCE_S = 20.0  # rank 0 may be alone to change it, and this rank may wait for that
 
 
-class Entry(NamedTuple):
+class PathState(NamedTuple):
     """The state of a path before one change. ``number``: of the change to this path. ``sequence``:
     of the change among those to all. ``position``: rank 0's in the loop. ``status``: the path's;
     None if nothing was there. ``appends``: whether the change only appends. ``content``: of a small
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
         return None if self.status is None else os.stat_result(self.status)
 
 
-Entries = list[Entry]
+Entries = list[PathState]
 IsNext = Callable[[int, int], bool]
 
 
@@ -66,7 +66,7 @@ class Before:
         is_file = status is not None and stat.S_ISREG(status[0])
         content = small_content(path) if is_file and not appends else None
         position = list(self._job.position)
-        entry = Entry(number, sequence, position, status, appends and is_file, _coded(content))
+        entry = PathState(number, sequence, position, status, appends and is_file, _coded(content))
         entries = [*self._entries.get(path, []), entry][-ENTRIES:]
         while len(entries) > 1 and sum(len(one.content or "") for one in entries) > LARGEST:
             del entries[0]
@@ -80,7 +80,7 @@ class Before:
         values = {f"before/{path}": json.dumps(entries), f"folder/{folder}": json.dumps(names)}
         self._session.world.shared.set_all(values)
 
-    def first(self, path: str, is_next: IsNext) -> Entry | None:
+    def first(self, path: str, is_next: IsNext) -> PathState | None:
         """Return what the path was before the first change that this rank is still to come to.
 
         ``is_next``: whether this rank is still to come to a change, by its two numbers.
@@ -93,7 +93,7 @@ class Before:
             return first._replace(content=_coded(_beginning(path, first.found.st_size)))
         return first
 
-    def names(self, folder: str, is_next: Callable[[str], IsNext]) -> dict[str, Entry]:
+    def names(self, folder: str, is_next: Callable[[str], IsNext]) -> dict[str, PathState]:
         """Return the first change that this rank is still to come to, by names in a folder."""
         changed = self._read(f"folder/{folder}") or {}
         ahead = {
@@ -104,7 +104,7 @@ class Before:
 
     def _ahead(self, path: str, found: list[list[Any]], is_next: IsNext) -> Entries:
         mine = list(self._job.position)
-        entries = [Entry(*one) for one in found]
+        entries = [PathState(*one) for one in found]
         ahead = [
             one for one in entries if one.position >= mine and is_next(one.number, one.sequence)
         ]
