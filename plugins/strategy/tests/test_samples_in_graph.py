@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbus_strategy.loss.reading import relates_samples, terms_of
-from torchbus_strategy.loss.term_samples import are_apart
-from torchbus_strategy.loss.walks import decomposes_samples
+from torchbus_strategy.loss.walks import are_apart, decomposes_samples
 
 SIZES = st.sampled_from((2, 3, 4))  # so few that they collide
 

@@ -25,6 +25,13 @@ from torchbus_strategy.loss.samples import (
     samples_in,
     sizes_of,
 )
+from torchbus_strategy.loss.stacked import (
+    VectorElement,
+    as_divisor,
+    place_of_select,
+    places_in,
+    places_of_dot,
+)
 from torchbus_strategy.loss.terms import (
     NONLINEAR,
     NORMALISED,
@@ -104,116 +111,6 @@ def _weights_of(node: Node, sizes: Sequence[int]) -> Tensor | None:
         return None
     fits = len(weights) > 1 and (not sizes or tuple(sizes) == weights.shape)
     return weights if fits else None
-
-
-LISTS = ("StackBackward0", "CatBackward0")
-ADDED = ("AddBackward0", "SubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0")
-STACKED_PRODUCTS = ("MulBackward0", "DivBackward0")
-STACKED_DEPTH = 8
-
-
-class VectorElement(NamedTuple):
-    """One number of a vector.
-
-    ``loss``: what has made it. ``place``: where it stands. ``over``: what the loop has divided it
-    by. ``weighed_by``: the node that has multiplied the vector by parameters.
-    """
-
-    loss: Node
-    place: int
-    over: Divisors = ()
-    weighed_by: Node | None = None
-
-
-def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[VectorElement] | None:
-    """Return the numbers whose sum is that of the vector. None if it holds something else.
-
-    Left out are those that need no gradient, and parameters that are added to the vector.
-    """
-    name, children = type(node).__name__, [child for child, _ in node.next_functions]
-    if name in LISTS:
-        stacked = [
-            VectorElement(child, place) for place, child in enumerate(children) if child is not None
-        ]
-        return stacked if len(children) == size else None
-    if name not in (*ADDED, *STACKED_PRODUCTS) or not depth:
-        return None
-    known = [child for child in children if child is not None]
-    found = [places_in(child, size, depth - 1) for child in known if not is_of_parameters(child)]
-    places = [place for each in found for place in each or ()]
-    if not places or None in found:
-        return None
-    if name in ADDED:
-        return places
-    return _stacked_product(node, places, size) if len(found) == 1 else None
-
-
-def _stacked_product(
-    node: Node, places: list[VectorElement], size: int
-) -> list[VectorElement] | None:
-    """Losses times, or over, numbers or parameters. None if the losses are the divisor."""
-    (first, _), *second = node.next_functions
-    divides = type(node).__name__ == "DivBackward0"
-    if divides and (first is None or is_of_parameters(first)):
-        return None
-    if first is None or all(child is None for child, _ in second):
-        return _weighed(node, places, size, divides)
-    if any(place.weighed_by is not None for place in places):
-        return None
-    return [place._replace(weighed_by=node) for place in places]
-
-
-def places_of_dot(node: Node) -> list[VectorElement] | None:
-    """Return the numbers of ``torch.dot(weights, torch.stack(losses))``."""
-    children = [child for child, _ in node.next_functions if child is not None]
-    weights = [one for one in compat.sides_of_dot(node) if one is not None]
-    if len(children) != 1 or len(weights) != 1:
-        return None
-    places = places_in(children[0], weights[0].numel())
-    return places and _times(places, _numbers(weights[0], weights[0].numel()), False)
-
-
-def place_of_select(node: Node) -> list[VectorElement] | None:
-    """Return the one number of ``torch.stack(losses)[1]``."""
-    sizes, child = compat.sizes(node), node.next_functions[0][0]
-    places = places_in(child, sizes[0]) if len(sizes) == 1 and child is not None else None
-    return places and [
-        one for one in places if one.place == compat.signed(compat.index(node)) % sizes[0]
-    ]
-
-
-def _weighed(
-    node: Node, places: list[VectorElement], size: int, divides: bool
-) -> list[VectorElement] | None:
-    """The weights are numbers."""
-    given = [getattr(node, name, None) for name in compat.FACTORS]
-    number = next((one for one in given if one is not None), None)
-    return _times(places, _numbers(number, size), divides)
-
-
-def _times(
-    places: list[VectorElement], factors: list[Number] | None, divides: bool
-) -> list[VectorElement] | None:
-    """What has a weight of 0 is left out."""
-    if factors is None:
-        return None
-    weighed = [(one, factors[one.place]) for one in places]
-    return [
-        one._replace(over=(*one.over, factor if divides else _as_divisor(factor)))
-        for one, factor in weighed
-        if isinstance(factor, Tensor) or factor
-    ]
-
-
-def _numbers(given: object, size: int) -> list[Number] | None:
-    """Return the size of each of a vector's numbers, or of one that stands for all."""
-    if isinstance(given, int | float):
-        return [abs(given)] * size
-    if not isinstance(given, Tensor) or given.is_complex() or given.dim() > 1:
-        return None
-    each = given.detach().abs().reshape(-1).unbind()
-    numbers = [compat.number_in(one) for one in each] if given.is_cpu else list(each)
-    return numbers * size if len(numbers) == 1 else numbers if len(numbers) == size else None
 
 
 ARITHMETIC = (
@@ -583,7 +480,7 @@ def _reading_product(
         number = compat.number_in(number)
     if not isinstance(number, Tensor) and not number:
         return []  # `+ 0 * output.sum()` is there only to reach parameters
-    return _terms(children[0], rows, (*divisors, _as_divisor(number)), depth - 1)
+    return _terms(children[0], rows, (*divisors, as_divisor(number)), depth - 1)
 
 
 def _divisor(given: Number) -> Number:
@@ -593,10 +490,6 @@ def _divisor(given: Number) -> Number:
         return given.abs()
     number: float = abs(compat.number_in(given))
     return number if compat.is_python_number(given) else Measured(number)
-
-
-def _as_divisor(factor: Number) -> Number:
-    return 1.0 / factor.abs() if isinstance(factor, Tensor) else Coefficient(1.0 / abs(factor))
 
 
 def _product_of_two(

@@ -1,0 +1,235 @@
+"""Which term of a loss decides its weight, and what its counts leave to ask or to warn of."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from itertools import accumulate
+
+from torch import Tensor
+from torchbus.plugin import Context, Share
+
+from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
+from torchbus_strategy.loss.reading import (
+    is_elsewhere,
+    is_sum,
+    relates_samples,
+    sums_samples,
+    terms_of,
+)
+from torchbus_strategy.loss.term_weights import (
+    of_one_batch,
+    of_sums,
+    unique,
+)
+from torchbus_strategy.loss.terms import (
+    Coefficient,
+    Number,
+    Term,
+    WeightedTerms,
+    same,
+)
+from torchbus_strategy.loss.walks import are_apart, decomposes_samples
+
+ALIKE_FOR = 3
+"""Losses in a row with the number of rows as a factor, until it is not a coincidence."""
+LOOKS = 5
+"""First losses in which samples that are compared are looked for: the graph must be walked."""
+READ_AT_MOST = 3
+"""Losses that are looked at if a count is on a GPU, for which the host must wait."""
+ALL_ALIKE = 1.0
+"""As a ratio: all terms are divided by one number, however many there are."""
+
+
+class Deciding:
+    """Finds the deciding term, and remembers the latest loss.
+
+    ``numbers``: the counts of its terms, if it had several. ``ratio``: a digest of these counts
+    relative to the deciding one. ``parts``: of the global batch. ``sums``: a sum over samples is
+    summed over ranks.
+    """
+
+    def __init__(self, parts: int, sums: bool) -> None:
+        self._parts, self._sums = parts, sums
+        self.numbers: list[Number] = []
+        self.ratio = 0.0
+        self.hidden: set[str] | None = None
+        """Kinds of the terms whose counts are not in the graph; None if all are."""
+        self.mixed = 0.0
+        """What one term counts, while another's count is not in the graph."""
+        self.is_sum = self.is_empty = False
+        """That it is a plain sum over samples; that it reaches none."""
+        self.beside: WeightedTerms | None = None
+        """Its terms, if sums over samples stand beside means over them."""
+        self.has_sums = False
+        """That it has such sums, and other terms."""
+        self._compares = False
+        self._looks_left = LOOKS
+        self._elsewhere = False
+        """Some loss had its samples in another dimension than the first."""
+        self._by_rows = 0
+        self._numbers_of_terms: set[tuple[str, int]] = set()
+        """That a loss of this kind has whatever the number of rows."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether the graph is asked which dimension holds the samples: see ``Counted``."""
+        return self._looks_left > 0 or self._elsewhere
+
+    def find(
+        self,
+        loss: Tensor,
+        terms: list[Term],
+        rows: int,
+        share: Share,
+        may_sync: bool,
+        meets: bool,
+    ) -> tuple[Term | None, float, WeightedTerms | None]:
+        """Return the deciding term, the digest, and the terms that may weigh differently."""
+        self.hidden, self.mixed, self.beside = None, 0.0, None
+        self._elsewhere |= any(map(is_elsewhere, terms))
+        self.is_sum, self.is_empty = is_sum(terms), not terms
+        self._look_between(loss, terms, rows)
+        if self.is_sum:
+            return None, 0.0, None
+        self.has_sums = self._sums and any(map(sums_samples, terms))
+        if self.has_sums and may_sync:
+            self.beside = of_sums(loss, unique(terms), rows, share, self._parts)
+        if self.beside is not None:
+            return None, 0.0, self.beside
+        if len(terms) == 1 and terms[0].number is not None:
+            return terms[0], 0.0, None
+        if terms and all(_is_one_of(len(terms), term) for term in terms):
+            return replace(terms[0], number=float(len(terms))), 0.0, None
+        if self._has_one_for_each_row(type(loss.grad_fn).__name__, terms, rows):
+            self._compares = False
+            return None, 0.0, None
+        if not terms or any(term.number is None for term in terms):
+            self.hidden = {term.reduction for term in terms}
+            self.mixed = next((number for number in map(_counted, terms) if number), 0.0)
+            if not rows or same(self.mixed, rows):
+                self.mixed = 0.0
+            return None, 0.0, None
+        first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
+        self.numbers = [term.number for term in terms if term.number is not None]
+        may_gather = may_sync and meets
+        weighted = of_one_batch(loss, unique(terms), rows, share) if may_gather else None
+        known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
+        if len(known) == len(self.numbers) and len(set(known)) == 1:
+            self.ratio = ALL_ALIKE
+        elif first.number and len(known) == len(self.numbers):
+            weighed = sum((place + 2) * number for place, number in enumerate(known))
+            self.ratio = weighed / float(first.number)
+        return first, self.ratio, weighted
+
+    def _look_between(self, loss: Tensor, terms: list[Term], rows: int) -> None:
+        """Look, in the first losses, whether samples are compared with each other."""
+        if self._looks_left:
+            self._looks_left -= 1
+            self._compares = any(map(relates_samples, terms)) or (
+                rows > 0 and decomposes_samples(loss)
+            )
+
+    def warnings(self, term: Term | None, rows: int) -> list[str]:
+        """Return what is to be said of the latest loss, whose deciding term is ``term``."""
+        kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
+        mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
+        mixed += [SUM_BESIDE] if self.has_sums and self.beside is None else []
+        times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
+        between = [COMPARES] if self._compares and not kinds else []
+        return [*kinds, *mixed, *times, *between]
+
+    def _has_rows_as_factor(self, term: Term | None, rows: int) -> bool:
+        """Whether the loop has multiplied the last losses, which are means, by this rank's rows."""
+        found = term is not None and not term.divisors and rows > 1
+        by_rows = found and any(_is(number, 1 / rows) for number in (term.over if term else ()))
+        self._by_rows = self._by_rows + 1 if by_rows else 0
+        return self._by_rows == ALIKE_FOR
+
+    def _has_one_for_each_row(self, kind: str, terms: list[Term], rows: int) -> bool:
+        """Whether the loss is a mean over samples, each with separate terms."""
+        if not rows:  # not counted, or the batch only fills in for missing samples
+            return False
+        if not terms or len(terms) % rows:
+            self._numbers_of_terms.add((kind, len(terms)))
+            return False
+        return (
+            rows > 1
+            and (kind, len(terms)) not in self._numbers_of_terms
+            and all(_is_divided_by(rows, term) for term in terms)
+            and are_apart(terms, rows)
+        )
+
+
+def _is_one_of(count: int, term: Term) -> bool:
+    """Whether it is one thing in a mean over so many, as in ``sum(losses) / len(losses)``."""
+    is_one = term.number is not None and _is(term.number, 1.0)
+    return is_one and not term.divisors and _is_divided_by(count, term)
+
+
+def _is_divided_by(rows: int, term: Term) -> bool:
+    """Whether a mean, or a sum over something else, is divided by this number once more."""
+    counts = [one for one in term.divisors if not isinstance(one, Coefficient)]
+    return any(_is(number, rows) for number in (*term.over, *(counts if len(counts) > 1 else ())))
+
+
+def _counted(term: Term) -> float:
+    """Return the count of a term with a separate count, if the host has it."""
+    known = not isinstance(term.number, Tensor | None) and (not term.sizes or term.divisors)
+    return float(term.number or 0.0) if known else 0.0
+
+
+def _is(number: Number, other: float) -> bool:
+    return not isinstance(number, Tensor) and same(number, other)
+
+
+class BySamples:
+    """Looks at losses that are weighted by samples, because their backward communicates nothing."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._before: list[float] | None = None
+        self._looks = 0
+        self._has_found = False
+
+    def look(self, loss: Tensor | None) -> str:
+        """Return a warning, once, if this rank's loss shows that samples are the wrong weight."""
+        rows = self._rows()
+        if self._has_found or loss is None or not rows:
+            return ""
+        terms = terms_of(loss, round(rows))
+        self._looks += 1
+        if self._looks > READ_AT_MOST and any(isinstance(term.number, Tensor) for term in terms):
+            return ""
+        counted = [(term, float(term.number)) for term in terms if term.number is not None]
+        numbers = [number for _, number in counted]
+        constant = any(_is_a_constant(term, number, rows) for term, number in counted)
+        self._has_found = constant or self._differs([number / rows for number in numbers])
+        return SILENT.format(self._describe(numbers, rows)) if self._has_found else ""
+
+    def _differs(self, ratios: list[float]) -> bool:
+        """Whether the terms count otherwise for each sample than those of the loss before."""
+        before, self._before = self._before, ratios
+        return (
+            before is not None and len(before) == len(ratios) and not all(map(same, before, ratios))
+        )
+
+    def _rows(self) -> float:
+        share = self._session.share
+        return share.weight * share.count / self._session.world.data.parts if share.count else 1.0
+
+    def _describe(self, numbers: list[float], rows: float) -> str:
+        counts = ", ".join(f"{number:g}" for number in numbers)
+        return f"{counts} for {rows:g} samples on rank {self._session.rank}"
+
+
+def host_knows(term: Term) -> bool:
+    """Whether the host has its numbers. It does not wait for those on a GPU."""
+    return not any(isinstance(one, Tensor) for one in (term.number, *term.divisors, *term.over))
+
+
+def _is_a_constant(term: Term, number: float, rows: float) -> bool:
+    """Whether a sum is divided by something that is no number of the things that were summed."""
+    if not term.divisors or not term.sizes:
+        return False
+    return not any(same(number, count) for count in (rows, *accumulate(term.sizes, operator.mul)))
