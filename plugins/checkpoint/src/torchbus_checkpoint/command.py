@@ -1,6 +1,6 @@
 """``torchbus checkpoint``: look into checkpoints without the script that wrote them.
 
-``show`` has a module of its own; ``export`` writes plain state dicts, which need no torchbus.
+``show`` is in its module. ``export`` writes plain state dicts, which need no torchbus.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse the words; the error for an unknown option suggests similar options.
 
-        Raises Found, which ends the command, if only the parser is asked for.
+        Raises ParserFound, which ends the command, if only the parser is asked for.
         """
         if argv == [FIND]:
             raise ParserFound(self)

@@ -88,7 +88,7 @@ class TrackedBatch:
         return [tensor for one in self._tensors if (tensor := one()) is not None]
 
     def leaves(self) -> list[Tensor]:
-        """Return those of its tensors that want a gradient."""
+        """Return those of its tensors, of any shape, that want a gradient."""
         living = [one() for one in self._tensors]
         return [one for one in living if one is not None and one.requires_grad and one.is_leaf]
 

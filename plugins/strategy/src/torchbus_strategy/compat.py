@@ -144,7 +144,8 @@ def is_packed(node: Node, name: str) -> bool:
 def sizes_given(node: Node) -> tuple[int, ...]:
     """The shape of a node's first argument, without unpacking: what made it shows it.
 
-    Seen in 2.13. Without ``_input_metadata``, or if the argument needs no gradient: it is unpacked.
+    Seen in 2.11 to 2.13. It is unpacked if there is no ``_input_metadata``, or if the argument
+    needs no gradient.
     """
     child, place = node.next_functions[0]
     made: Any = getattr(child, "_input_metadata", None)

@@ -153,7 +153,7 @@ class Counted(NamedTuple):
 
 
 def terms_of(loss: Tensor, rows: int = 0, looks: bool = True) -> list[Term]:
-    """Return the terms of a loss.
+    """Return the terms of a loss of one element.
 
     Terms that hold only parameters (weight decay) are left out: they are the same on all ranks.
     ``rows``, ``looks``: see ``Counted``.

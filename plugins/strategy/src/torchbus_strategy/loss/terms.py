@@ -63,7 +63,10 @@ class Term:
 
     @property
     def is_over_one(self) -> bool | Tensor:
-        """Whether it is a sum over one, apart from constant factors."""
+        """Whether it is a sum over one, apart from constant factors.
+
+        A tensor of one element if the host does not have the number.
+        """
         if not self.divisors:
             return False
         if isinstance(self.number, Tensor):

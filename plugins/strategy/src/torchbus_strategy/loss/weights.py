@@ -82,7 +82,10 @@ class LossWeights:
     def read(
         self, loss: Tensor | None, expected: float = 0.0, share: Share | None = None
     ) -> list[Term]:
-        """Return the terms of a loss; none if samples weigh it. ``expected``: see ``of``."""
+        """Return the terms of a loss; none if samples weigh it. ``expected``: see ``of``.
+
+        ``loss``: of one element.
+        """
         if loss is None or self.mode == "samples":
             return []
         rows = self._rows(share or self._session.share, expected)
