@@ -41,7 +41,7 @@ LOOP = """
 SMALL = """
 from torchbus_sampler.orders import draws, shared as array, shared as memory
 array.BLOCK, draws.WHOLE, draws.PIECES = 8, 70, (4, 64)
-memory.Memory.__init__.__defaults__ = None, 4  # shared by the ranks from 4 samples on
+memory.SharedArrays.__init__.__defaults__ = None, 4  # shared by the ranks from 4 samples on
 """
 case = st.fixed_dictionaries(
     {

@@ -114,7 +114,7 @@ def judge_output(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
     if run.stdout.count("AFTER") != 1:
         yield f"(d) what follows the block ran {run.stdout.count('AFTER')} times"
     if loop.exact and loop.same_output:
-        for line in output.compare(run.stdout, reference.stdout):
+        for line in output.compare_printed(run.stdout, reference.stdout):
             yield f"(d) printed {line.ours!r} for {line.theirs!r}"
     if len(run.stdout) != len(reference.stdout):
         yield f"(d) {len(run.stdout)} lines printed, not {len(reference.stdout)}"

@@ -41,10 +41,10 @@ def test_ranks_that_make_a_folder_in_one_that_exists(tmp_path):
         import os, sys
         from multiprocessing import get_context
         from pathlib import Path
-        from torchbus_verify.runs.writes import Mirror
+        from torchbus_verify.runs.writes import FolderMirror
 
         original, own = Path(sys.argv[1]), Path(sys.argv[2])
-        mirror = Mirror(original, own / "work")
+        mirror = FolderMirror(original, own / "work")
         mirror.make()
 
         def make(start):

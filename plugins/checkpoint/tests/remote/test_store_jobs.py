@@ -27,7 +27,7 @@ pytestmark = [
 def test_a_second_job_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
     alive = replace(Owner.here(), pid=os.getppid(), began="")
-    Store(place).write(locks.NAME, alive.note())
+    Store(place).write(locks.NOTE, alive.note())
     with (
         pytest.raises(
             CheckpointError,
@@ -36,17 +36,17 @@ def test_a_second_job_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) ->
         session(checkpoint=place),
     ):
         pass
-    assert Store(place).read(locks.NAME) == alive.note() and not folder.found(
+    assert Store(place).read(locks.NOTE) == alive.note() and not folder.found(
         url.local_folder(place)
     )
 
 
 def test_a_dead_job_is_followed_at_once(place: str, capfd: pytest.CaptureFixture[str]) -> None:
-    Store(place).write(locks.NAME, replace(Owner.here(), began="another one").note())
+    Store(place).write(locks.NOTE, replace(Owner.here(), began="another one").note())
     with session(checkpoint=place) as s:
         train(s, 2)
     assert capfd.readouterr().err == ""
-    Store(place).write(locks.NAME, Owner("far", 7, "2026-01-01 00:00:00 +0000").note())
+    Store(place).write(locks.NOTE, Owner("far", 7, "2026-01-01 00:00:00 +0000").note())
     with session(checkpoint=place) as s:
         train(s, 3)
     assert (
@@ -60,7 +60,7 @@ def test_a_job_that_another_host_follows_gives_way(place: str) -> None:
 
     def at(step: int) -> None:
         if step == 2:
-            Store(place).write(locks.NAME, other)
+            Store(place).write(locks.NOTE, other)
         time.sleep(0.05 * (step > 2))
 
     words = "another job now writes .*: process 7 on 'far'.* This job stops"
@@ -69,4 +69,4 @@ def test_a_job_that_another_host_follows_gives_way(place: str) -> None:
         session(checkpoint=place, every_n_steps=1) as s,
     ):
         train(s, 500, at)
-    assert Store(place).read(locks.NAME) == other
+    assert Store(place).read(locks.NOTE) == other
