@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchbus import session
 
-from torchbus_compress.plugin import ALGORITHMS
+from torchbus_compress.plugin import WITHOUT_STRATEGY
 
 TRAINED = 1500
 EPOCHS = 10
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     found = {
         algorithm: [accuracy(algorithm, seed) for seed in range(options.seeds)]
-        for algorithm in ALGORITHMS
+        for algorithm in WITHOUT_STRATEGY
     }
     for algorithm, values in found.items():
         print(

@@ -532,3 +532,18 @@ def test_functions_that_write_by_themselves_are_rank_0s(tmp_path: Path) -> None:
         before="import shutil\nfrom os import makedirs\nfrom shutil import copy",
     )
     assert result.json()["good"] == [20, 20] and "rank 0 made no" not in result.stderr
+
+
+def test_a_question_for_a_missing_file_keeps_no_variable_of_the_loop(tmp_path: Path) -> None:
+    found = facts(f"""
+        import gc, os, weakref
+        def ask():
+            batch = torch.zeros(3)
+            there = os.path.exists({str(tmp_path / "missing")!r})
+            return weakref.ref(batch), there
+        gc.disable()
+        batch, there = ask()
+        found["asked"] = s.all_gather_object([there, batch() is None])
+        gc.enable()
+    """)
+    assert found == {"asked": [[False, True]] * 2}

@@ -55,7 +55,7 @@ def test_what_comes_after_the_gap_is_there(tmp_path, tracker, steps):
         )
         assert result.ok() and "trained" in result.stdout, result.stderr
         assert (
-            f"{tracker}: 100 of 205 calls failed (the first: NoRoom: [Errno 28] No space left on device: "
+            f"{tracker}: 100 of 205 calls failed (the first: NoDiskRoom: [Errno 28] No space left on device: "
             in result.stderr
         )
         assert steps(disk.path) == [*range(5), *range(105, 205)]

@@ -111,8 +111,8 @@ def test_values_and_parameters_of_a_session_are_in_the_store(read):
 
 @pytest.mark.slow
 def test_without_a_server_the_run_is_in_a_local_store(log, read, values):
-    told = log("MLflowLogger", {"tracking_uri": "http://127.0.0.1:9", "start_timeout_s": 3})
-    assert "mlflow did not start, it continues offline: no answer within 3 s" in told.result.stderr
+    told = log("MLflowLogger", {"tracking_uri": "http://127.0.0.1:9", "start_timeout_s": 15})
+    assert "mlflow did not start, it continues offline: no answer within 15 s" in told.result.stderr
     (run,) = read(READ, "sqlite:///mlflow-offline.db")
     assert series(run, "rank0") == values and told["id"] == run["id"]
 

@@ -85,19 +85,22 @@ class Seeing:
         def status(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
             now, missing = None, FileNotFoundError()
             try:
-                now = original(path, *args, **kwargs)
-            except FileNotFoundError as error:
-                missing = error
-            if now is None or now.st_ctime >= self._began:
-                entry = self._entry(path, kwargs)
-                before = None if entry is None else entry.found
-                if entry is not None and before is None:
-                    raise _missing(path)
-                if before is not None and differs(now, before):
-                    return before
-            if now is None:  # not asked again: rank 0 may have made it since
-                raise missing
-            return now
+                try:
+                    now = original(path, *args, **kwargs)
+                except FileNotFoundError as error:
+                    missing = error
+                if now is None or now.st_ctime >= self._began:
+                    entry = self._entry(path, kwargs)
+                    before = None if entry is None else entry.found
+                    if entry is not None and before is None:
+                        raise _missing(path)
+                    if before is not None and differs(now, before):
+                        return before
+                if now is None:  # not asked again: rank 0 may have made it since
+                    raise missing
+                return now
+            finally:
+                del missing  # its traceback would keep the callers' variables alive
 
         return status
 

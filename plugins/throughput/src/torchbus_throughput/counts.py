@@ -78,7 +78,7 @@ class Counts:
         try:
             found = count(batch, self._tokens)
         except UsageError as error:
-            found = error
+            found = error.with_traceback(None)  # it would keep the batch alive
         self._of_batch.setdefault(iterator.origin, {})[iterator.num_yielded] = found
 
     def count_batches(self) -> None:

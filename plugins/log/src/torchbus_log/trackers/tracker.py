@@ -471,7 +471,7 @@ class Tracker(Client, Plugin):
     def _made(self, function: Callable[..., object], *arguments: object) -> object:
         """Make a call, on the tracker's thread, and again while the service turns it away.
 
-        Raises NoRoom if the disk is full.
+        Raises NoDiskRoom if the disk is full.
 
         With a full disk, a client may lose the data silently, or stop working permanently.
         """

@@ -106,7 +106,7 @@ class NoSharedMemory(Exception):
 def shared(store: SharedStore, name: str, length: int, draws: Draws) -> SharedArray:
     """Return the array of that name, which the first rank that asks for it draws.
 
-    Raises NotShared or NoRoom before anything is drawn.
+    Raises NotShared or NoSharedMemory before anything is drawn.
     """
     file = _File(HEADER_BYTES + array_length(length) * ITEM_BYTES)
     try:
