@@ -163,7 +163,7 @@ def test_start_at_a_prompt_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_rank_may_work_at_its_exit_and_is_waited_for() -> None:
-    work = "import atexit, time\natexit.register(lambda: (time.sleep(7), open('done', 'a').write('x')))\n"
+    work = "import atexit, time\natexit.register(lambda: (time.sleep(15), open('done', 'a').write('x')))\n"
     end = "\nimport subprocess\natexit.register(lambda: print(open('done').read()))\n"
     result = run_script(
         RANKS.format(imports="") + work + BLOCK.format(options=", launch='script'") + end
