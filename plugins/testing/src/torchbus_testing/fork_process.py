@@ -117,7 +117,7 @@ def process_of(pid: int, whom: int) -> int:
 def wait(pid: int, timeout_s: float) -> tuple[int, bool]:
     """Wait for a script; return its exit status, and whether it was killed for being late."""
     begun_s = time.monotonic()
-    while time.monotonic() < begun_s + stretched(timeout_s):
+    while (passed_s := time.monotonic() - begun_s) < timeout_s or passed_s < stretched(timeout_s):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status), False
