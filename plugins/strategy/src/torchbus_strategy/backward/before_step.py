@@ -33,21 +33,21 @@ class Assigned:
 
     def __init__(self) -> None:
         # by the optimizer's id: to list a WeakKeyDictionary in every step takes 10 us
-        self._witnesses: dict[int, list[_Sentinel]] = {}
+        self._sentinels: dict[int, list[_Sentinel]] = {}
 
     def watch(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if trained:
             key = id(optimizer)
-            lost = weakref.ref(optimizer, functools.partial(self._witnesses.pop, key))
+            lost = weakref.ref(optimizer, functools.partial(self._sentinels.pop, key))
             halves = trained[: len(trained) // 2], trained[len(trained) // 2 :]
-            self._witnesses[key] = [
+            self._sentinels[key] = [
                 _Sentinel(min(half, key=Tensor.numel), lost) for half in halves if half
             ]
 
     def synchronised(self) -> None:
         """The gradients of this moment are common to all ranks."""
-        for sentinels in tuple(self._witnesses.values()):
+        for sentinels in tuple(self._sentinels.values()):
             for sentinel in sentinels:
                 sentinel.left = sentinel.parameter.grad
 
@@ -55,7 +55,7 @@ class Assigned:
         """Whether the loop has assigned the optimizer's gradients since then."""
         return any(
             sentinel.parameter.grad is not None and sentinel.parameter.grad is not sentinel.left
-            for sentinel in self._witnesses.get(id(optimizer), ())
+            for sentinel in self._sentinels.get(id(optimizer), ())
         )
 
 

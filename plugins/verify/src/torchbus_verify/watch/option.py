@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torchbus import objects
 from torchbus.plugin import BackwardCall, Context, Unsupported, UsageError, expect, hookimpl
 
-from torchbus_strategy.loss.reading import terms_of
 from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.record.steps import TensorNames
 from torchbus_verify.watch.alone import Findings, Gradients, Noted, compare
@@ -64,8 +63,7 @@ class CheckedStep:
             self._hooks.callback(one.register_hook(self._noting(name)).remove)
         loss, losses = call.loss, self._findings.losses
         if losses is not None:
-            terms = None if loss is None or losses.mode == "samples" else terms_of(loss)
-            self._findings.is_sum = terms is not None and losses.are_sum(terms)
+            self._findings.is_sum = losses.are_sum(losses.read(loss))
         if loss is not None and loss.requires_grad and loss.numel() == 1:
             self._hooks.callback(loss.register_hook(self._note_weight).remove)
 
