@@ -42,8 +42,22 @@ RANKS = {
     "raises": 2,
     "killed": 2,
     "frozen": 2,
+    "left_out": 2,
+    "called_twice": 2,
+    "other_model": 2,
+    "reduced_alone": 2,
+    "reduced_in_turn": 2,
+    "gathered_alone": 2,
 }
 FAULTS = ("raises", "killed", "frozen")
+DIVERGING = (
+    "left_out",
+    "called_twice",
+    "other_model",
+    "reduced_alone",
+    "reduced_in_turn",
+    "gathered_alone",
+)
 STEADY, SAMPLES, WIDTH, CLASSES = 8, 96, 16, 5
 CPU = "--gloo" in sys.argv
 DEVICE = torch.device("cpu") if CPU else torch.device("cuda", 0)
@@ -380,6 +394,61 @@ def frozen() -> None:
     fail(freeze)
 
 
+def diverge(odd: Callable[[Any, nn.Module, Tensor], None]) -> None:
+    """Under fsdp, ranks that make other collectives than each other, after usual steps."""
+    from torchbus import session
+
+    with session(**OPTIONS, strategy="fsdp", hang_timeout=5.0, timeout_s=20.0) as s:
+        (model, optimizer), (x, y) = make(), next(batches())
+        for number in range(16):
+            if number == 12:
+                if s.is_main:
+                    os.mknod(Path(os.environ["KIT_FOLDER"], "fails"))
+                odd(s, model, x)
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print("trained to the end")
+
+
+def left_out() -> None:
+    def odd(s: Any, model: nn.Module, x: Tensor) -> None:
+        loss = model(x).mean()
+        if s.is_main:
+            loss.backward()
+
+    diverge(odd)
+
+
+def called_twice() -> None:
+    diverge(lambda s, model, x: model(x) if s.is_main else None)
+
+
+def other_model() -> None:
+    other = make()[0]
+    diverge(lambda s, model, x: model(x) if s.is_main else other(x))
+
+
+def reduced_alone() -> None:
+    diverge(lambda s, model, x: s.reduce(x.sum()) if s.is_main else None)
+
+
+def reduced_in_turn() -> None:
+    def odd(s: Any, model: nn.Module, x: Tensor) -> None:
+        loss = model(x).mean()
+        if s.is_main:
+            s.reduce(x.sum())
+        loss.backward()
+        if not s.is_main:
+            s.reduce(x.sum())
+
+    diverge(odd)
+
+
+def gathered_alone() -> None:
+    diverge(lambda s, model, x: s.all_gather(x) if s.is_main else None)
+
+
 def start(job: str) -> bool:
     """Run the ranks of a job; print the rows of rank 0, and what is wrong."""
     from torchbus_testing.environments import run_on_separate_hosts
@@ -393,13 +462,16 @@ def start(job: str) -> bool:
         except TimeoutError as error:
             print(f"{job}: {error}", file=sys.stderr)
             return False
-        failed_s = time.time() - Path(folder, "fails").stat().st_mtime if job in FAULTS else 0.0
+        fault = Path(folder, "fails")
+        failed_s = time.time() - fault.stat().st_mtime if fault.exists() else 0.0
     print("".join(one.stdout for one in ended), end="")
     statuses = [one.status for one in ended]
     orphans = [process for one in ended for process in one.orphans]
     print(f"{job}: exit statuses {statuses}, {time.time() - begun:.1f} s, left: {orphans or 0}")
     if job in FAULTS:
         return report_fault(job, ended, failed_s) and not orphans
+    if job in DIVERGING:
+        return report_divergence(job, ended, failed_s) and not orphans
     if any(statuses):
         print("\n".join(one.stderr for one in ended)[-3000:], file=sys.stderr)
     return not any(statuses) and not orphans
@@ -410,6 +482,13 @@ def report_fault(job: str, ended: list[Any], seconds: float) -> bool:
     row(PART, f"rank 1 {job}: the last rank has ended, none with status 0", seconds, "s")
     print("\n".join(ended[0].stderr.splitlines()[:12]))
     return all(one.status for one in ended) and "rank 1" in ended[0].stderr
+
+
+def report_divergence(job: str, ended: list[Any], seconds: float) -> bool:
+    """A row: seconds from the divergence to the end of the last rank. An error must say it."""
+    row(PART, f"fsdp, {job}: the last rank has ended, none with status 0", seconds, "s")
+    print("\n".join(ended[0].stderr.splitlines()[:12]))
+    return all(one.status for one in ended) and "RanksDiverged" in ended[0].stderr
 
 
 def main() -> None:

@@ -86,7 +86,6 @@ class Agreement:
         self._met_at = 0
         self._passed = 0
         self._steps = 0
-        self._trusts_order = dist.get_backend() == "gloo"
         self.way = Way()
         self.room = 0
 
@@ -110,10 +109,12 @@ class Agreement:
     def enter(self, what: str, kind: str = "") -> None:
         """Come to collectives of the main group: wait for the other ranks, unless it is usual.
 
-        ``kind``: what it is in every step, if ``what`` counts. Gloo takes no collectives of two
-        kinds for one. NCCL does, so there the ranks always wait.
+        Usual is the same place after as many collectives as in the last step. A rank that has made
+        another one waits here, and so the ranks compare where they are before they step.
+
+        ``kind``: what it is in every step, if ``what`` counts.
         """
-        if self.way.is_usual(kind or what) and self._trusts_order:
+        if self.way.is_usual(f"{kind or what}, {self.collectives()}"):
             self.passing(what)
         else:
             self.sync(what)
