@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from torchbus import session
 from torchbus.errors import PluginError, UsageError
 
+from torchbus_strategy.process_group import group_timeout
 from torchbus_strategy.strategy import Strategy
 from torchbus_testing.forking import fork_script
 
@@ -81,3 +83,9 @@ def test_an_average_that_is_none_is_refused_in_the_first_backward(
 ) -> None:
     result = fork_script(SCRIPTS / "wrong_average.py", strategy, timeout_s=60)
     assert re.search(f"PluginError: {message}", result.ok(1).stderr), result.stderr
+
+
+def test_a_wait_is_ended_by_the_guard_before_nccl_gives_up() -> None:
+    asked = timedelta(seconds=20)
+    assert group_timeout("gloo", asked) == asked
+    assert group_timeout("nccl", asked) == group_timeout("cpu:gloo,cuda:nccl", asked) > asked

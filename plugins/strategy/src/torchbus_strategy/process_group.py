@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,10 @@ from torchbus_strategy.connections import make_proven
 from torchbus_strategy.groups import close_groups, offer_mesh
 
 VARIABLE = "TORCHBUS_BACKEND"
+NCCL_LATER = timedelta(seconds=60)
+"""By so much NCCL's timeout is later than ``timeout_s``, by which the guard ends the job. NCCL's
+watchdog first writes what each rank has done, and a group can't be aborted meanwhile.
+"""
 
 
 def check_backend(backend: str | None) -> str | None:
@@ -130,6 +135,11 @@ def share_cpu(session: Context) -> None:
     session.on_close.callback(torch.set_num_threads, before)
 
 
+def group_timeout(backend: str, timeout: timedelta) -> timedelta:
+    """How long a collective of this backend may take, if ranks may wait for ``timeout``."""
+    return timeout + NCCL_LATER if "nccl" in backend else timeout
+
+
 def open_group(session: Context, backend: str) -> None:
     """Make the default process group, unless the script has made one already."""
     if dist.is_initialized():
@@ -142,11 +152,14 @@ def open_group(session: Context, backend: str) -> None:
         store = session.world.shared.of_groups(f"torchbus {attempt}")
         with _excepthook_restored():
             if not session.bus.hook.init_process_group(
-                session=session, backend=backend, store=store, timeout=session.timeout
+                session=session,
+                backend=backend,
+                store=store,
+                timeout=group_timeout(backend, session.timeout),
             ):
                 dist.init_process_group(
                     backend,
-                    timeout=session.timeout,
+                    timeout=group_timeout(backend, session.timeout),
                     store=store,
                     rank=session.rank,
                     world_size=session.world_size,
