@@ -92,6 +92,10 @@ def own_state(folder):
         pytest.param(
             "fsdp", "every_n_epochs", True, id="fsdp in evaluation", marks=pytest.mark.slow
         ),
+        pytest.param("pipeline", "every_n_steps", False, id="pipeline in training"),
+        pytest.param(
+            "pipeline", "every_n_epochs", True, id="pipeline in evaluation", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_that_goes_on_has_the_same_averages(tmp_path, strategy, often, in_place):

@@ -125,9 +125,12 @@ class Averages:
 
     # Checkpoints ---------------------------------------------------------------------------------
 
-    def state(self, keeps: bool) -> State:
-        """The state, with no tensors on ranks that don't keep it. All ranks call it."""
-        states = (entry.state() for entry in self._entries)
+    def state(self, keeps: bool, gather: Callable[[Tensor, State], State]) -> State:
+        """The state, with no tensors on ranks that don't keep it. All ranks call it.
+
+        ``gather``: returns a tensor's state from a rank that has its values.
+        """
+        states = (gather(entry.tensor, entry.state()) for entry in self._entries)
         return {
             "train_mode": self._train_mode,
             "entries": [state for state in states if keeps],
@@ -194,7 +197,7 @@ class AveragedTensor:
 
     # Checkpoints ---------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> State:
         """The state, with whole tensors. All ranks call it."""
         training = None if self.training is None else part_like(self.tensor, self.training)
         return {
@@ -203,7 +206,7 @@ class AveragedTensor:
             "training": None if training is None else whole(training),
         }
 
-    def load(self, state: dict[str, object]) -> None:
+    def load(self, state: State) -> None:
         """Take up a state, of which this rank keeps its part."""
         average, training, count = state["average"], state["training"], state["count"]
         assert isinstance(average, Tensor) and isinstance(count, int)
@@ -242,7 +245,7 @@ def is_part(tensor: Tensor) -> bool:
 
 def part_like(tensor: Tensor, value: Tensor, from_whole: bool = False) -> Tensor:
     """A value, sharded as the tensor is. ``from_whole``: it is the whole, else this rank's part."""
-    here = value.to(tensor.device, tensor.dtype)
+    here = value.to(tensor.device, tensor.dtype) if from_whole else value
     if not is_part(tensor):
         return here
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -8,13 +8,15 @@ from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from torchbus import objects
 from torchbus.plugin import Context, UsageError, expect, hookimpl
 
-from torchbus_average.averages import Averages
+from torchbus_average import events
+from torchbus_average.averages import Averages, State
 from torchbus_strategy.collectives import broadcast_object
 
 
@@ -39,6 +41,8 @@ class Average:
     Source: Tarvainen and Valpola, https://arxiv.org/abs/1703.01780; Izmailov et al.,
     https://arxiv.org/abs/1803.05407
     """
+
+    declares_events = events
 
     owns = ("average of the weights",)
     verbs = ("averaged",)
@@ -166,7 +170,11 @@ class Average:
                 " trained weights. Save the averages with torch.save(model.state_dict(), path)"
             )
         is_main = self._session.is_main
-        return {"averages": [one.state(is_main) for one in self._of.values()]}
+        return {"averages": [one.state(is_main, self._gathered) for one in self._of.values()]}
+
+    def _gathered(self, tensor: Tensor, state: State) -> State:
+        found: State | None = self._session.bus.hook.gather_average(tensor=tensor, state=state)
+        return state if found is None else found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the averages of rank 0. All ranks call it."""

@@ -246,6 +246,26 @@ class WholeOptimizers:
             whole = {**part, **whole}
         return dict(sorted(whole.items()))
 
+    @hookimpl(optionalhook=True)
+    def gather_average(self, tensor: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        mine = None if isinstance(tensor, Elsewhere) else map_tensors(state, Tensor.cpu)
+        parts = self._barrier.gather_in_pipeline(mine)
+        return next(part for part in parts if part is not None)
+
+    @hookimpl(optionalhook=True)
+    def whole_gradients(self, optimizer: Optimizer) -> list[Tensor | None]:
+        """The gradients of all layers, after a step whose loop may not clear them."""
+        gradients = dict(enumerate(one.grad for one in _parameters(optimizer)))
+        whole = self._whole({index: one for index, one in gradients.items() if one is not None})
+        return [whole.get(index) for index in gradients]
+
+    @hookimpl(optionalhook=True)
+    def put_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool:
+        for one, gradient in zip(_parameters(optimizer), gradients, strict=False):
+            if gradient is not None and not isinstance(one, Elsewhere):
+                one.grad = gradient.to(one.device, one.dtype, copy=True)
+        return True
+
     def make_whole(self) -> None:
         """Gather all states on all ranks, which call it while parameters are distributed."""
         for optimizer in sharding.alive_on_all(self._session, self._known):

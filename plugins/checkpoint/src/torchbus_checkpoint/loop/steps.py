@@ -95,6 +95,7 @@ class LoopSteps:
         self._made = made
         self._at_boundary = at_boundary
         self._clean: set[int] = set()
+        self._has_run_backward = False
         self._keeps: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._asked: list[weakref.ref[DataLoader[object]]] = []
         self._head: weakref.ref[DataLoader[object]] | None = None
@@ -126,6 +127,10 @@ class LoopSteps:
         """
         return id(optimizer) not in self._clean or self._keeps.get(optimizer, True)
 
+    def is_in_window(self, optimizer: Optimizer) -> bool:
+        """Whether a backward came after the optimizer's last step."""
+        return self._has_run_backward and id(optimizer) not in self._clean
+
     @hookimpl
     def before_backward(self) -> None:
         for optimizer in self._made.optimizers():
@@ -137,6 +142,7 @@ class LoopSteps:
     @hookimpl
     def after_backward(self) -> None:
         self._clean.clear()
+        self._has_run_backward = True
 
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:

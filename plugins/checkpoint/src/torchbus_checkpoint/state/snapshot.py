@@ -93,7 +93,7 @@ class LoopSnapshot:
             getattr(plugin, "gradients_in_parts", False)
             for _, plugin in self._session.bus.plugins()
         )
-        if in_parts and any(self._steps.has_gradients(one) for _, one in contents.optimizers):
+        if in_parts and any(self._steps.is_in_window(one) for _, one in contents.optimizers):
             raise UsageError(
                 "a checkpoint in the middle of a window of accumulation: under this strategy no"
                 " rank has all gradients; save it after optimizer.step()"
