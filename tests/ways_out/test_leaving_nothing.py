@@ -130,23 +130,25 @@ STUCK = """
 """
 
 
+BY_ITSELF = "rank 1 does not leave native code and is ended by force"
+BY_RANK_0 = "rank 1 did not exit after the block and was killed"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("native", "told"),
+    ("native", "enders"),
     [
-        (
-            "a = torch.ones(9000, 9000, dtype=torch.float64); a @ a",
-            "rank 1 does not leave native code and is ended by force",
-        ),
-        ("sum(range(10**12))", "rank 1 did not exit after the block and was killed"),
+        ("a = torch.ones(9000, 9000, dtype=torch.float64); a @ a", (BY_ITSELF, BY_RANK_0)),
+        ("sum(range(10**12))", (BY_RANK_0,)),
     ],
+    ids=["lock released", "lock held"],
 )
-def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, told):
-    """With Python's lock released, and held."""
+def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, enders):
+    """Its guard ends it, unless it has no time to do so before rank 0 does."""
     result = run_script(STUCK.replace("NATIVE", native))
     assert result.ok(1) and "ValueError: boom" in result.stderr
     assert result.seconds < stretched(40)
-    assert f"torchbus: {told}" in result.stderr
+    assert any(f"torchbus: {ender}" in result.stderr for ender in enders)
 
 
 ENDLESS = """

@@ -46,6 +46,7 @@ class Job:
     """This rank's part of the job.
 
     ``waiting``: the synchronisation that the main thread waits in, as text, or None.
+    ``begin_alike``: whether all ranks begin equally many collectives of the main process group.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Job:
         self._thread = threading.get_ident()  # the loop's, which need not be the main one
         self._store = shared_store(world).within("job")
         self.evaluates: Callable[[], bool] = lambda: False
+        self.begin_alike = True
         self._watch_over(request, parent_pid)
         self.guard = self._make_guard()
         self.guard.start()
@@ -138,6 +140,10 @@ class Job:
         """How many synchronised backwards, and how many collectives, this rank has begun."""
         return self.backwards, compat.begun() or 0
 
+    def _begun(self) -> int | None:
+        """How many collectives this rank has begun; None if the others may begin more or fewer."""
+        return compat.begun() if self.begin_alike else None
+
     def count_backward(self) -> None:
         """Count one more synchronised backward."""
         self.backwards += 1
@@ -165,7 +171,7 @@ class Job:
         continues. It is the reason to stop if this rank's loop has caught that.
         """
         if self.guard.reason is None and (error is None or _is_success(error)):
-            mine = EndCounts(self.world.rank, self.backwards, compat.begun())
+            mine = EndCounts(self.world.rank, self.backwards, self._begun())
             return self._wait_for_all_ends(
                 lambda: self._ending.say_loop_ended(mine), lambda _: self._ending.have_loops_ended
             )
@@ -232,7 +238,7 @@ class Job:
         if question.startswith(NOTE):
             say(question.removeprefix(NOTE))
         ended = self._place().waits_in == END or self.guard.leaving
-        return json.dumps([ended, self.backwards, compat.begun() or 0])
+        return json.dumps([ended, *self.position])
 
     def finish(self, error: BaseException | None) -> BaseException | None:
         """Wait for the other ranks at the end, and return the error to raise, if any.
@@ -344,9 +350,7 @@ class Job:
 
     def _place(self) -> RankPosition:
         place = find(self.world.rank, self.waiting, self.backwards, self._thread)
-        # stages of a pipeline send each other different numbers of messages
-        is_alike = self.world.data.parts == self.world.world_size
-        begun = compat.begun() if is_alike and self.world.device.type != "cpu" else None
+        begun = self._begun() if self.world.device.type != "cpu" else None
         return dataclasses.replace(
             place,
             waits_in=place.waits_in or (DEVICE if begun else ""),

@@ -82,6 +82,8 @@ class Pipeline(Strategy):
         size = self.pipeline.ranks_of_pipeline(world.world_size)
         parts = world.world_size // size
         self.divides_data = parts > 1
+        if session.job is not None:
+            session.job.begin_alike = False  # stages send each other different numbers of messages
         return groups.arrange_ranks(session, dp=parts, pp=size)
 
     def start(self, session: Context) -> None:
