@@ -24,8 +24,8 @@ class JobService(Protocol):
     ``waiting``: the synchronisation that the main thread waits in, as words and numbers, or None.
     ``backwards``: how many synchronised backwards this rank has made. ``launch_rule``: why the
     session chose this form of launch. ``ends_with_block``: the session launched this process, which
-    ends where the block ends. ``evaluates``: whether the loop evaluates now. ``begin_alike``: whether
-    all ranks begin equally many collectives of the main group.
+    ends where the block ends. ``evaluates``: whether the loop evaluates now. ``begin_alike``:
+    whether all ranks begin equally many collectives of the main group.
     """
 
     waiting: tuple[object, ...] | None
