@@ -32,6 +32,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 PART = "nccl"
+DIVERGING = (
+    "left_out",
+    "called_twice",
+    "other_model",
+    "reduced_alone",
+    "reduced_in_turn",
+    "gathered_alone",
+)
 RANKS = {
     "strategies": 2,
     "precisions": 2,
@@ -42,22 +50,9 @@ RANKS = {
     "raises": 2,
     "killed": 2,
     "frozen": 2,
-    "left_out": 2,
-    "called_twice": 2,
-    "other_model": 2,
-    "reduced_alone": 2,
-    "reduced_in_turn": 2,
-    "gathered_alone": 2,
+    **dict.fromkeys(DIVERGING, 2),
 }
 FAULTS = ("raises", "killed", "frozen")
-DIVERGING = (
-    "left_out",
-    "called_twice",
-    "other_model",
-    "reduced_alone",
-    "reduced_in_turn",
-    "gathered_alone",
-)
 STEADY, SAMPLES, WIDTH, CLASSES = 8, 96, 16, 5
 CPU = "--gloo" in sys.argv
 DEVICE = torch.device("cpu") if CPU else torch.device("cuda", 0)

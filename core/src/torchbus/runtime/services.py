@@ -25,7 +25,7 @@ class JobService(Protocol):
     ``backwards``: how many synchronised backwards this rank has made. ``launch_rule``: why the
     session chose this form of launch. ``ends_with_block``: the session launched this process, which
     ends where the block ends. ``evaluates``: whether the loop evaluates now. ``begin_alike``:
-    whether all ranks begin equally many collectives of the main group.
+    whether all ranks begin the same number of collectives of the main group.
     """
 
     waiting: tuple[object, ...] | None

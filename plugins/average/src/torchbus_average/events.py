@@ -15,6 +15,7 @@ def gather_average(tensor: Tensor, state: dict[str, Any]) -> dict[str, Any] | No
     """Return the state of a parameter's or buffer's average, whichever rank has the values.
 
     Sent once per tensor while a checkpoint is made. All ranks send it, for the same tensors in the
-    same order. ``state`` is this rank's, to be replaced if the rank lacks the values. Without an
-    answer, every rank has them.
+    same order. ``state`` is this rank's, with tensors of the shape and dtype of ``tensor``. A rank
+    that lacks the values gets the state of one that has them. Without an answer, every rank has
+    them.
     """

@@ -44,8 +44,9 @@ def before_restore() -> None:
 def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
     """A checkpoint is written in the middle of a step, whose gradients are to go into it.
 
-    Answer if an engine keeps them outside of ``p.grad``: the gradient of each parameter of the
-    optimizer, with its shape and dtype, in the order of its groups, whole and averaged, or None.
+    Answer if an engine keeps them outside of ``p.grad``, or on some ranks only: the gradient of
+    each parameter of the optimizer, with its shape and dtype, in the order of its groups, whole and
+    averaged, or None.
     Fired on all ranks, which may use collectives.
     """
 

@@ -46,7 +46,7 @@ class Job:
     """This rank's part of the job.
 
     ``waiting``: the synchronisation that the main thread waits in, as text, or None.
-    ``begin_alike``: whether all ranks begin equally many collectives of the main process group.
+    ``begin_alike``: whether all ranks begin the same number of collectives of the main group.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Job:
         return self.backwards, compat.begun() or 0
 
     def _begun(self) -> int | None:
-        """How many collectives this rank has begun; None if the others may begin more or fewer."""
+        """How many collectives this rank has begun; None if others may begin more or fewer."""
         return compat.begun() if self.begin_alike else None
 
     def count_backward(self) -> None:

@@ -147,19 +147,17 @@ def open_group(session: Context, backend: str) -> None:
     assert session.job is not None
     if backend == "nccl":
         require_abort()
+    timeout = group_timeout(backend, session.timeout)
 
     def make(attempt: int) -> dist.ProcessGroup:
         store = session.world.shared.of_groups(f"torchbus {attempt}")
         with _excepthook_restored():
             if not session.bus.hook.init_process_group(
-                session=session,
-                backend=backend,
-                store=store,
-                timeout=group_timeout(backend, session.timeout),
+                session=session, backend=backend, store=store, timeout=timeout
             ):
                 dist.init_process_group(
                     backend,
-                    timeout=group_timeout(backend, session.timeout),
+                    timeout=timeout,
                     store=store,
                     rank=session.rank,
                     world_size=session.world_size,
