@@ -65,7 +65,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         prefetch: on an accelerator, 1 copies the next batch beside a step; 0 does not.
         verbose: print ``explain()`` at the end of the first epoch.
         print_all_ranks: let every rank print, each line with its rank.
-        timeout_s: seconds after which torch gives up a collective.
+        timeout_s: seconds that a rank waits in a collective before the job ends.
         hang_timeout: seconds of waiting for other ranks after which the session reports where each
             rank is.
         freeze_timeout: seconds without a sign of life from a rank's process after which the session

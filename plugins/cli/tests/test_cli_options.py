@@ -64,7 +64,7 @@ def test_the_sessions_own_options_are_listed(capsys: pytest.CaptureFixture[str])
         "default": "1800.0",
         "package": "torchbus",
         "plugin": "session",
-        "words": "seconds after which torch gives up a collective.",
+        "words": "seconds that a rank waits in a collective before the job ends.",
     }
     assert main(["options"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -115,7 +115,7 @@ class Context(Ranks):
 
     @property
     def timeout(self) -> timedelta:
-        """How long torch waits before it gives up a collective."""
+        """How long a rank waits in a collective before the job ends."""
         return self.launcher.timeout
 
     def start_ranks(self, launch: str | None = None, *, alone: bool = False) -> World:

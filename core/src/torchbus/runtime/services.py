@@ -149,7 +149,7 @@ class Launcher:
 
     @property
     def timeout(self) -> timedelta:
-        """How long torch waits before it gives up a collective."""
+        """How long a rank waits in a collective before the job ends."""
         return timedelta(minutes=30)
 
     @property

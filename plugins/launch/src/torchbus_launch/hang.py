@@ -215,8 +215,8 @@ class HangWatch:
     ``idle_mark()``: returns that of this rank.
     ``beat()``: called while this rank waits for answers.
     ``say()``: writes where the user sees it.
-    ``timeout_s``: how long a rank waits for one that is elsewhere. Torch ends its collectives then;
-    the session's own waits end by this.
+    ``timeout_s``: how long a rank waits for one that is elsewhere. Gloo ends its collectives then;
+    the session's own waits, and NCCL's collectives, end by this.
     """
 
     def __init__(
