@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from torchbus_launch import threads
-from torchbus_launch.threads import frames_of
+from torchbus_launch.rank_position import find
+from torchbus_launch.threads import calls_of, self_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -26,11 +30,66 @@ def test_frames_of_a_running_thread_are_read_whole() -> None:
     subprocess.run([sys.executable, str(SCRIPT)], check=True, timeout=60)
 
 
+class Batches:
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> int:
+        return sum(range(50))
+
+
+def outlives() -> bool:
+    """Whether what a loop has dropped is alive after it."""
+    loop = [Batches()]
+    dropped = weakref.ref(loop[0])
+    next(loop[0])
+    loop.clear()
+    return dropped() is not None
+
+
+@contextmanager
+def looking(look: Callable[[int], object]) -> Iterator[None]:
+    """Another thread looks at this one all the time, and is interrupted often."""
+    interval, over, main = sys.getswitchinterval(), threading.Event(), threading.get_ident()
+
+    def run() -> None:
+        while not over.is_set():
+            look(main)
+
+    watching = threading.Thread(target=run)
+    sys.setswitchinterval(1e-6)
+    try:
+        watching.start()
+        yield
+    finally:
+        over.set()
+        watching.join()
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize(
+    "look", [lambda main: find(0, None, 0, main), lambda main: self_of(main, 0, type)]
+)
+def test_looking_keeps_nothing_alive(look: Callable[[int], object]) -> None:
+    """Ranks know by the end of an iterator that a pass is over, all at the same place."""
+    with looking(look):
+        assert not any(outlives() for _ in range(5_000))
+
+
+def test_of_a_thread_that_has_ended_nothing_is_read() -> None:
+    thread = threading.Thread()
+    thread.start()
+    thread.join()
+    assert calls_of(thread.ident) == calls_of(None) == []
+    assert self_of(thread.ident, 0, type) is None
+    assert self_of(threading.get_ident(), 0, weakref.ref) is None  # not a method
+
+
 def reads_in_a_fork() -> int:
     """The exit status of a forked process that reads frames, if it can."""
     child = os.fork()
     if child == 0:
-        reads = threading.Thread(target=frames_of, args=[threading.main_thread().ident])
+        reads = threading.Thread(target=calls_of, args=[threading.main_thread().ident])
         reads.daemon = True
         reads.start()
         reads.join(10.0)

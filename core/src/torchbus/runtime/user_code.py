@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 from torchbus.compat.python import current_frame
 from torchbus.redacting import redacted
@@ -41,7 +41,7 @@ def users_frame() -> tuple[FrameType, int]:
     (``for batch in tqdm(loader)``), unless there is nothing else.
     """
     frames = outwards(current_frame(1))
-    outside = [level for level, frame in enumerate(frames) if not is_inside(frame)]
+    outside = [level for level, frame in enumerate(frames) if not is_inside(frame.f_globals)]
     mine = next(
         (level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)),
         None,
@@ -59,9 +59,9 @@ def outwards(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
-def is_inside(frame: FrameType) -> bool:
-    """Whether torchbus, a plugin of this project or torch runs in the frame."""
-    name = frame.f_globals.get("__name__") or ""
+def is_inside(variables: dict[str, Any]) -> bool:
+    """Whether global variables are those of torchbus, a plugin of this project or torch."""
+    name = variables.get("__name__") or ""
     return name == "torch" or name.startswith(INSIDE)
 
 

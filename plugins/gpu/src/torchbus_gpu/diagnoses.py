@@ -283,7 +283,7 @@ class Whereabouts:
         return sum(recent) / max(1, len(recent))
 
     def look(self) -> None:
-        line = loader_line(threads.frames_of(self._thread))
+        line = loader_line(threads.calls_of(self._thread))
         self.loader = line or self.loader
         self._recent.append(line is not None)
         self._looks += 1

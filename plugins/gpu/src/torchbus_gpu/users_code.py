@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import dataloader
 
+from torchbus_launch.threads import Call
 from torchbus_redaction.redactor import redacted
 
 STANDARD_LIBRARY = tuple(
@@ -46,18 +47,18 @@ def _is_foreign(file: str) -> bool:
     )
 
 
-def is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType | Call) -> bool:
     """Whether a frame runs user code: not torch, torchbus, the standard library or a package."""
     return not (frame.f_globals.get("__name__") or "").startswith("torchbus") and not _is_foreign(
         frame.f_code.co_filename
     )
 
 
-def line_of(frames: Iterable[FrameType]) -> SourceLine | None:
+def line_of(frames: Iterable[FrameType | Call]) -> SourceLine | None:
     """Return the line of the innermost frame of the user. ``frames`` begin with the innermost."""
     return next(
         (
-            SourceLine(frame.f_code.co_filename, frame.f_lineno)
+            SourceLine(frame.f_code.co_filename, frame.f_lineno or 0)
             for frame in frames
             if is_users(frame)
         ),
@@ -65,7 +66,7 @@ def line_of(frames: Iterable[FrameType]) -> SourceLine | None:
     )
 
 
-def loader_line(frames: Sequence[FrameType]) -> SourceLine | None:
+def loader_line(frames: Sequence[FrameType | Call]) -> SourceLine | None:
     """Return the user's line that iterates a DataLoader, if a frame is inside of one.
 
     It may wait for workers there, or run the code of a dataset.

@@ -17,7 +17,7 @@ from torchbus.errors import RankFailed
 
 from torchbus_launch.broadcast_log import FairClock, Looking, leave_to_no_debugger
 from torchbus_launch.terminal import say
-from torchbus_launch.threads import frames_of
+from torchbus_launch.threads import calls_of
 
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
@@ -240,14 +240,11 @@ class Guard:
         return self.leaving or self._stop.is_set()
 
     def _kill_myself(self) -> None:
-        innermost = frames_of(self._loop.ident)[:3]
-        where = "".join(
-            traceback.format_list(
-                traceback.StackSummary.extract(
-                    (frame, frame.f_lineno) for frame in reversed(innermost)
-                )
-            )
-        )
+        innermost = [
+            (call.f_code.co_filename, call.f_lineno or 0, call.f_code.co_name, None)
+            for call in reversed(calls_of(self._loop.ident)[:3])
+        ]
+        where = "".join(traceback.format_list(innermost))
         text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
         self._last_phrases()
         say(text)

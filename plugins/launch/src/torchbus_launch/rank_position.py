@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import linecache
 import os
+import weakref
 from dataclasses import dataclass
-from types import FrameType
 
 from torch.nn import Module
 from torchbus.compat import loaders
@@ -14,6 +14,7 @@ from torchbus.runtime.user_code import LIBRARIES, is_inside
 from torchbus_launch import threads
 from torchbus_launch.compat import OPERATORS
 from torchbus_launch.stall import is_stopped
+from torchbus_launch.threads import Call
 
 END = "the end of the session"
 DEVICE = "a collective on its device"
@@ -65,29 +66,30 @@ def find(
 
     ``waiting``: what it declared to wait for, if any.
     """
-    chain = threads.frames_of(thread)
-    user = next(
-        (index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1
-    )
-    line, source = _line(chain[user]) if chain else ("an unknown line", "")
+    calls = threads.calls_of(thread)
+    user = next((level for level, call in enumerate(calls) if _is_the_loops(call)), len(calls) - 1)
+    line, source = _line(calls[user]) if calls else ("an unknown line", "")
     waits_in = (
-        " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
+        " ".join(map(str, waiting))
+        if waiting is not None
+        else _synchronisation(thread, calls[: user + 1])
     )
-    call = f"{chain[0].f_code.co_name}:{chain[0].f_lineno}" if chain else ""
-    return RankPosition(rank, waits_in, line, source, backwards, _note(chain[:user]), call=call)
+    call = f"{calls[0].f_code.co_name}:{calls[0].f_lineno}" if calls else ""
+    note = _note(_loader(thread, calls[:user]))
+    return RankPosition(rank, waits_in, line, source, backwards, note, call=call)
 
 
-def _is_the_loops(frame: FrameType) -> bool:
-    return not is_inside(frame) and not frame.f_code.co_filename.startswith(LIBRARIES)
+def _is_the_loops(call: Call) -> bool:
+    return not is_inside(call.f_globals) and not call.f_code.co_filename.startswith(LIBRARIES)
 
 
-def _name(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__") or ""
+def _name(call: Call) -> str:
+    return call.f_globals.get("__name__") or ""
 
 
-def _line(frame: FrameType) -> tuple[str, str]:
+def _line(call: Call) -> tuple[str, str]:
     # f_lineno is None while the frame moves on
-    file, number = frame.f_code.co_filename, frame.f_lineno or 0
+    file, number = call.f_code.co_filename, call.f_lineno or 0
     return f"{_shortened(file)}:{number}", linecache.getline(file, number).strip()
 
 
@@ -98,15 +100,15 @@ def _shortened(file: str) -> str:
         return file
 
 
-def _synchronisation(chain: list[FrameType]) -> str:
+def _synchronisation(thread: int, calls: list[Call]) -> str:
     """Name the loop's call that is in a collective or at the session's end; "" if none is."""
-    if any(frame.f_code.co_name == "_wait_for_all_ends" for frame in chain[:3]):
+    if any(call.f_code.co_name == "_wait_for_all_ends" for call in calls[:3]):
         return END
-    inner = next((frame for frame in chain if not _name(frame).startswith(OPERATORS)), None)
-    if len(chain) < 2 or inner is None or not _name(inner).startswith("torch.distributed"):
+    inner = next((call for call in calls if not _name(call).startswith(OPERATORS)), None)
+    if len(calls) < 2 or inner is None or not _name(inner).startswith("torch.distributed"):
         return ""
-    called = chain[-2]
-    name, owner = called.f_code.co_name, type(called.f_locals.get("self"))
+    called, owner = calls[-2], threads.self_of(thread, len(calls) - 2, type) or type(None)
+    name = called.f_code.co_name
     if name == "__init__":
         return f"{owner.__name__}(...)"
     if issubclass(owner, Module):
@@ -114,9 +116,8 @@ def _synchronisation(chain: list[FrameType]) -> str:
     return f"s.{name}" if _name(called) in SESSION else name
 
 
-def _note(inner: list[FrameType]) -> str:
-    """Return a note if the rank waits for the workers of its DataLoader: how many are alive."""
-    iterator = _loader(inner)
+def _note(iterator: object) -> str:
+    """Return a note if the rank waits for the workers of a DataLoader: how many are alive."""
     if iterator is None:
         return ""
     workers = loaders.workers(iterator)
@@ -130,7 +131,7 @@ def _note(inner: list[FrameType]) -> str:
 
 def waited_workers(thread: int) -> tuple[list[int], object]:
     """Return the workers that this thread waits for, and how many batches have come."""
-    iterator = _loader(threads.frames_of(thread))
+    iterator = _loader(thread, threads.calls_of(thread))
     return (
         ([], None)
         if iterator is None
@@ -138,7 +139,9 @@ def waited_workers(thread: int) -> tuple[list[int], object]:
     )
 
 
-def _loader(frames: list[FrameType]) -> object:
-    """Return the DataLoader iterator with workers that one of the frames belongs to, or None."""
-    iterators = (frame.f_locals.get("self") for frame in frames if _name(frame) == DATA)
+def _loader(thread: int, calls: list[Call]) -> object:
+    """Return torch's iterator with workers that one of the calls belongs to, or None."""
+    levels = [level for level, call in enumerate(calls) if _name(call) == DATA]
+    found = (threads.self_of(thread, level, weakref.ref) for level in levels)
+    iterators = (one() for one in found if one is not None)
     return next((iterator for iterator in iterators if loaders.workers(iterator)), None)

@@ -1,4 +1,4 @@
-"""Threads of this process: frames, names of native ones, and the locks that a fork inherits."""
+"""Threads of this process: what they call, names of native ones, and locks that a fork inherits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from functools import partial
+from itertools import accumulate, chain, islice, repeat, takewhile
+from operator import attrgetter, is_not, itemgetter, methodcaller
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 from torchbus_launch.compat import frames_of_threads
 
@@ -19,15 +23,49 @@ SLEEP_WITHIN_S = 0.2
 _one_at_a_time = threading.Lock()
 
 
-def frames_of(ident: int | None) -> list[FrameType]:
-    """Return the frames of a thread, the innermost first; [] for a thread that has ended."""
-    chain = []
+class Call(NamedTuple):
+    """A call of a running thread: the code, line and global variables of its frame."""
+
+    f_code: CodeType
+    f_lineno: int | None
+    f_globals: dict[str, Any]
+
+
+def calls_of(ident: int | None) -> list[Call]:
+    """Return the running calls of a thread, the innermost first; [] for a thread that has ended."""
+    read = attrgetter("f_code", "f_lineno", "f_globals")
     with _empty_collected():
-        frame = frames_of_threads().get(ident or 0)
-        while frame is not None:
-            chain.append(frame)
-            frame = frame.f_back
-    return chain
+        found = _at_once(map(read, _frames(ident)))
+    return [Call(*one) for one in found]
+
+
+def self_of(ident: int | None, level: int, read: Callable[[Any], object]) -> Any:
+    """Return what ``read``, a function in C, makes of ``self`` in a call of a thread.
+
+    ``level``: 0 is the innermost. None if the call has ended, or its ``self`` can't be read.
+    """
+    variables = map(attrgetter("f_locals"), islice(_frames(ident), level, level + 1))
+    with _empty_collected():
+        return next(iter(_at_once(map(read, map(methodcaller("get", "self"), variables)))), None)
+
+
+def _frames(ident: int | None) -> Iterator[FrameType]:
+    innermost = map(itemgetter(ident), islice(iter(frames_of_threads, None), 1))
+    frames = accumulate(chain(innermost, repeat("f_back")), getattr)
+    return takewhile(partial(is_not, None), frames)
+
+
+def _at_once(values: Iterator[Any]) -> list[Any]:
+    """Return the values, or none of a thread that has ended.
+
+    All that ``_frames`` is made of runs in C, in this one call, so no other thread runs meanwhile.
+    A frame that is held while its thread goes on keeps alive what the loop has dropped, such as an
+    iterator, by whose end ranks know together that a pass is over.
+    """
+    try:
+        return list(values)
+    except (KeyError, TypeError):  # no such thread; an object without weak references
+        return []
 
 
 @contextmanager

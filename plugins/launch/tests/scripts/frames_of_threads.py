@@ -3,7 +3,7 @@ import sys
 import threading
 import time
 
-from torchbus_launch.threads import frames_of
+from torchbus_launch.threads import calls_of
 
 sys.setswitchinterval(1e-6)
 gc.set_threshold(7, 1, 1)  # what is read makes objects, and so collects
@@ -17,7 +17,7 @@ class Cycle:
 
 def watch():
     while time.monotonic() < ends:
-        reads[0] += len(frames_of(main)) > 0
+        reads[0] += len(calls_of(main)) > 0
 
 
 def count(number):
