@@ -105,9 +105,7 @@ def seconds(source: str, command: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--rounds", type=int, default=7, help="runs of each (default: %(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     rows = compared(

@@ -130,6 +130,60 @@ def test_a_loss_that_is_read_before_its_backward(
     assert counted(str(file), 2) == names
 
 
+READ = """
+for i, (x, y) in enumerate(loader):
+    optimizer.zero_grad()
+    out, part = model(x)
+    first = criterion(out, y)
+    each = criterion(part, y, reduction="none")
+    loss = first + 0.1 * each.mean() + sum([part])
+    (loss / 4).backward()
+    {after}
+    for x, y in held_out:
+        right = (model(x).argmax(1) == y).float().mean()
+        print(right.item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "names"),
+    [
+        ("acc = (out.argmax(1) == y).float().mean(); print(acc.item())", ["acc"]),
+        ("acc = float((out.argmax(1) == y).float().mean()); seen.append(acc)", ["acc"]),
+        ("if (out.argmax(1) != y).float().mean().item() < 0.1: break", None),
+        ("last = each[:, -1].mean(); going = last.item() > 0.3", ["last"]),
+        ("acc = accuracy(out, y); print(f'{acc}')", ["acc"]),
+        ("acc = accuracy(out, y); print('%d %f' % (i, acc))", ["acc"]),
+        ("acc = accuracy(out, y); print('{}'.format(acc))", ["acc"]),
+        ("top1, top5 = accuracy(out, y); writer.add_scalar('acc', top1[0], i)", ["top1"]),
+        ("acc = accuracy(out, y); wandb.log({'acc': acc})", ["acc"]),
+        ("acc = accuracy(out, y); bar.set_postfix(acc=acc)", ["acc"]),
+        ("other = criterion(out, x); total += other.item()", ["other"]),
+        # the loss, parts of it, and what is made of them; sizes; what s.log reduces
+        ("print(loss.item(), first.item(), part.item(), (loss / 2).item(), float(loss))", []),
+        ("both = loss + first; print(both.item(), f'{both}')", []),
+        ("print(len(x), x.shape, out.size(0), i, float(len(x)), loss, first)", []),
+        ("acc = accuracy(out, y); s.log('acc', acc)", []),
+        ("rate = scheduler.get_last_lr()[0]; print(rate, float(rate), norm.item())", []),
+        ("acc = accuracy(out, y); acc = s.reduce(acc); print(acc)", []),
+    ],
+)
+def test_numbers_of_one_batch_that_are_read_or_shown(
+    tmp_path: Path, after: str, names: list[str] | None
+) -> None:
+    file = tmp_path / "reading.py"
+    file.write_text(READ.format(after=after))
+    if names is None:
+        names = ["(out.argmax(1) != y).float().mean()"]
+    assert counted(str(file), 2) == {name: f"s.reduce({name})" for name in names}
+
+
+def test_a_loop_whose_backward_is_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere.py"
+    file.write_text("for x, y in loader:\n    loss = step(x, y)\n    print(loss, loss.item())\n")
+    assert counted(str(file), 1) == {}
+
+
 KEEPING = """
 for x, y in loader:
     out = model(x)

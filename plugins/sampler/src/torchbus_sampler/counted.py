@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 COUNTED = (
     "{} of the loop in line {} of {} come from this rank's share of the batches, and so does what"
-    " is printed of them. Take all ranks': {}"
+    " the loop prints or decides by them. Take all ranks': {}"
 )
 HELD = (
     "{} of the loop in line {} of {} is filled from this rank's share of the batches, and enters"
@@ -32,7 +32,11 @@ JOINING = {"cat", "concat", "concatenate", "append", "hstack", "vstack"}
 COMPARING = {"eq", "equal", "isclose"}
 PREDICTING = {"argmax", "topk", "tolist", "numpy"}
 SIZES = {"size", "shape"}
-SHOWING = {"print", "update", "log", "add_scalar", "set_postfix", "append", "write", "info"}
+PLAIN = {"stack", "detach", "clone", "cpu", "values", "float", "double"}
+OVER_ALL = {"sum", "mean"}
+MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
+PRINTING = {"print", "log", "add_scalar", "set_description", "set_postfix", "write", "info"}
+SHOWING = {*PRINTING, "append", "update"}
 
 
 class CountedMetrics:
@@ -113,6 +117,7 @@ class CountFinder:
     """
 
     def __init__(self, loop: ast.For, scope: ast.AST, averages: bool) -> None:
+        self._loop = loop
         self._scope = scope
         self._averages = averages
         self._nodes = [inner for one in loop.body for inner in ast.walk(one)]
@@ -141,7 +146,8 @@ class CountFinder:
                     besides[name] = _gathered(name)
             sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
         sums |= self._read_early()
-        return sums | besides if sums else {}
+        counted = sums | besides if sums else {}
+        return self._read_of_batch(set(counted)) | counted
 
     def held(self) -> list[str]:
         """Return variables that the loop fills from its batches, and that enter its losses.
@@ -235,6 +241,34 @@ class CountFinder:
             if node.lineno < backwards.get(name, 0)  # type: ignore[attr-defined]
         }
 
+    def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
+        """A number of one batch that is read or shown, and is neither the loss nor a part of it.
+
+        ``accuracy.item()``, ``print(top1(out, y))``. Loops inside the loop are left out: they
+        evaluate, or go on with what they were given.
+        """
+        nodes = list(_outside_loops(self._loop.body))
+        roots = [one for node in nodes for one in _losses(node)]
+        if not roots or not self._averages:
+            return {}
+        values = [pair for node in nodes for pair in _assignments(node)]
+        added_up = _reached(_parts, roots, values)
+        in_loss = _reached(_names, roots, values)
+        to = [(one, name) for name, value in values for one in _names(value) - added_up]
+        of_batch = _closed(self._batch, to) - added_up
+        found = [
+            name
+            for name, value in _numbers_in(nodes, counted)
+            if _base_name(value) not in in_loss and _names(value) & of_batch
+        ]
+        shown = {name for node in nodes for name in _shown(node)} - self._batch - in_loss
+        found += [
+            name
+            for name, value in values
+            if name in shown & of_batch and _is_measure(value, of_batch)
+        ]
+        return {name: f"s.reduce({name})" for name in found}
+
 
 def _read_as_number(node: ast.AST) -> set[str]:
     """``loss.item()``, ``float(loss)``, ``total += loss.detach()``."""
@@ -252,6 +286,139 @@ def _assigned(node: ast.AST) -> tuple[str, ast.expr] | None:
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id, node.value
     return None
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each variable and what it gets: ``a, b = model(x)`` gives the call to both."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            pair = isinstance(target, ast.Tuple | ast.List)
+            for one in target.elts if pair else [target]:  # type: ignore[attr-defined]
+                if isinstance(one, ast.Name):
+                    yield one.id, node.value
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id, node.value
+
+
+def _outside_loops(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in body:
+        if not isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            yield node
+            yield from _outside_loops(ast.iter_child_nodes(node))
+
+
+def _closed(names: set[str], edges: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the names, and those that edges reach from them."""
+    found, edges = set(names), list(edges)
+    while further := {to for name, to in edges if name in found} - found:
+        found |= further
+    return found
+
+
+def _reached(
+    read: Callable[[ast.expr], set[str]],
+    roots: Iterable[ast.expr],
+    values: Iterable[tuple[str, ast.expr]],
+) -> set[str]:
+    """Return the variables that the roots are made of, by what ``read`` finds in an expression."""
+    edges = [(name, one) for name, value in values for one in read(value)]
+    return _closed(set().union(*map(read, roots)), edges)
+
+
+def _losses(node: ast.AST) -> list[ast.expr]:
+    """``(a + b).backward()``, ``scaler.scale(loss).backward()``, ``fabric.backward(loss)``."""
+    if not isinstance(node, ast.Call) or _called(node) != "backward":
+        return []
+    receiver = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    return [*node.args, receiver, *(receiver.args if isinstance(receiver, ast.Call) else ())]
+
+
+def _parts(value: ast.expr) -> set[str]:
+    """The variables that arithmetic alone makes a value of: ``a + 0.1 * b``, ``sum([a, b])``."""
+    if isinstance(value, ast.Name):
+        return {value.id}
+    inner: list[ast.expr] = []
+    if isinstance(value, ast.BinOp):
+        inner = [value.left, value.right]
+    elif isinstance(value, ast.UnaryOp):
+        inner = [value.operand]
+    elif isinstance(value, ast.List | ast.Tuple):
+        inner = value.elts
+    elif isinstance(value, ast.Call) and _called(value) in PLAIN | OVER_ALL:
+        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+        is_number = _called(value) in PLAIN or not isinstance(receiver, ast.Name)
+        inner = value.args + ([receiver] if receiver is not None and is_number else [])
+    return set().union(*map(_parts, inner))
+
+
+def _numbers_in(nodes: list[ast.AST], counted: set[str]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield what is read as a number, with its name: ``acc.item()``, ``acc = float(...)``."""
+    names = {id(node.value): _assigned(node) for node in nodes if isinstance(node, ast.Assign)}
+    counts = {
+        id(inner)
+        for node in nodes
+        for name, _, _ in _grows(node)
+        if name in counted
+        for inner in ast.walk(node)
+    }
+    for node in nodes:
+        value = None if id(node) in counts else _number_of(node)
+        if value is not None:
+            target = names.get(id(node))
+            yield target[0] if target else ast.unparse(value), value
+
+
+def _number_of(node: ast.AST) -> ast.expr | None:
+    if not isinstance(node, ast.Call):
+        return None
+    value = None
+    if _called(node) == "item" and isinstance(node.func, ast.Attribute):
+        value = node.func.value
+    elif _called(node) == "float" and len(node.args) == 1:
+        value = node.args[0]
+    return None if value is None or _is_size(value) or _called(value) == "item" else value
+
+
+def _base_name(value: ast.expr) -> str:
+    """Return the variable in ``loss``, ``losses["box"]``, ``out.loss.detach()``; "" of all else."""
+    while True:
+        if isinstance(value, ast.Subscript | ast.Attribute):
+            value = value.value
+        elif isinstance(value, ast.Call) and _called(value) in PLAIN and not value.args:
+            value = value.func
+        else:
+            return value.id if isinstance(value, ast.Name) else ""
+
+
+def _shown(node: ast.AST) -> set[str]:
+    """The variables that a call shows as they are; ``s.log("acc", acc)`` reduces them."""
+    if not isinstance(node, ast.Call) or _called(node) not in PRINTING:
+        return set()
+    given = [*node.args, *(one.value for one in node.keywords)]
+    if not given or (_called(node) == "log" and isinstance(given[0], ast.Constant)):
+        return set()
+    values = given + [one for value in given for part in ast.walk(value) for one in _filled(part)]
+    return {_base_name(one) for one in values if not _is_size(one)}
+
+
+def _filled(part: ast.AST) -> list[ast.expr]:
+    """``{"acc": acc}``, ``f"{acc}"``, ``"{}".format(acc)``, ``"%f" % acc``."""
+    if isinstance(part, ast.Dict):
+        return part.values
+    if isinstance(part, ast.FormattedValue):
+        return [part.value]
+    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+        return part.right.elts if isinstance(part.right, ast.Tuple) else [part.right]
+    is_format = isinstance(part, ast.Call) and _called(part) == "format"
+    return part.args if is_format else []  # type: ignore[attr-defined]
+
+
+def _is_measure(value: ast.expr, of_batch: set[str]) -> bool:
+    """``accuracy(out, y)``, ``(out == y).float().mean()``."""
+    if not isinstance(value, ast.Call):
+        return False
+    is_function = isinstance(value.func, ast.Name)
+    return _called(value) in MEASURING or (is_function and len(_names(value) & of_batch) > 1)
 
 
 def _written(node: ast.AST) -> tuple[str, ast.expr] | None:
