@@ -122,7 +122,6 @@ def test_a_stranger_gets_nothing(tmp_path: Path, as_nobody: None, launch: str) -
 UNPICKLED = {
     "plugins/strategy/src/torchbus_strategy/collectives.py": "what all ranks of a process group sent, each signed with the job's key",
     "plugins/launch/src/torchbus_launch/spawn.py": "what the parent writes to the standard input of a rank that it has started",
-    "plugins/launch/src/torchbus_launch/spawned.py": "the same, on the other side of that pipe",
     "plugins/pipeline/src/torchbus_pipeline/divergence.py": "an error that this rank has just pickled itself, to see whether it can be sent",
     "contrib/ft/src/torchbus_ft/_compat.py": "the state of another replica, each block of it signed with the key of the user's replicas",
     "plugins/verify/src/torchbus_verify/watch/alone.py": "inputs of a step, which each rank sends in such a signed message",

@@ -120,6 +120,11 @@ for i, (x, y) in enumerate(loader):
         ("seen.append(loss.detach())", "pass", {}),  # holds the mean after backward
         ("pass", "total += loss.item()", {}),
         ("if math.isnan(loss.item()): continue", "total += loss.item()", {}),
+        (
+            "print(y.max().item()); criterion(out, y).backward()",
+            "pass",
+            {"y.max()": "s.reduce(y.max())"},
+        ),
     ],
 )
 def test_a_loss_that_is_read_before_its_backward(

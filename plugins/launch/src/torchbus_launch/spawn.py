@@ -18,6 +18,7 @@ from torch.nn import Module
 from torchbus import bootstrap
 from torchbus.errors import UsageError
 
+from torchbus_launch.children import standard_input
 from torchbus_launch.job import Job
 from torchbus_launch.joining import find_nodes
 from torchbus_launch.relaunch import start_child, wait_until_joined
@@ -125,7 +126,7 @@ def _describe(path: str, value: object, error: Exception) -> str:
 
 BOOT = (
     "import pickle, sys; sys.path[:], given = pickle.load(sys.stdin.buffer); from"
-    " torchbus_launch.spawned import main; main(given)"
+    " torchbus_launch.spawn import make_call; make_call(given)"
 )
 REMEDY = (
     "define it with `def` at the top level of a module, or use launch='fork', which pickles nothing"
@@ -198,6 +199,24 @@ def _payload(call: DecoratedCall) -> bytes:
     sent = pickled((call.args, call.kwargs), _names(call), "launch='spawn'", REMEDY)
     given = (preparation, call.function.__module__, call.function.__qualname__, ours, sent)
     return pickle.dumps((sys.path, pickle.dumps(given)))
+
+
+def make_call(given: bytes) -> None:
+    """In a new process: import the parent's main module, as multiprocessing does, and make the call
+    of ``_payload``. Its session takes this rank's place.
+    """
+    from torchbus.session import Session
+
+    os.dup2(standard_input(), 0)
+    preparation, module, name, ours, sent = pickle.loads(given)
+    spawn.prepare(preparation)
+    __import__(module)
+    function = find(module, name)
+    if ours is not None:
+        plugins, arguments = pickle.loads(ours)
+        function = Session(*plugins, **arguments)(function)
+    args, kwargs = pickle.loads(sent)
+    function(*args, **kwargs)
 
 
 def find(module: str, qualified_name: str) -> Any:

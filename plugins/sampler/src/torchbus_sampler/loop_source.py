@@ -1,0 +1,206 @@
+"""What a training loop's source says: what is assigned from what, and what is read or shown."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+
+COLLECTING = {"append", "extend", "update"}
+JOINING = {"cat", "concat", "concatenate", "append", "hstack", "vstack"}
+SIZES = {"size", "shape"}
+PLAIN = {"stack", "detach", "clone", "cpu", "values", "float", "double"}
+OVER_ALL = {"sum", "mean"}
+PRINTING = {"print", "log", "add_scalar", "set_description", "set_postfix", "write", "info"}
+
+
+def names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def called(node: ast.AST) -> str:
+    """Return the last name of what a node calls, or ""."""
+    if not isinstance(node, ast.Call):
+        return ""
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def is_size(value: ast.expr) -> bool:
+    return any(
+        called(node) == "len" or (isinstance(node, ast.Attribute) and node.attr in SIZES)
+        for node in ast.walk(value)
+    )
+
+
+def base_name(value: ast.expr) -> str:
+    """Return the variable in ``loss``, ``losses["box"]``, ``out.loss.detach()``; "" of all else."""
+    while True:
+        if isinstance(value, ast.Subscript | ast.Attribute):
+            value = value.value
+        elif isinstance(value, ast.Call) and called(value) in PLAIN and not value.args:
+            value = value.func
+        else:
+            return value.id if isinstance(value, ast.Name) else ""
+
+
+def function_of(loop: ast.For, module: ast.Module) -> ast.AST:
+    """Return the innermost function around the loop, or the module."""
+    around = [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(inner is loop for inner in ast.walk(node))
+    ]
+    return around[-1] if around else module
+
+
+def batch_in(loop: ast.For) -> ast.expr:
+    """Return what of the loop's target is the batch: not the number of ``enumerate``."""
+    numbered = any(called(node) == "enumerate" for node in ast.walk(loop.iter))
+    is_pair = isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2
+    return loop.target.elts[1] if numbered and is_pair else loop.target  # type: ignore[attr-defined]
+
+
+def outside_loops(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in body:
+        if not isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            yield node
+            yield from outside_loops(ast.iter_child_nodes(node))
+
+
+def assigned(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return a variable and what it gets, if the node assigns one."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    return None
+
+
+def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each variable and what it gets: ``a, b = model(x)`` gives the call to both."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            pair = isinstance(target, ast.Tuple | ast.List)
+            for one in target.elts if pair else [target]:  # type: ignore[attr-defined]
+                if isinstance(one, ast.Name):
+                    yield one.id, node.value
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id, node.value
+
+
+def written(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return a variable and what a part of it gets: ``queue[:, place : place + size] = keys.T``."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+        return target.value.id, node.value  # type: ignore[attr-defined]
+    return None
+
+
+def grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Yield the name that a node adds to, what it adds, and whether it joins whole tensors."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        yield ast.unparse(node.target), node.value, False
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+        name = ast.unparse(node.targets[0])
+        for call in ast.walk(node.value):
+            if isinstance(call, ast.Call) and called(call) in JOINING:
+                joined = [inner for one in call.args for inner in getattr(one, "elts", [one])]
+                others = [one for one in joined if ast.unparse(one) != name]
+                if len(others) < len(joined):
+                    yield name, ast.List(others, ast.Load()), True
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in COLLECTING
+        and len(node.args) == 1
+    ):
+        added = node.args[0]
+        yield (
+            ast.unparse(node.func.value),
+            ast.List([added], ast.Load()),
+            isinstance(added, ast.Name),
+        )
+
+
+def losses(node: ast.AST) -> list[ast.expr]:
+    """``(a + b).backward()``, ``scaler.scale(loss).backward()``, ``fabric.backward(loss)``."""
+    if not isinstance(node, ast.Call) or called(node) != "backward":
+        return []
+    receiver = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    is_scaled = isinstance(receiver, ast.Call) and called(receiver) == "scale"
+    return [*node.args, receiver, *(receiver.args if is_scaled else ())]  # type: ignore[attr-defined]
+
+
+def parts(value: ast.expr) -> set[str]:
+    """The variables that arithmetic alone makes a value of: ``a + 0.1 * b``, ``sum([a, b])``."""
+    if isinstance(value, ast.Name):
+        return {value.id}
+    inner: list[ast.expr] = []
+    if isinstance(value, ast.BinOp):
+        inner = [value.left, value.right]
+    elif isinstance(value, ast.UnaryOp):
+        inner = [value.operand]
+    elif isinstance(value, ast.List | ast.Tuple):
+        inner = value.elts
+    elif isinstance(value, ast.Call) and called(value) in PLAIN | OVER_ALL:
+        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+        is_number = called(value) in PLAIN or not isinstance(receiver, ast.Name)
+        inner = value.args + ([receiver] if receiver is not None and is_number else [])
+    return set().union(*map(parts, inner))
+
+
+def number_of(node: ast.AST) -> ast.expr | None:
+    """Return what a call reads as a number: ``value.item()``, ``float(value)``."""
+    if not isinstance(node, ast.Call):
+        return None
+    if called(node) == "item" and isinstance(node.func, ast.Attribute):
+        return node.func.value
+    return node.args[0] if called(node) == "float" and len(node.args) == 1 else None
+
+
+def shown(node: ast.AST) -> set[str]:
+    """The variables that a call shows as they are; ``s.log("acc", acc)`` reduces them."""
+    if not isinstance(node, ast.Call) or called(node) not in PRINTING:
+        return set()
+    given = [*node.args, *(one.value for one in node.keywords)]
+    if not given or (called(node) == "log" and isinstance(given[0], ast.Constant)):
+        return set()
+    values = given + [one for value in given for part in ast.walk(value) for one in filled(part)]
+    return {base_name(one) for one in values if not is_size(one)}
+
+
+def filled(part: ast.AST) -> list[ast.expr]:
+    """``{"acc": acc}``, ``f"{acc}"``, ``"{}".format(acc)``, ``"%f" % acc``."""
+    if isinstance(part, ast.Dict):
+        return part.values
+    if isinstance(part, ast.FormattedValue):
+        return [part.value]
+    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+        return part.right.elts if isinstance(part.right, ast.Tuple) else [part.right]
+    is_format = isinstance(part, ast.Call) and called(part) == "format"
+    return part.args if is_format else []  # type: ignore[attr-defined]
+
+
+def closed(begin: set[str], edges: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the names to begin with, and those that edges reach from them."""
+    found, edges = set(begin), list(edges)
+    while further := {to for name, to in edges if name in found} - found:
+        found |= further
+    return found
+
+
+def made_of(begin: set[str], values: Iterable[tuple[str, ast.expr]], without: set[str]) -> set[str]:
+    """Return the variables that come from these names, but not through those ``without``."""
+    edges = [(one, name) for name, value in values for one in names(value) - without]
+    return closed(begin, edges)
+
+
+def reached(
+    read: Callable[[ast.expr], set[str]],
+    roots: Iterable[ast.expr],
+    values: Iterable[tuple[str, ast.expr]],
+) -> set[str]:
+    """Return the variables that the roots are made of, by what ``read`` finds in an expression."""
+    edges = [(name, one) for name, value in values for one in read(value)]
+    return closed(set().union(*map(read, roots)), edges)
