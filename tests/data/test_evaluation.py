@@ -219,6 +219,6 @@ def test_what_a_training_loop_counts_is_said_once() -> None:
         """
     ).ok()
     assert result.json()["share"] == 6
-    assert result.stderr.count("come from this rank's share") == 1, result.stderr
-    assert "'correct' and 'total' of the loop in line" in result.stderr
+    assert result.stderr.count("from this rank's share") == 1, result.stderr
+    assert "computes 'correct' and 'total' from this rank's share" in result.stderr
     assert "s.reduce(correct, 'sum'), s.reduce(total, 'sum')" in result.stderr

@@ -16,14 +16,15 @@ from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 from torchbus_sampler import loop_source as source
 
 COUNTED = (
-    "{} of the loop in line {} of {} come from this rank's share of the batches, and so does what"
-    " the loop prints or decides by them. Take all ranks': {}"
+    "the loop in line {} of {} computes {} from this rank's share of the batches, so what it prints"
+    " or decides from it covers one rank only. For all ranks, use {} (s is the session:"
+    " torchbus.current())"
 )
 HELD = (
-    "{} of the loop in line {} of {} is filled from this rank's share of the batches, and enters"
-    " the losses of later batches: each rank has another one. Fill it from all ranks' samples, as"
-    " in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
-    " s.reduce(x.mean(0))`"
+    "the loop in line {} of {} fills {} from this rank's share of the batches, and uses it in the"
+    " losses of later batches, so it differs between ranks. Fill it from the samples of all ranks,"
+    " as in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
+    " s.reduce(x.mean(0))` (s is the session: torchbus.current())"
 )
 GATHERING = {
     *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
@@ -63,9 +64,9 @@ class CountedMetrics:
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             remedy = ", ".join(found.values())
-            warn(COUNTED.format(_quoted(found), place[1], place[0], remedy))
+            warn(COUNTED.format(place[1], place[0], _quoted(found), remedy))
         if held:
-            warn(HELD.format(_quoted(held), place[1], place[0]))
+            warn(HELD.format(place[1], place[0], _quoted(held)))
 
 
 def _quoted(names: Iterable[str]) -> str:
