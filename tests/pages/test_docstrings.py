@@ -29,7 +29,6 @@ WHOLE = (
     "torchbus.events",
     "torchbus.objects",
     "torchbus.plugin",
-    "torchbus.ranks",
     "torchbus.session",
     "torchbus.tree",
     "torchbus.world",

@@ -52,8 +52,7 @@ list: who calls ``gc.freeze`` adds to it. There is one of these in a process, to
 
 def alive(*kinds: type[T]) -> list[T]:
     """Return all objects of these classes that the garbage collector knows."""
-    # One call of C, which keeps the GIL: otherwise a thread of gloo could free a tensor that is in
-    # the list, and torch 2.4 would warn.
+    # One call of C, which keeps the GIL: otherwise another thread could free what is in the list.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -193,17 +192,25 @@ class Adopted:
         """Whether the session may act on this object."""
         return self._capture or id(thing) in self._things
 
-    def add(self, thing: object) -> None:
+    def add(self, thing: object, announces: bool) -> None:
         """Adopt an object. Raises UsageError if it is of another kind."""
+        if not isinstance(thing, Module | Optimizer | Tensor | DataLoader):
+            raise UsageError(
+                f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors"
+            )
         self._things[id(thing)] = thing
-        self._announce(thing)
+        if announces:
+            self._announce(thing)
 
-    def add_named_in(self, frame: FrameType) -> None:
-        """With ``capture``, adopt what the caller's variables name, modules first."""
+    def announce_all(self, frame: FrameType) -> None:
+        """Announce what is adopted and, with ``capture``, what the caller's variables name, modules
+        first.
+        """
         named = {id(thing): thing for thing in variables(frame).values()}.values()
         modules = outermost(thing for thing in named if isinstance(thing, Module))
         optimizers = [thing for thing in named if isinstance(thing, Optimizer)]
-        for thing in [*modules, *optimizers] if self._capture else []:
+        found = [*self._things.values(), *([*modules, *optimizers] if self._capture else [])]
+        for thing in {id(one): one for one in found}.values():
             self._announce(thing)
 
     def clear(self) -> None:
@@ -218,7 +225,3 @@ class Adopted:
                 self._bus.hook.parameters_added(optimizer=thing, parameters=list(group["params"]))
         elif isinstance(thing, Tensor):
             self._bus.hook.parameters_added(optimizer=None, parameters=[thing])
-        elif not isinstance(thing, DataLoader):
-            raise UsageError(
-                f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors"
-            )

@@ -11,17 +11,16 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torchbus import events
-from torchbus.bus import filters, options
-from torchbus.bus.base import Plugin
+from torchbus.bus import options
+from torchbus.bus.base import Plugin, checked_filter
 from torchbus.bus.options import check, plain
 from torchbus.bus.registry import Bus
 from torchbus.bus.selection import expand_preset
-from torchbus.compat.python import current_frame
-from torchbus.ranks import Collectives, Ranks
 from torchbus.runtime import active
 from torchbus.runtime.context import Context
 from torchbus.runtime.explain import explain
-from torchbus.world import Devices, World
+from torchbus.runtime.user_code import caller
+from torchbus.world import Collectives, Devices, Ranks, World
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -116,7 +115,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         the end of the block.
         """
         self._context.launcher.refuse_prompt()
-        self._context.enter(current_frame(1))
+        self._context.enter(caller())
         atexit.register(self._context.leave_at_exit)
         return self
 
@@ -126,7 +125,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         self._context.leave(error)
 
     def __enter__(self) -> Session:
-        self._context.enter(current_frame(1))
+        self._context.enter(caller())
         return self
 
     def __exit__(
@@ -172,10 +171,11 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         """Adopt models, optimizers, loaders or tensors into the session, and return them.
 
         Needed with ``capture=False``, and for parameters, of any shape and dtype, that no module
-        and no optimizer holds. All ranks must call it. Raises UsageError for other things.
+        and no optimizer holds. Before the block, it counts from the block's begin. All ranks must
+        call it. Raises UsageError for other things, and after the block.
         """
         for thing in things:
-            self._context.adopted.add(thing)
+            self._context.adopt(thing)
         return things[0] if len(things) == 1 else things
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
@@ -203,7 +203,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks must call
         it. Raises UsageError for a filter that can't be right, PluginError for an unknown event.
         """
-        given = filters.checked(every, once, main_only)
+        given = checked_filter(every, once, main_only)
         self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
 
         def listen(function: Callable[..., Any]) -> Callable[..., Any]:

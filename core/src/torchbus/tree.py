@@ -60,6 +60,9 @@ def mapping_like(container: Mapping[object, object], items: dict[object, object]
     if not isinstance(container, MutableMapping):
         return type(container)(items)  # type: ignore[call-arg]
     other = copy.copy(container)
+    for name, held in list(getattr(other, "__dict__", {}).items()):
+        if isinstance(held, MutableMapping):  # where the container holds its items
+            vars(other)[name] = copy.copy(held)
     for key, item in items.items():
         other[key] = item
     return other

@@ -1,21 +1,83 @@
-"""The interface of plugins: the marks of listeners and verbs, and attributes that the bus reads."""
+"""The interface of plugins: marks and filters of listeners, and attributes that the bus reads."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import pluggy
 
-from torchbus.bus import filters
 from torchbus.errors import UsageError
 
-Listener = TypeVar("Listener", bound=Callable[..., Any])
+Function = Callable[..., Any]
+Listener = TypeVar("Listener", bound=Function)
 
 hookspec = pluggy.HookspecMarker("torchbus")
 _mark = pluggy.HookimplMarker("torchbus")
+
+
+class Filter(NamedTuple):
+    """The firings of an event that a listener gets.
+
+    ``every``: 50 is the 50th, 100th, ... ``once``: only the first of these. ``main_only``: only on
+    rank 0.
+    """
+
+    every: int = 1
+    once: bool = False
+    main_only: bool = False
+
+
+EVERYTHING = Filter()
+
+
+def checked_filter(every: object, once: object, main_only: object) -> Filter:
+    """Return the filter. Raises UsageError for other types and values."""
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise UsageError(f"every={every!r}: it must be a whole number from 1, as in every=50")
+    for name, value in (("once", once), ("main_only", main_only)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}={value!r}: it must be True or False")
+    return Filter(every, bool(once), bool(main_only))
+
+
+class Filtered:
+    """Counts events for the listeners that have filters. Checkpoints hold the counts.
+
+    So a run that resumes calls a listener at the steps at which one without interruption does.
+    """
+
+    def __init__(self, is_main: Callable[[], bool]) -> None:
+        self._is_main = is_main
+        self._counts: Counter[str] = Counter()
+        self.is_used = False
+
+    def apply(self, function: Function, name: str, given: Filter) -> Function:
+        """Return a function that calls this one when the filter says so.
+
+        ``name``: of the listener, by which counts are stored.
+        """
+        counts, is_main, self.is_used = self._counts, self._is_main, True
+
+        def call(*arguments: object) -> object:
+            counts[name] += 1
+            late = counts[name] - given.every
+            is_due = late == 0 if given.once else late % given.every == 0
+            if not is_due or (given.main_only and not is_main()):
+                return None
+            return function(*arguments)
+
+        return call
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._counts.clear()
+        self._counts.update(state)
 
 
 @overload
@@ -57,7 +119,7 @@ def hookimpl(
 
     Raises: UsageError: a filter has another type or value.
     """
-    given = filters.checked(every, once, main_only)
+    given = checked_filter(every, once, main_only)
 
     def mark(function: Listener) -> Listener:
         function.torchbus_filter = given  # type: ignore[attr-defined]
@@ -72,7 +134,7 @@ class ScriptListener:
     hears_trials = False
 
 
-def listener(event: str, function: Callable[..., Any], given: filters.Filter) -> ScriptListener:
+def listener(event: str, function: Callable[..., Any], given: Filter) -> ScriptListener:
     """Return a plugin that calls a function at an event, after all others."""
     if not callable(function):
         raise UsageError(

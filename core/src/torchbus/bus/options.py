@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import numbers
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NoReturn, TypeVar, cast
@@ -22,8 +21,8 @@ def plain(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options with Python's numbers in the place of NumPy's."""
 
     def number(value: Any) -> Any:
-        is_other = isinstance(value, numbers.Real) and not isinstance(value, int | float)
-        return value.item() if is_other and hasattr(value, "item") else value
+        is_numpys = type(value).__module__ == "numpy" and not getattr(value, "ndim", 1)
+        return value.item() if is_numpys else value
 
     return {name: number(value) for name, value in given.items()}
 

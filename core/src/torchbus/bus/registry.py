@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +15,7 @@ from weakref import WeakSet
 import pluggy
 
 from torchbus.bus import discovery
-from torchbus.bus.filters import EVERYTHING, Filtered, Function
+from torchbus.bus.base import EVERYTHING, Filtered, Function
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
 
 
@@ -59,7 +58,8 @@ class Bus:
         for event in getattr(specs, "HOT", ()):
             self._hot.add(event)
             for impl in getattr(self.hook, event).get_hookimpls():
-                impl.function = inspect.unwrap(impl.function)
+                self._refuse_hot_wrapper(impl, event)
+                impl.function = getattr(impl.function, "torchbus_unnamed", impl.function)
 
     def register(self, plugin: object, name: str | None = None) -> str:
         """Register a plugin object. Its name defaults to that of its class.
@@ -96,10 +96,15 @@ class Bus:
 
     def start(self, plugin: object, session: object) -> None:
         """Send ``session_start`` to this late plugin alone, without wrappers: nothing to wrap."""
-        caller: Any = self.hook.session_start
-        for impl in caller.get_hookimpls():
-            if impl.plugin is plugin and not (impl.hookwrapper or impl.wrapper):
-                by_position(impl, caller.spec.argnames)(session)
+        for impl, function in self.calls("session_start"):
+            if impl.plugin is plugin:
+                function(session)
+
+    def calls(self, event: str) -> list[tuple[pluggy.HookImpl, Function]]:
+        """Return the listeners of an event, without wrappers, to be called one by one."""
+        caller: Any = getattr(self.hook, event)
+        found = [impl for impl in reversed(caller.get_hookimpls()) if not _wraps(impl)]
+        return [(impl, by_position(impl, caller.spec.argnames)) for impl in found]
 
     def unregister(self, plugin: object) -> None:
         self._manager.unregister(plugin)
@@ -155,7 +160,8 @@ class Bus:
         They stay registered, in their place of the order. Plugins that are registered meanwhile
         stay last.
         """
-        self._before_mute, self._silent = self.plugins(), plugins
+        outside = self._before_mute, self._silent
+        self._before_mute, self._silent = self.plugins(), [*self._silent, *plugins]
         for one in plugins:
             self._manager.unregister(one)
         self._report_of_change()
@@ -165,10 +171,11 @@ class Bus:
             order = self.plugins()
             for one in self._manager.get_plugins():
                 self._manager.unregister(one)
-            self._before_mute, self._silent = [], []
+            self._before_mute, self._silent = outside
             for name, one in order:
-                self._manager.register(one, name)
-                self._name_errors(one)
+                if one not in self._silent:
+                    self._manager.register(one, name)
+                    self._name_errors(one)
             self._report_of_change()
 
     def listeners(self, event: str) -> Listeners:
@@ -200,10 +207,7 @@ class Bus:
                 held.now = functions
 
     def _functions(self, event: str) -> tuple[Function, ...]:
-        caller = getattr(self.hook, event)
-        return tuple(
-            by_position(impl, caller.spec.argnames) for impl in reversed(caller.get_hookimpls())
-        )
+        return tuple(function for _, function in self.calls(event))
 
     def listened(self) -> set[str]:
         """Return the events that somebody listens to."""
@@ -213,10 +217,6 @@ class Bus:
         """Whether somebody listens to the event."""
         caller = getattr(self.hook, event, None)
         return caller is not None and bool(caller.get_hookimpls())
-
-    def events_of(self, plugin: object) -> list[str]:
-        """The events that a registered plugin listens to."""
-        return [caller.name for caller in self._manager.get_hookcallers(plugin) or []]
 
     def _report_of_change(self) -> None:
         self._call_awaited()
@@ -242,15 +242,11 @@ class Bus:
 
     def _refuse_second_engine(self, plugin: object, name: str) -> None:
         for event in self._declared.ONE_LISTENER:
-            there = [
-                impl
-                for impl in getattr(self.hook, event).get_hookimpls()
-                if impl.plugin is not plugin
-            ]
-            if there and event in self.events_of(plugin):
+            others = [one for one in self.order(event) if one != name]
+            if others and name in self.order(event):
                 self.unregister(plugin)
                 raise PluginConflict(
-                    f"{there[0].plugin_name} and {name} both listen to {event}, which one plugin"
+                    f"{others[-1]} and {name} both listen to {event}, which one plugin"
                     " does: pass only one of them"
                 )
 
@@ -268,25 +264,24 @@ class Bus:
             for impl in caller.get_hookimpls():
                 if impl.plugin is not plugin:
                     continue
-                wraps = impl.hookwrapper or impl.wrapper
-                if wraps and caller.name in self._hot:
-                    self.unregister(plugin)
-                    raise PluginError(
-                        f"plugin {impl.plugin_name}: {caller.name} is a hot event and can't be a"
-                        " wrapper"
-                    )
-                if not wraps and caller.name not in (
-                    *self._hot,
-                    *self._declared.RUN_THE_SCRIPTS_WORK,
-                ):
-                    impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
                 self._filter(impl, caller.name)
+                if caller.name in self._hot:
+                    self._refuse_hot_wrapper(impl, caller.name)
+                elif not (_wraps(impl) or caller.name in self._declared.RUN_THE_SCRIPTS_WORK):
+                    impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
+
+    def _refuse_hot_wrapper(self, impl: pluggy.HookImpl, event: str) -> None:
+        if _wraps(impl):
+            self.unregister(impl.plugin)
+            raise PluginError(
+                f"plugin {impl.plugin_name}: {event} is a hot event and can't be a wrapper"
+            )
 
     def _filter(self, impl: pluggy.HookImpl, event: str) -> None:
         given = getattr(impl.function, "torchbus_filter", EVERYTHING)
         if given == EVERYTHING:
             return
-        if impl.hookwrapper or impl.wrapper:
+        if _wraps(impl):
             self.unregister(impl.plugin)
             raise PluginError(
                 f"plugin {impl.plugin_name}: {event} has a filter and can't be a wrapper"
@@ -305,7 +300,12 @@ def _naming(function: Callable[..., object], plugin: str, event: str) -> Callabl
         except Exception as error:
             raise PluginError(f"plugin {plugin} failed in {event}: {error!r}") from error
 
+    call.torchbus_unnamed = function  # type: ignore[attr-defined]
     return call
+
+
+def _wraps(impl: pluggy.HookImpl) -> bool:
+    return impl.hookwrapper or impl.wrapper
 
 
 class Manager(pluggy.PluginManager):

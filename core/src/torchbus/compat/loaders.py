@@ -89,14 +89,6 @@ def workers(iterator: object) -> list[Any]:
     return getattr(iterator, "_workers", [])
 
 
-def batches_come(iterator: object) -> int | None:
-    """How many have come from the workers.
-
-    Without ``_rcvd_idx``: UsageError when the loaders' patch is installed.
-    """
-    return getattr(iterator, "_rcvd_idx", None)
-
-
 def has_ready(iterator: object) -> bool:
     """Whether a worker of torch's own iterator has made the next batch.
 

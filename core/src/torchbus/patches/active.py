@@ -45,7 +45,7 @@ class Seams:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._installed: list[tuple[Patch, Callable[[], None]]] = []
+        self._installed: list[tuple[Patch, EventEmitter, Callable[[], None]]] = []
         self._retired: set[str] = set()
         self._replaced: list[str] = []
 
@@ -54,11 +54,12 @@ class Seams:
         """Install exactly the patches whose events some plugin listens to."""
         listened = self._bus.listened()
         wanted = [seam for seam in ALL if listened.intersection(seam.events)]
-        self._remove([seam for seam, _ in self._installed if seam not in wanted])
-        there = {seam.place for seam, _ in self._installed} | self._retired
+        self._remove([seam for seam, *_ in self._installed if seam not in wanted])
+        there = {seam.place for seam, *_ in self._installed} | self._retired
         for seam in wanted:
             if seam.place not in there:
-                self._installed.append((seam, seam.install(EventEmitter(self._bus))))
+                emitter = EventEmitter(self._bus)
+                self._installed.append((seam, emitter, seam.install(emitter)))
 
     @undisturbed()
     def retire(self, event: str) -> None:
@@ -86,7 +87,7 @@ class Seams:
 
     def places(self) -> list[str]:
         """Return the patched functions, and the replacements by plugins."""
-        return [seam.place for seam, _ in self._installed] + self._replaced
+        return [seam.place for seam, *_ in self._installed] + self._replaced
 
     @undisturbed()
     def close(self) -> None:
@@ -97,5 +98,7 @@ class Seams:
 
     def _remove(self, seams: Collection[Patch]) -> None:
         for entry in [entry for entry in reversed(self._installed) if entry[0] in seams]:
+            _, emitter, undo = entry
             self._installed.remove(entry)
-            entry[1]()
+            emitter.disconnect()
+            undo()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchbus.compat.torch_names import current_graph_task_id, version
-from torchbus.patches.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits, replace
 from torchbus.tree import as_list
 
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
@@ -77,6 +77,7 @@ def _added(tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
             type(one) is not torch.Tensor or one.dim() or not one.requires_grad for one in losses
         )
         or len({(one.dtype, one.device) for one in losses}) > 1
+        or any(factor is not None and factor.requires_grad for factor in factors)
     ):
         return losses, factors or None
     with torch.enable_grad():
@@ -113,7 +114,7 @@ def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 @emits("torch.autograd.backward", *EVENTS)
 def backward_calls(emitter: EventEmitter) -> Callable[[], None]:
-    return emitter.replace(torch.autograd, "backward", Outermost(emitter).wrap)
+    return replace(torch.autograd, "backward", Outermost(emitter).wrap)
 
 
 class Outermost:

@@ -14,9 +14,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
-from torchbus.patches.patching import EventEmitter, emits, subclasses
+from torchbus.patches.patching import EventEmitter, emits, replace, subclasses
 from torchbus.world import Share
 
 
@@ -135,7 +134,7 @@ def replace_custom_iter(
         if "__iter__" in vars(kind):
             is_like_torchs = _is_like_torchs(vars(kind)["__iter__"])
             make = make_iter if is_like_torchs else _make_watched(emitter, seen)
-            undo.callback(emitter.replace(kind, "__iter__", make))
+            undo.callback(replace(kind, "__iter__", make))
 
     for kind in subclasses(DataLoader):
         patch(kind)
@@ -220,15 +219,15 @@ class LoaderIterator:
         self,
         loader: DataLoader[object],
         make: Callable[[], Iterator[object]],
-        bus: Bus,
+        emitter: EventEmitter,
         order: LoaderPass | None,
     ) -> None:
         self.loader = loader
         self._make = make
         self._inner = inner = make()
-        self._wanted = bus.listeners("batch_wanted")
-        self._ready = bus.listeners("batch_ready")
-        self._bus = bus
+        self._wanted = emitter.listeners("batch_wanted")
+        self._ready = emitter.listeners("batch_ready")
+        self._emitter = emitter
         self.order = order
         self.limit: int | None = None
         self._looks_ahead = self._finds_last = False
@@ -248,8 +247,9 @@ class LoaderIterator:
         try:
             batch = self._read()
         except StopIteration:
-            self.origin.ended, self.origin.length = True, self.num_yielded
-            self._bus.hook.loader_end(loader=self.loader, order=self.order)
+            if not self.ended:
+                self.origin.ended, self.origin.length = True, self.num_yielded
+                self._emitter.hook.loader_end(loader=self.loader, order=self.order)
             raise
         self.num_yielded += 1
         for listener in self._ready.now:
@@ -266,17 +266,22 @@ class LoaderIterator:
         If this process reads a map-style data set itself, skipped batches are not loaded. Otherwise
         they are, because workers and streams have state.
         """
+        before = self.num_yielded
         indices = loaders.sampler_iter(self._inner) if self._reads_by_index else None
-        fresh = indices is not None and not self.num_yielded
+        fresh = indices is not None and not before
         if isinstance(indices, Skipping):
             indices.skip(count)
         elif fresh and (left := remaining_batches(loaders.index_sampler(self._inner), count)):
             loaders.read_from(self._inner, left)
+        elif indices is not None:
+            for _ in range(count):
+                next(indices)
         else:
             for _ in range(count):
-                self._read() if indices is None else next(indices)
-        self.num_yielded += count
-        self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
+                self._read()
+                self.num_yielded += 1
+        self.num_yielded = before + count
+        self._emitter.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
 
     def restart(self) -> None:
         """Recreate torch's iterator at the current place of the order.
@@ -333,7 +338,8 @@ class LoaderIterator:
     @property
     def _reads_by_index(self) -> bool:
         return (
-            type(self._inner) is loaders.SINGLE_PROCESS
+            not self._ahead
+            and type(self._inner) is loaders.SINGLE_PROCESS
             and loaders.dataset_kind(self._inner) == loaders.MAP_STYLE
         )
 
@@ -341,7 +347,7 @@ class LoaderIterator:
         return self.limit is not None and taken >= self.limit
 
     def _read(self) -> object:
-        if self.limit is not None and self.num_yielded >= self.limit:
+        if self._is_full(self.num_yielded):
             raise StopIteration
         if self._failed is not None:
             error, self._failed = self._failed, None
@@ -390,8 +396,8 @@ def data_loaders(emitter: EventEmitter) -> Callable[[], None]:
     make_iter = partial(_patch_iter, emitter, seen)
     undo = ExitStack()
     undo.callback(replace_custom_iter(emitter, make_iter, seen))
-    undo.callback(emitter.replace(DataLoader, "__iter__", make_iter))
-    undo.callback(emitter.replace(DataLoader, "__len__", partial(_patch_len, emitter)))
+    undo.callback(replace(DataLoader, "__iter__", make_iter))
+    undo.callback(replace(DataLoader, "__len__", partial(_patch_len, emitter)))
     return undo.close
 
 
@@ -402,7 +408,7 @@ def _patch_iter(emitter: EventEmitter, seen: SeenPasses, original: Iter) -> Iter
             return iter(())
         recreate_iterator(self)
         order: LoaderPass | None = emitter.hook.loader_start(loader=self)
-        iterator = LoaderIterator(self, partial(_open, self, original, order), emitter.bus, order)
+        iterator = LoaderIterator(self, partial(_open, self, original, order), emitter, order)
         emitter.hook.loader_opened(loader=self, iterator=iterator)
         return cast(Iterator[object], iterator)
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
-from types import FrameType
+from types import FrameType, MethodType
 
 import torch
 from torch.nn import Module, Parameter
@@ -24,7 +24,7 @@ from torchbus.compat.torch_names import (
     detect_fake_mode,
     outside_transforms,
 )
-from torchbus.patches.patching import EventEmitter, emits, replace
+from torchbus.patches.patching import MISSING, EventEmitter, emits, replace
 
 Called = Callable[[Module, tuple[object, ...]], None]
 
@@ -32,13 +32,12 @@ Called = Callable[[Module, tuple[object, ...]], None]
 class ModuleHook:
     """Calls ``called(module, inputs)`` before each forward. A compiled model counts as one call."""
 
-    def __init__(self, emitter: EventEmitter, called: Called) -> None:
-        self._emitter = emitter
+    def __init__(self, called: Called) -> None:
         self._called = called
         self._handle: RemovableHandle | None = register_module_forward_pre_hook(self._run)
         self._stack = ExitStack()
         self._stack.callback(self._take_off)
-        self._stack.callback(emitter.replace(torch, "compile", self._compiling, becomes_inert=True))
+        self._stack.callback(replace(torch, "compile", self._compiling, becomes_inert=True))
         self._watches = False
         if COMPILER in sys.modules:
             self._watch()
@@ -71,9 +70,7 @@ class ModuleHook:
             callbacks.append(self._compiles)
         if not self._watches:
             self._watches = True
-            self._stack.callback(
-                self._emitter.replace(compiled, "__call__", self._around, becomes_inert=True)
-            )
+            self._stack.callback(replace(compiled, "__call__", self._around, becomes_inert=True))
             self._stack.callback(
                 lambda: callbacks.remove(self._compiles) if self._compiles in callbacks else None
             )
@@ -124,7 +121,7 @@ def every_forward(emitter: EventEmitter) -> Callable[[], None]:
     def called(module: Module, inputs: tuple[object, ...]) -> None:
         emitter.hook.module_called(module=module, inputs=inputs)
 
-    return ModuleHook(emitter, called).remove
+    return ModuleHook(called).remove
 
 
 @emits("first forward of each module", "model_found")
@@ -155,7 +152,7 @@ def first_forward(emitter: EventEmitter) -> Callable[[], None]:
             with outside_transforms():
                 emitter.hook.model_found(model=module, calling=True)
 
-    return ModuleHook(emitter, first_call).remove
+    return ModuleHook(first_call).remove
 
 
 def _is_lent(module: Module) -> bool:
@@ -181,7 +178,7 @@ def train_mode(emitter: EventEmitter) -> Callable[[], None]:
 
         return train
 
-    return emitter.replace(Module, "train", make)
+    return replace(Module, "train", make)
 
 
 Around = Callable[..., object]
@@ -191,7 +188,7 @@ class Surround:
     """Calls ``around(model, forward, args, kwargs)`` instead of the ``forward`` of added models.
 
     It replaces the method on the model's class, and lets other instances pass. So the model itself
-    stays as it was, also for pickling and copying. A model that has a ``forward`` of its own (a
+    stays as it was, also for pickling and copying. A model whose ``forward`` is in the object (a
     compiled one) has that replaced. ``traced``: torch.compile may compile ``around`` with the
     model. Otherwise a compiled ``forward`` is left alone.
     """
@@ -199,23 +196,26 @@ class Surround:
     def __init__(self, around: Around, traced: bool = True) -> None:
         self._around = around
         self._traced = traced
-        self._models: set[int] = set()
-        self._classes: set[type] = set()
+        self._models: dict[int, type | None] = {}
+        """Of each model, the class whose ``forward`` is replaced, or None for its own."""
+        self._replaced: set[object] = set()
         self._stack = ExitStack()
 
     def add(self, model: Module) -> None:
         """Surround this model from its next call on."""
         if model in self:
             return
-        self._models.add(id(model))
-        weakref.finalize(model, self._models.discard, id(model))
+        weakref.finalize(model, self._models.pop, id(model), None)
         if "forward" in vars(model):
+            self._models[id(model)] = None
             self._replace_local(model)
             return
         owner = next(base for base in type(model).__mro__ if "forward" in vars(base))
-        if owner not in self._classes:
-            self._classes.add(owner)
-            self._stack.callback(replace(owner, "forward", self._replacing))
+        self._models[id(model)] = owner
+        if owner not in self._replaced:
+            self._replaced.add(owner)
+            make = functools.partial(self._replacing, owner)
+            self._stack.callback(replace(owner, "forward", make))
 
     def __contains__(self, model: Module) -> bool:
         return id(model) in self._models
@@ -224,28 +224,40 @@ class Surround:
         """Put every class and model back as it was."""
         self._stack.close()
         self._models.clear()
-        self._classes.clear()
+        self._replaced.clear()
 
-    def _replacing(self, original: Callable[..., object]) -> Callable[..., object]:
+    def _replacing(
+        self, owner: type | None, original: Callable[..., object]
+    ) -> Callable[..., object]:
         def forward(model: Module, *args: object, **kwargs: object) -> object:
             is_left_alone = not self._traced and torch.compiler.is_compiling()
-            if is_left_alone or id(model) not in self._models:
+            # a subclass calls its parent's forward
+            if is_left_alone or self._models.get(id(model), MISSING) is not owner:
                 return original(model, *args, **kwargs)
             return self._around(model, functools.partial(original, model), args, kwargs)
 
         return forward
 
     def _replace_local(self, model: Module) -> None:
-        instance_forward = vars(model)["forward"]
+        local = vars(model)["forward"]
+        method = getattr(local, "__func__", None)
+        if method is not None and method in self._replaced:  # a copy of a model that was added
+            return
         reference = weakref.ref(model)
 
         def forward(*args: object, **kwargs: object) -> object:
-            return self._around(reference(), instance_forward, args, kwargs)
+            return self._around(reference(), local, args, kwargs)
+
+        ours: Callable[..., object] = forward
+        if method is not None and local.__self__ is model:  # copy.deepcopy binds it to the copy
+            of_any = self._replacing(None, method)
+            self._replaced.add(of_any)
+            ours = MethodType(of_any, model)
 
         def undo() -> None:
             found = reference()
-            if found is not None and vars(found).get("forward") is forward:
-                vars(found)["forward"] = instance_forward
+            if found is not None and vars(found).get("forward") is ours:
+                vars(found)["forward"] = local
 
-        vars(model)["forward"] = forward
+        vars(model)["forward"] = ours
         self._stack.callback(undo)

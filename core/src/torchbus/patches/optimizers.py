@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 
 from torchbus.compat.python import current_frame
 from torchbus.objects import is_marked
-from torchbus.patches.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits, replace
 
 Closure = Callable[..., object]
 NAME = "closure"
@@ -37,13 +37,8 @@ class StepArguments:
     def __init__(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._args, self._kwargs = args, kwargs
         self._place = _place(cls, args, kwargs) if args or kwargs else None
-        self.closure: Closure | None = (
-            None
-            if self._place is None
-            else args[self._place]
-            if isinstance(self._place, int)
-            else kwargs[self._place]
-        )
+        given: Any = args if isinstance(self._place, int) else kwargs
+        self.closure: Closure | None = None if self._place is None else given[self._place]
 
     def exchanged(self, closure: Closure | None) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the arguments with another closure in the place of the loop's.
@@ -116,8 +111,8 @@ def optimizer_parameters(emitter: EventEmitter) -> Callable[[], None]:
         return __setstate__
 
     undo = ExitStack()
-    undo.callback(emitter.replace(Optimizer, "add_param_group", adding))
-    undo.callback(emitter.replace(Optimizer, "__setstate__", copying))
+    undo.callback(replace(Optimizer, "add_param_group", adding))
+    undo.callback(replace(Optimizer, "__setstate__", copying))
     return undo.close
 
 
@@ -204,4 +199,4 @@ def plateau_step(emitter: EventEmitter) -> Callable[[], None]:
 
         return step
 
-    return emitter.replace(ReduceLROnPlateau, "step", make)
+    return replace(ReduceLROnPlateau, "step", make)

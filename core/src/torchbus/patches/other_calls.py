@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from torchbus.compat.torch_names import real_clipping
-from torchbus.patches.patching import EventEmitter, emits
+from torchbus.patches.patching import EventEmitter, emits, replace
 from torchbus.tree import as_list
 
 
@@ -76,7 +76,7 @@ def clipping(emitter: EventEmitter) -> Callable[[], None]:
     for name, make in replacements:
         cell = real_clipping(getattr(clip_grad, name))
         if cell is None:
-            stack.callback(emitter.replace(clip_grad, name, make))
+            stack.callback(replace(clip_grad, name, make))
         else:
             stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
             cell.cell_contents = make(cell.cell_contents)
@@ -101,4 +101,4 @@ def torch_save(emitter: EventEmitter) -> Callable[[], None]:
 
         return save
 
-    return emitter.replace(torch, "save", make)
+    return replace(torch, "save", make)

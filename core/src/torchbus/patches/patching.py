@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from torchbus.bus.registry import Bus, Listeners
 
@@ -25,14 +26,13 @@ def replace(
     name: str,
     make: Callable[[Any], object],
     becomes_inert: bool = False,
-    left_below: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
     """Set ``owner.name`` to ``make(original)``. Return the function that undoes it.
 
     The original may be inherited. Replacements of ours may be undone in any order. If other code
-    has replaced the attribute since, its function stays: ``left_below()`` is called, and a warning
-    says so. There is no warning if ours ``becomes_inert`` and may stay below: torch.compile wraps
-    every optimizer's step when it is first used.
+    has replaced the attribute since, its function stays, and a warning says so. There is no warning
+    if ours ``becomes_inert`` and may stay below: torch.compile wraps every optimizer's step when it
+    is first used.
     """
     current = original = vars(owner).get(name, MISSING)
     if current is MISSING:
@@ -49,7 +49,6 @@ def replace(
             before = vars(ours)[PUTS_BACK]
             delattr(owner, name) if before is MISSING else setattr(owner, name, before)
             return
-        left_below()
         if not _elapsed_out(ours, now) and not becomes_inert:
             warnings.warn(
                 f"{name} was replaced inside the session and not restored: torchbus does not"
@@ -141,32 +140,25 @@ class _Hold:
 class EventEmitter:
     """The part of the bus that a patch needs.
 
-    ``bus``: for objects that outlive the patch, such as an iterator that the loop holds. If other
-    code has wrapped a patched function, the patch's function stays below it after the removal, and
-    sends no more events.
+    Functions and iterators that the script holds after the removal send no more events.
     """
 
     def __init__(self, bus: Bus) -> None:
-        self.bus = bus
+        self._bus = bus
         self.hook: Any = bus.hook
-        self._listeners: list[Listeners] = []
+        self._listeners: WeakSet[Listeners] = WeakSet()
 
     def listeners(self, event: str) -> Listeners:
         """Return the functions of a hot event in calling order."""
-        self._listeners.append(self.bus.listeners(event))
-        return self._listeners[-1]
-
-    def replace(
-        self, owner: object, name: str, make: Callable[[Any], object], becomes_inert: bool = False
-    ) -> Callable[[], None]:
-        """Set ``owner.name`` to ``make(original)``. Return the function that undoes it."""
-        return replace(owner, name, make, becomes_inert, self.disconnect)
+        found = self._bus.listeners(event)
+        self._listeners.add(found)
+        return found
 
     def disconnect(self) -> None:
         """Disconnect: send no more events."""
         self.hook = _NullHooks()
         for listeners in self._listeners:
-            self.bus.release(listeners)
+            self._bus.release(listeners)
 
 
 class _NullHooks:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchbus.compat import torch_names
 from torchbus.objects import alive, is_marked
 from torchbus.patches.optimizers import StepArguments
-from torchbus.patches.patching import EventEmitter, emits, subclasses
+from torchbus.patches.patching import EventEmitter, emits, replace, subclasses
 
 NONE_GIVEN = StepArguments(Optimizer, (), {})
 
@@ -44,7 +44,6 @@ class StepMethods:
     """Replaces ``step`` in all optimizer classes, existing ones and later ones."""
 
     def __init__(self, emitter: EventEmitter) -> None:
-        self._emitter = emitter
         self._listeners, self._failed = map(emitter.listeners, STEP_EVENTS)
         self._running: set[int] = set()
         self._patched: dict[object, object] = {}
@@ -54,12 +53,11 @@ class StepMethods:
         """Return the function that undoes it."""
         for cls in subclasses(Optimizer):
             self._patch(cls)
-        self._undo.callback(self._emitter.replace(Optimizer, torch_names.PATCH_STEP, self._patcher))
+        self._undo.callback(replace(Optimizer, torch_names.PATCH_STEP, self._patcher))
         _redirect(self._patched)
         return self._remove
 
     def _remove(self) -> None:
-        self._emitter.disconnect()
         self._undo.close()
         _redirect({ours: original for original, ours in self._patched.items()})
 
@@ -67,7 +65,7 @@ class StepMethods:
         owner = next(base for base in cls.__mro__ if "step" in vars(base))
         method = vars(owner)["step"]
         if torch_names.is_hooked(method) and method not in self._patched.values():
-            undo = self._emitter.replace(owner, "step", self._wrap, becomes_inert=True)
+            undo = replace(owner, "step", self._wrap, becomes_inert=True)
             self._undo.callback(undo)
 
     def _patcher(self, original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
@@ -138,18 +136,25 @@ def clearing_gradients(emitter: EventEmitter) -> Callable[[], None]:
 
         return zero_grad
 
-    return emitter.replace(Optimizer, "zero_grad", make)
+    return replace(Optimizer, "zero_grad", make)
 
 
 @emits("LRScheduler.step", "skip_scheduler")
 def scheduler_steps(emitter: EventEmitter) -> Callable[[], None]:
     """Existing schedulers, and later ones that call ``LRScheduler.step``."""
+    running: set[int] = set()
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def step(self: LRScheduler, *args: object, **kwargs: object) -> None:
-            begun = torch_names.has_begun(self)
-            if not (begun and emitter.hook.skip_scheduler(scheduler=self)):
-                original(self, *args, **kwargs)
+            if id(self) in running:  # a subclass calls its parent's step
+                return original(self, *args, **kwargs)
+            if torch_names.has_begun(self) and emitter.hook.skip_scheduler(scheduler=self):
+                return None
+            running.add(id(self))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                running.discard(id(self))
 
         return step
 
@@ -157,7 +162,7 @@ def scheduler_steps(emitter: EventEmitter) -> Callable[[], None]:
     stack = ExitStack()
     for cls in [LRScheduler, *subclasses(LRScheduler)]:
         if "step" in vars(cls):
-            stack.callback(emitter.replace(cls, "step", make))
+            stack.callback(replace(cls, "step", make))
     return stack.close
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Protocol
 
 from torch.utils.data import get_worker_info
@@ -55,25 +56,27 @@ def refuse_nesting() -> None:
         )
 
 
+_held = threading.local()
+
+
 def _hold_signals() -> None:
     """Hold signals back while the process forks.
 
     A signal to a child that has not detached from the session yet would be mistaken for one to this
     rank.
     """
-    if _active is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    held = HELD_SIGNALS if _active is not None else ()
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, held)
 
 
 def _let_signals_in() -> None:
-    if _active is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
 
 
 def _after_fork() -> None:
     if _active is not None:
         _active.let_go_in_fork()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+    _let_signals_in()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -14,21 +14,18 @@ from typing import Any, cast
 
 from torchbus.bus import discovery
 from torchbus.bus import selection as arguments
-from torchbus.bus.base import listener
-from torchbus.bus.filters import Filter
+from torchbus.bus.base import Filter, listener
 from torchbus.bus.options import refuse_verb
 from torchbus.bus.registry import Bus
 from torchbus.bus.verbs import VerbFinder, refuse_outside
-from torchbus.errors import UsageError
+from torchbus.errors import Unredacted, UsageError
 from torchbus.objects import Adopted, names_of
 from torchbus.patches.active import Seams
-from torchbus.ranks import Collectives, Ranks
-from torchbus.redacting import Unredacted
 from torchbus.runtime import active
 from torchbus.runtime.services import BatchService, JobService, Launcher, RandomService, make
 from torchbus.runtime.steps import StepCounter
 from torchbus.runtime.user_code import FrameMark, users_frame
-from torchbus.world import Share, World
+from torchbus.world import Collectives, Ranks, Share, World
 
 Plugins = tuple[object, ...]
 Options = Mapping[str, Any]
@@ -68,7 +65,8 @@ class Context(Ranks):
         self.on_close = ExitStack()
         self.gathers_states = True
         self.has_begun = self.is_inside = False
-        self._undo = ExitStack()
+        self._undo: ExitStack | None = None
+        self._error_before = getattr(sys, "last_value", None)
         self._mark: FrameMark | None = None
         self._was_used = False
         self.rank_asked = False
@@ -189,6 +187,12 @@ class Context(Ranks):
         """
         self.seams.replace([(owner, name, make)], self.on_close)
 
+    def adopt(self, thing: object) -> None:
+        """Let the session act on an object; before the block, from its begin."""
+        if self._was_used:
+            refuse_outside("adopt", self.is_inside)
+        self.adopted.add(thing, self.is_inside)
+
     def end_discovery(self) -> None:
         """Remove the hook that looks for models: they are all known."""
         self.seams.retire("model_found")
@@ -218,7 +222,7 @@ class Context(Ranks):
             self.has_begun = True
             self.bus.hook.session_start(session=self)
             stack.callback(self.seams.close)
-            self.adopted.add_named_in(frame)
+            self.adopted.announce_all(frame)
             self.seams.refresh()
             self.bus.on_change.append(self.seams.refresh)
             stack.callback(self.bus.on_change.remove, self.seams.refresh)
@@ -226,10 +230,16 @@ class Context(Ranks):
             self.is_inside = True
 
     def leave(self, error: BaseException | None) -> None:
-        """End the session, and raise the job's error if it is not ``error``. All ranks call it."""
-        stack, self._undo = self._undo, ExitStack()
+        """End the session, and raise the job's error if it is not ``error``. All ranks call it.
+
+        A second call does nothing.
+        """
+        stack, self._undo = self._undo, None
+        if stack is None:
+            return
         final = error if self.job is None else self.job.end_loop(error)
-        stack.push(lambda *_: self.bus.hook.session_end(session=self, error=final) and None)
+        for _, call in reversed(self.bus.calls("session_end")):
+            stack.callback(call, self, final)
         left_by = final or error
         stack.__exit__(
             type(left_by) if left_by else None, left_by, left_by.__traceback__ if left_by else None
@@ -239,7 +249,8 @@ class Context(Ranks):
 
     def leave_at_exit(self) -> None:
         """End the session at the end of the process. All ranks call it."""
-        self.leave(getattr(sys, "last_value", None))
+        last = getattr(sys, "last_value", None)
+        self.leave(None if last is self._error_before else last)
 
     def let_go_in_fork(self) -> None:
         """Detach in a child process that the loop has forked, such as a DataLoader worker.

@@ -6,12 +6,12 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
 
 from torchbus.compat.python import current_frame
-from torchbus.redacting import redacted
+from torchbus.errors import redacted
 
 INSIDE = ("torchbus", "pluggy", "torch.", "contextlib")
 LIBRARIES = (
@@ -48,6 +48,12 @@ def users_frame() -> tuple[FrameType, int]:
     )
     level = mine if mine is not None else outside[0] if outside else len(frames) - 1
     return frames[level], level
+
+
+def caller() -> FrameType:
+    """Return the frame that enters a session: the innermost outside torchbus and contextlib."""
+    frames = outwards(current_frame(1))
+    return next((one for one in frames if not is_inside(one.f_globals)), frames[-1])
 
 
 def outwards(frame: FrameType | None) -> list[FrameType]:
@@ -95,10 +101,12 @@ def deprecated(what: str, since: str, instead: str) -> FutureWarning:
 @contextmanager
 def muted(message: str, category: type[Warning]) -> Iterator[None]:
     """Ignore what a library warns of. The script's own filters stay, also those that it adds."""
+    before = list(warnings.filters)
     warnings.filterwarnings("ignore", message, category)
     mine = warnings.filters[0]
     try:
         yield
     finally:
-        with suppress(ValueError):  # the script may have reset them
+        # the script may have the same filter, or have reset them
+        if mine not in before and mine in warnings.filters:
             cast("list[object]", warnings.filters).remove(mine)

@@ -53,3 +53,11 @@ def import_compiler() -> None:
     Once before a fork, not once on each rank. Without ``_dynamo``: ImportError at the fork.
     """
     import torch._dynamo  # noqa: F401
+
+
+def batches_come(iterator: object) -> int | None:
+    """How many have come from the workers.
+
+    Without ``_rcvd_idx``: UsageError when the loaders' patch is installed.
+    """
+    return getattr(iterator, "_rcvd_idx", None)

@@ -12,7 +12,7 @@ from torchbus.compat import loaders
 from torchbus.runtime.user_code import LIBRARIES, is_inside
 
 from torchbus_launch import threads
-from torchbus_launch.compat import OPERATORS
+from torchbus_launch.compat import OPERATORS, batches_come
 from torchbus_launch.stall import is_stopped
 from torchbus_launch.threads import Call
 
@@ -21,7 +21,7 @@ DEVICE = "a collective on its device"
 """Where a rank with an accelerator may wait, whose calls begin collectives and return."""
 LOOKS, BLIND = "looks at the store", "of an accelerator"
 """Marks of rest of a rank whose innermost call says nothing."""
-SESSION = ("torchbus.session", "torchbus.ranks")  # modules that define the session's methods
+SESSION = ("torchbus.session", "torchbus.world")  # modules that define the session's methods
 DATA = "torch.utils.data.dataloader"
 
 
@@ -135,7 +135,7 @@ def waited_workers(thread: int) -> tuple[list[int], object]:
     return (
         ([], None)
         if iterator is None
-        else ([worker.pid for worker in loaders.workers(iterator)], loaders.batches_come(iterator))
+        else ([worker.pid for worker in loaders.workers(iterator)], batches_come(iterator))
     )
 
 

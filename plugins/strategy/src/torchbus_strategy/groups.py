@@ -38,8 +38,8 @@ USUALLY_WITHIN_S = 2.0
 def close_groups() -> None:
     """Close all groups. If a collective does not end, the engines stay until the process ends.
 
-    Otherwise they are freed last and separately, without the GIL. torch 2.4 frees a group
-    with the GIL, and waits for its threads. One of these may want the GIL to free a tensor.
+    Otherwise they are freed last and separately, without the GIL: a thread of a group may want it
+    to free a tensor.
     """
     with contextlib.suppress(RuntimeError):
         if dist.is_initialized():

@@ -8,8 +8,8 @@ import warnings
 from types import FrameType
 
 from torchbus.compat.python import current_frame
+from torchbus.errors import redacted
 from torchbus.plugin import users_frame, warn
-from torchbus.redacting import redacted
 from torchbus.runtime.user_code import is_users_module, outwards
 
 

@@ -129,14 +129,14 @@ def backward(
     ]
     *present, counted, weights = _summed(reported, parameters[0].device)
     weight = float(count.weight) * (dist.get_world_size() / weights if counted and weights else 1.0)
-    packed = torch.cat(
-        [_flat(parameter, gradient) for parameter, gradient in zip(parameters, made, strict=True)]
-    )
-    mean_of_all: Tensor = MeanOverRanks.apply(packed, weight)  # type: ignore[no-untyped-call]
-    means = mean_of_all.split([parameter.numel() for parameter in parameters])
-    for parameter, mean, old, ranks in zip(parameters, means, before, present, strict=True):
-        new = mean.view_as(parameter) if ranks else None
-        parameter.grad = new if old is None else old if new is None else old + new
+    for kind in dict.fromkeys((parameter.dtype, parameter.device) for parameter in parameters):
+        same = [i for i, one in enumerate(parameters) if (one.dtype, one.device) == kind]
+        packed = torch.cat([_flat(parameters[i], made[i]) for i in same])
+        mean_of_all: Tensor = MeanOverRanks.apply(packed, weight)  # type: ignore[no-untyped-call]
+        means = mean_of_all.split([parameters[i].numel() for i in same])
+        for i, mean in zip(same, means, strict=True):
+            old, new = before[i], mean.view_as(parameters[i]) if present[i] else None
+            parameters[i].grad = new if old is None else old if new is None else old + new
     return weight
 
 

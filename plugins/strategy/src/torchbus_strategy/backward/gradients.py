@@ -36,6 +36,7 @@ from torchbus_strategy.loss.intermediate_values import (
     writable_parts,
 )
 from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.loss.walks import is_parameter
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import LocalParameters, average
 from torchbus_strategy.parameters.leaves import OtherLeaves
@@ -85,7 +86,12 @@ class GradientSync:
         session.on_close.callback(self._reductions.drop)
         session.on_close.push(self._compare_at_end)
         self._counts = LossCounts(
-            session, options.name, options.loss_reduction, options.loss_weight, division.weight
+            session,
+            options.name,
+            options.loss_reduction,
+            options.loss_weight,
+            division.weight,
+            lambda leaf: is_parameter(leaf) or self._trained.knows(leaf),
         )
         self._constants = Constants(session, self._trained.optimizer_settings)
         self._check = HeaderCheck(

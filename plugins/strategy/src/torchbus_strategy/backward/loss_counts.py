@@ -13,6 +13,7 @@ from torchbus.plugin import BackwardCall, Context
 from torchbus_strategy.backward.header import COUNTED, NUM_BASIC, SLOTS, DeviceHeader, Header
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Count, Number, Scales
+from torchbus_strategy.loss.walks import is_parameter
 from torchbus_strategy.loss.weights import LossWeights
 
 READ_AT_ONCE = 3
@@ -26,7 +27,13 @@ class LossCounts:
     """
 
     def __init__(
-        self, session: Context, name: str, loss_reduction: str, loss_weight: str, weight: float
+        self,
+        session: Context,
+        name: str,
+        loss_reduction: str,
+        loss_weight: str,
+        weight: float,
+        is_trained: Callable[[Tensor], bool] = is_parameter,
     ) -> None:
         self._session = session
         self._weight = weight
@@ -37,6 +44,7 @@ class LossCounts:
             session,
             "samples" if by_samples or self._is_sum else loss_weight,
             sums=loss_reduction == "auto",
+            is_trained=is_trained,
         )
         session.bus.register(self._losses, f"{name}.losses")
         self._backwards = 0

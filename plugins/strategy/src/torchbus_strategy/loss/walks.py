@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,16 +51,25 @@ def _is_over_samples(node: Any) -> bool:
     return not {len(shape) - 2, len(shape) - 1}.isdisjoint(samples_in(child, shape).dims)
 
 
-def is_made_zero(loss: Tensor) -> bool:
+def is_made_zero(loss: Tensor, is_trained: Callable[[Tensor], bool]) -> bool:
     """Whether a factor of zero makes it zero, or a leaf that stands for no loss.
 
-    A parameter that is zero does not: it has a gradient.
+    A trained leaf that is zero does not: it has a gradient.
     """
-    return not any(map(_has_gradient, nodes_below([loss.grad_fn], children=_unless_times_zero)))
+    nodes = nodes_below([loss.grad_fn], children=_unless_times_zero)
+    leaves = (getattr(node, "variable", None) for node in nodes)
+    return not any(
+        (leaf is not None and is_trained(leaf)) or _has_factor(node)
+        for node, leaf in zip(nodes, leaves, strict=True)
+    )
 
 
-def _has_gradient(node: Any) -> bool:
-    return isinstance(getattr(node, "variable", None), nn.Parameter) or any(
+def is_parameter(leaf: Tensor) -> bool:
+    return isinstance(leaf, nn.Parameter)
+
+
+def _has_factor(node: Any) -> bool:
+    return any(
         one.dim() or (bool(one) and not compat.is_python_number(one)) for one in _factors(node)
     )
 

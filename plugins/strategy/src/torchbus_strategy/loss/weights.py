@@ -37,7 +37,7 @@ from torchbus_strategy.loss.terms import (
     spread,
 )
 from torchbus_strategy.loss.units import SPREAD, ConstantDivisors, Unit
-from torchbus_strategy.loss.walks import is_made_zero
+from torchbus_strategy.loss.walks import is_made_zero, is_parameter
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -47,8 +47,9 @@ class LossWeights:
 
     ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
     way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
-    over samples, as its graph says, is summed over ranks; without, it counts as a mean. Losses are
-    tensors of one element; other shapes have no count.
+    over samples, as its graph says, is summed over ranks; without, it counts as a mean.
+    ``is_trained``: whether a leaf is one whose gradient counts. Losses are tensors of one element;
+    other shapes have no count.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class LossWeights:
         mode: str = "auto",
         mean: Callable[[Tensor], Tensor] | None = None,
         sums: bool = False,
+        is_trained: Callable[[Tensor], bool] = is_parameter,
     ) -> None:
         compat.check()
+        self._is_trained = is_trained
         self._session = session
         self.mode = mode
         self._sums = sums
@@ -280,7 +283,7 @@ class LossWeights:
         """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
         if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
             return False
-        return not loss.item() and is_made_zero(loss)
+        return not loss.item() and is_made_zero(loss, self._is_trained)
 
     def _of_empty(self) -> Count:
         count = Count(0.0, True)
