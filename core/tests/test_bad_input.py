@@ -35,7 +35,8 @@ def test_unknown_strategy():
 
 
 def test_numbers_of_numpy_are_numbers():
-    with session(devices=np.int64(1), accelerator="cpu", timeout_s=np.float32(60.0)) as s:
+    options = {"timeout_s": np.float32(60.0), "hang_timeout": np.float64(9), "verbose": np.False_}
+    with session(devices=np.int64(1), accelerator="cpu", **options) as s:
         assert s.world_size == 1
 
 

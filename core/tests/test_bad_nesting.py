@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torchbus import session
+from torchbus import hookimpl, session
 from torchbus.errors import UsageError
 
 from torchbus_testing.state import assert_torch_unchanged, torch_state
@@ -124,3 +126,50 @@ def test_operations_that_do_not_exist():
             UsageError, match="^op='median' is unknown: use one of mean, sum, max, min$"
         ):
             s.reduce(3.0, "median")
+
+
+class Listens:
+    def __init__(self):
+        self.found = []
+        self.ends = 0
+
+    @hookimpl
+    def parameters_added(self, optimizer, parameters):
+        self.found.append((optimizer, len(parameters)))
+
+    @hookimpl
+    def session_end(self):
+        self.ends += 1
+
+
+def test_what_is_adopted_before_the_block_is_announced_in_it():
+    listens, leaf = Listens(), torch.zeros(2, requires_grad=True)
+    s = session(listens, strategy=None, capture=False)
+    with pytest.raises(UsageError, match=r"^adopt\(str\)"):
+        s.adopt("x")
+    s.adopt(leaf)
+    assert listens.found == [] and not s._context.captures("x")
+    with s:
+        assert listens.found == [(None, 1)]
+    with pytest.raises(UsageError, match=r"^s.adopt was called outside its session"):
+        s.adopt(leaf)
+
+
+def test_a_session_ends_once():
+    listens = Listens()
+    session(listens, strategy=None).close()
+    assert listens.ends == 0
+    with session(listens, strategy=None) as s:
+        s.close()
+        s.close()
+        assert listens.ends == 1
+    assert listens.ends == 1
+
+
+def test_a_stack_enters_a_session_for_its_caller():
+    """The session finds the optimizer that the caller has made before."""
+    listens, leaf = Listens(), torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([leaf], lr=0.1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(session(listens, strategy=None))
+        assert (optimizer, 1) in listens.found

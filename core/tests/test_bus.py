@@ -204,7 +204,67 @@ def test_what_a_plugin_listens_to(bus):
 
     plugin = Plugin()
     assert bus.register(plugin) == "Plugin"
-    assert sorted(bus.events_of(plugin)) == ["before_backward", "session_end"]
+    assert bus.order("before_backward") == bus.order("session_end") == ["Plugin"]
     assert bus.has_listeners("session_end") and not bus.has_listeners("session_start")
     bus.unregister(plugin)
     assert not bus.has_listeners("session_end") and bus.plugins() == []
+
+
+class DeclaresHot:
+    class declares_events:
+        HOT = ("late",)
+
+        @hookspec
+        def late(value):
+            pass
+
+
+def test_listeners_of_an_event_that_becomes_hot_later_stay_as_they_are(bus):
+    """Decorators and filters count, whichever plugin comes first."""
+    heard = []
+
+    class Listens:
+        @hookimpl
+        @torch.no_grad()
+        def late(self, value):
+            heard.append((value, torch.is_grad_enabled()))
+
+    class Filtered:
+        @hookimpl(every=2)
+        def late(self, value):
+            heard.append(("filtered", value))
+
+    for plugin in (Listens(), Filtered(), DeclaresHot()):
+        bus.register(plugin)
+    for value in (1, 2):
+        for listener in bus.listeners("late").now:
+            listener(value)
+    assert heard == [(1, False), ("filtered", 2), (2, False)]
+
+
+@pytest.mark.parametrize("declared_first", [False, True])
+def test_a_hot_event_has_no_wrapper(declared_first):
+    class Wraps:
+        @hookimpl(wrapper=True)
+        def late(self, value):
+            return (yield)
+
+    plugins = [Wraps(), DeclaresHot()]
+    with pytest.raises(PluginError, match=r"^plugin Wraps: late is a hot event and can't be a"):
+        session(*(plugins[::-1] if declared_first else plugins), strategy=None)
+
+
+def test_plugins_are_muted_inside_of_others_that_are(bus):
+    class Listens:
+        @hookimpl
+        def before_backward(self):
+            pass
+
+    outer, inner = Listens(), Listens()
+    bus.register(outer, "outer")
+    bus.register(inner, "inner")
+    with bus.muted([outer]):
+        with bus.muted([inner]):
+            assert bus.order("before_backward") == []
+        assert bus.order("before_backward") == ["inner"]
+    assert sorted(bus.order("before_backward")) == ["inner", "outer"]

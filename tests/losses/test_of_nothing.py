@@ -28,3 +28,15 @@ def test_every_rank_reads_the_same_loss(divisor: str, last: float, ranks: int, s
     read = facts(MASKED.format(divisor=divisor, size=size), ranks=ranks)["read"]
     assert all(one[-1] == pytest.approx(last, nan_ok=True) for one in read)
     assert all(one[:-1] == read[0][:-1] and min(one[:-1]) > 0 for one in read)
+
+
+LEAF = """
+        leaf = torch.zeros(2, requires_grad=True)
+        optimizer = torch.optim.SGD([leaf], lr=0.1)
+        leaf.sum().backward()
+        found["gradient"] = leaf.grad.tolist()
+"""
+
+
+def test_a_tensor_of_an_optimizer_is_a_parameter_where_its_loss_is_zero() -> None:
+    assert facts(LEAF, ranks=2)["gradient"] == [1.0, 1.0]

@@ -237,3 +237,18 @@ def test_a_buffer_of_the_size_of_a_share_stays_each_ranks_own() -> None:
     """)
     )
     assert found == {"rows": [2, 3], "equal": True}
+
+
+def test_a_graph_of_the_gradients_of_two_dtypes() -> None:
+    found = facts(
+        run("""
+        first, last = nn.Linear(3, 3).float(), nn.Linear(3, 1).double()
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+        loss = last(first(data[s.rank].float()).double()).square().mean()
+        loss.backward(create_graph=True)
+        grads = [one.grad.detach() for one in (first.weight, last.weight)]
+        found["dtypes"] = [str(one.dtype) for one in grads]
+        found["equal"] = all(torch.equal(*s.all_gather(one)) for one in grads)
+    """)
+    )
+    assert found == {"dtypes": ["torch.float32", "torch.float64"], "equal": True}

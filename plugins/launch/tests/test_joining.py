@@ -106,6 +106,15 @@ CASES = {
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},
         None,
     ),
+    "SLURM, an interactive shell": (
+        {
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "8",
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_ID": "4294967290",
+        },
+        None,
+    ),
     "SLURM, one task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, None),
     "mpirun -n 1": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
     "nothing": ({}, None),

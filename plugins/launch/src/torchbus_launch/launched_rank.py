@@ -119,10 +119,16 @@ def _horovodrun(env: Mapping[str, str]) -> LaunchedRank | None:
     )
 
 
+INTERACTIVE_STEP = str(0xFFFFFFFA)
+"""The step of the shell that ``salloc`` opens: one process, beside the job's number of tasks
+(SLURM_INTERACTIVE_STEP in slurm.h).
+"""
+
+
 def _slurm(env: Mapping[str, str]) -> LaunchedRank | None:
     if (
         "SLURM_PROCID" not in env
-        or "SLURM_STEP_ID" not in env
+        or env.get("SLURM_STEP_ID", INTERACTIVE_STEP) == INTERACTIVE_STEP
         or integer(env, "SLURM_NTASKS", 1) < 2
     ):
         return None
