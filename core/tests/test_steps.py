@@ -9,6 +9,7 @@ import torch
 from torch.optim import SGD
 from torchbus import session
 from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
 from torchbus.patches.skipping import Answer
 from torchbus.runtime.context import Context
 
@@ -83,3 +84,17 @@ def test_it_goes_on_from_a_checkpoint() -> None:
         for one in (b, a, b):
             one.step()
     assert plugin.heard == [7, 8, 8] and (plugin.steps.of(a), plugin.steps.of(b)) == (8, 8)
+
+
+def test_steps_of_an_optimizer_that_is_gone_are_not_forgotten():
+    model = torch.nn.Linear(1, 1)
+
+    def train():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+
+    with session(strategy=None) as s:
+        train()
+        with pytest.raises(UsageError, match="^s.global_step: nothing has counted the steps"):
+            _ = s.global_step

@@ -203,9 +203,7 @@ class Adopted:
             self._announce(thing)
 
     def announce_all(self, frame: FrameType) -> None:
-        """Announce what is adopted and, with ``capture``, what the caller's variables name, modules
-        first.
-        """
+        """Announce what is adopted and, with ``capture``, what the caller's variables name."""
         named = {id(thing): thing for thing in variables(frame).values()}.values()
         modules = outermost(thing for thing in named if isinstance(thing, Module))
         optimizers = [thing for thing in named if isinstance(thing, Optimizer)]

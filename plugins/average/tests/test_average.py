@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import runpy
 from pathlib import Path
@@ -260,3 +261,39 @@ def test_out_of_eval_the_averages_are_in_place_only_in_their_block():
         with s.averaged():
             assert not same(model.state_dict(), weights)
         assert same(model.state_dict(), weights)
+
+
+def trained_in_a_function(model, steps=3):
+    """The optimizer is gone when it returns."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+
+
+def test_averages_outlive_their_optimizer():
+    with session(Average(ema_decay=0.5), strategy=None) as s:
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        trained_in_a_function(model)
+        model.eval()
+        assert model.weight.tolist() == [[-0.125, -0.125]]
+        model.train()
+        assert model.weight.tolist() == [[-0.5, -0.5]]
+        with s.averaged():
+            assert model.weight.tolist() == [[-0.125, -0.125]]
+        trained_in_a_function(model, 1)  # another optimizer begins another average
+        model.eval()
+        assert model.weight.tolist() == [[-1.0, -1.0]]
+        model.train()
+
+
+def test_averages_end_with_their_model():
+    with session(average := Average(ema_decay=0.5), strategy=None):
+        model = torch.nn.Linear(2, 1, bias=False)
+        trained_in_a_function(model)
+        assert len(average._all()) == 1
+        del model
+        gc.collect()
+        assert average._all() == []

@@ -221,3 +221,42 @@ def test_hyperparameters_of_any_form():
         ):
             s.log_hyperparams(3)
     assert hears.values == [{"lr": 0.1}, {"seed": 1}, {"depth": 3, "note": "x"}]
+
+
+def epochs(count: int):
+    """So many epochs of four steps each; yields the number of each after its pass."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2)
+    for epoch in range(count):
+        for (x,) in loader:
+            model(x).sum().backward()
+            optimizer.step()
+        yield epoch
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 50])
+def test_a_value_of_an_epoch_that_comes_after_its_pass_belongs_to_it(log_every_n_steps):
+    hears = RecordingLogger()
+    with session(
+        strategy=None, logger=hears, autolog=False, log_every_n_steps=log_every_n_steps
+    ) as s:
+        for epoch in epochs(3):
+            s.log("val", float(epoch), on_epoch=True)
+            s.log("metric", filled(epoch))
+    found = [
+        (step, epoch, name, value)
+        for step, epoch, metrics, _ in hears.lines
+        for name, value in metrics.items()
+    ]
+    assert sorted(found) == sorted(
+        (4 * epoch + 4, epoch, name, float(epoch))
+        for epoch in range(3)
+        for name in ("val", "metric")
+    )
+
+
+def filled(value: float) -> MeanMetric:
+    metric = MeanMetric()
+    metric.update(value)
+    return metric

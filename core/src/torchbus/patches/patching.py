@@ -22,10 +22,7 @@ PUTS_BACK = "torchbus_puts_back"
 
 
 def replace(
-    owner: object,
-    name: str,
-    make: Callable[[Any], object],
-    becomes_inert: bool = False,
+    owner: object, name: str, make: Callable[[Any], object], becomes_inert: bool = False
 ) -> Callable[[], None]:
     """Set ``owner.name`` to ``make(original)``. Return the function that undoes it.
 

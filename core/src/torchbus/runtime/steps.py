@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from itertools import chain
 
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchbus.bus.base import hookimpl
 from torchbus.bus.registry import Bus
 from torchbus.errors import UsageError
-from torchbus.objects import optimizers
+from torchbus.objects import alive, optimizers, outermost
 
 
 class StepCounter:
@@ -48,7 +50,7 @@ class StepCounter:
 
         Not if the loop ``is_inside`` the block, and may have made steps there.
         """
-        if not self._follows and not (is_inside and any(map(_has_trained, optimizers()))):
+        if not self._follows and not (is_inside and _may_have_stepped()):
             self.follow()
         return self._follows
 
@@ -103,7 +105,9 @@ class StepCounter:
         return number
 
 
-def _has_trained(optimizer: Optimizer) -> bool:
-    """Whether it may have stepped: it has a state, or gradients."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return bool(optimizer.state) or any(parameter.grad is not None for parameter in parameters)
+def _may_have_stepped() -> bool:
+    """Whether an optimizer has a state, or a parameter a gradient: its optimizer may be gone."""
+    found = optimizers()
+    groups = [group["params"] for optimizer in found for group in optimizer.param_groups]
+    tensors = chain(*groups, *map(Module.parameters, outermost(alive(Module))))
+    return any(one.state for one in found) or any(one.grad is not None for one in tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -23,9 +24,7 @@ Update = Callable[[list[Tensor], list[Tensor], int], None]
 
 
 class Averages:
-    """An average for each parameter that the optimizer holds.
-
-    ``models``: the models that own them.
+    """An average for each parameter that the optimizer holds, as long as their models live.
 
     Args:
         update: adds values to averages.
@@ -41,7 +40,12 @@ class Averages:
         self._groups: list[list[AveragedTensor]] = []
         self._held: dict[int, set[int]] = {}
         self._train_mode: list[bool] = []
-        self.models: list[Module] = []
+        self._models: list[weakref.ref[Module]] = []
+
+    @property
+    def models(self) -> list[Module]:
+        """The models that own the parameters."""
+        return [model for model in (one() for one in self._models) if model is not None]
 
     # Train ---------------------------------------------------------------------------------------
 
@@ -65,11 +69,12 @@ class Averages:
         if self._parameters == [id(one) for one in parameters]:
             return
         self._parameters = [id(one) for one in parameters]
-        self.models = objects.models_of(parameters)
-        self._held = {id(model): _tensors(model) for model in self.models}
+        models = objects.models_of(parameters)
+        self._models = [weakref.ref(model) for model in models]
+        self._held = {id(model): _tensors(model) for model in models}
         buffers = [
             one
-            for model in self.models
+            for model in models
             for one in model.buffers()
             if one.is_floating_point() or one.is_complex()
         ]
@@ -103,8 +108,9 @@ class Averages:
         Of models inside, those that were in eval mode at the last step are left out: they train in
         eval mode, so it does not show evaluation.
         """
-        modes = zip(self.models, self._train_mode, strict=True)
-        for entry in self._of(model, [one for one, in_train_mode in modes if in_train_mode]):
+        modes = zip(self._models, self._train_mode, strict=True)
+        in_train_mode = [one() for one, trains in modes if trains]
+        for entry in self._of(model, [one for one in in_train_mode if one is not None]):
             entry.swap_in()
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -74,6 +75,8 @@ class Average:
         self._with_buffers = buffers
         self._in_eval = in_eval
         self._of: WeakKeyDictionary[Optimizer, Averages] = WeakKeyDictionary()
+        self._without: WeakKeyDictionary[Module, Averages] = WeakKeyDictionary()
+        """Of models whose optimizer is gone: ``model = train()`` frees it before the evaluation."""
         self._held_in = False
 
     # Events --------------------------------------------------------------------------------------
@@ -86,8 +89,11 @@ class Average:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if self._what and optimizer is not None and self._session.captures(optimizer):
-            self._of.setdefault(optimizer, Averages(self._update, self._with_buffers))
+        if not self._what or optimizer is None or optimizer in self._of:
+            return
+        if self._session.captures(optimizer):
+            averages = self._of[optimizer] = Averages(self._update, self._with_buffers)
+            weakref.finalize(optimizer, self._outlive, averages).atexit = False
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -103,11 +109,20 @@ class Average:
         made = self._steps.of(optimizer) - self._start
         if optimizer in self._of and made > 0 and made % self._every == 0:
             self._of[optimizer].add(optimizer)
+            for model in self._of[optimizer].models if self._without else ():
+                self._without.pop(model, None)
+
+    def _outlive(self, averages: Averages) -> None:
+        self._without.update(dict.fromkeys(averages.models, averages))
+
+    def _all(self) -> list[Averages]:
+        found = [*self._of.values(), *self._without.values()]
+        return list({id(one): one for one in found}.values())
 
     @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:
         if self._in_eval and not self._held_in:
-            for averages in self._of.values():
+            for averages in self._all():
                 (averages.swap_out if training else averages.swap_in)(model)
 
     @hookimpl(optionalhook=True)
@@ -124,7 +139,7 @@ class Average:
     def explain_lines(self) -> dict[str, list[str]]:
         if not self._what:
             return {"average": ["nothing: neither ema_decay nor swa_start was given"]}
-        counts = ", ".join(str(one.count) for one in self._of.values())
+        counts = ", ".join(str(one.count) for one in self._all())
         how = "after model.eval() and in s.averaged()" if self._in_eval else "in s.averaged()"
         lines = [
             f"{self._what}, in place {how}",
@@ -147,18 +162,18 @@ class Average:
                 "s.averaged(): nothing is averaged. Pass ema_decay=..., such as 0.999, or"
                 " swa_start=..., the number of optimizer steps before the average begins"
             )
-        already_in = [averages.are_in for averages in self._of.values()]
+        found = self._all()
+        replaced = [averages for averages in found if not averages.are_in]
         held_in, self._held_in = self._held_in, True
-        with retained_buffers(model for one in self._of.values() for model in one.models):
-            for averages in self._of.values():
+        with retained_buffers(model for one in found for model in one.models):
+            for averages in found:
                 averages.swap_in()
             try:
                 yield
             finally:
                 self._held_in = held_in
-                for averages, stays in zip(list(self._of.values()), already_in, strict=False):
-                    if not stays:
-                        averages.swap_out()
+                for averages in replaced:
+                    averages.swap_out()
 
     # Checkpoints ---------------------------------------------------------------------------------
 
@@ -189,7 +204,7 @@ class Average:
             yield broadcast_object(entries[number] if self._session.is_main else None)
 
     def _swap_out(self) -> None:
-        for averages in self._of.values():
+        for averages in self._all():
             averages.swap_out()
 
 

@@ -136,9 +136,8 @@ class Local:
 
     def _write(self, file: JsonLines | None, metrics: dict[str, float], time_s: float) -> None:
         epoch = {} if self._epoch is None else {"epoch": self._epoch}
-        self._have_written(
-            file, {"step": self._step, **epoch, "time_s": round(time_s, 3), **metrics}
-        )
+        place = {"step": self._step, **epoch, "time_s": round(time_s, 3)}
+        self._have_written(file, {**place, **metrics, **place})
 
     def _now(self, step: int) -> dict[str, object]:
         return {"step": step, "time_s": round(time.monotonic() - self._started_s, 3)}

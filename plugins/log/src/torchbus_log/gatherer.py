@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypedDict, get_args
 
+import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl
@@ -63,7 +64,7 @@ class Gatherer:
         self._listens = listens
         self._steps = session.steps.follow()
         self._point = 0
-        self._is_late = False
+        self._is_late = self._follows_training = False
         self._metrics: list[tuple[str, Metric, int]] = []
         self.passes = passes
         self.waiting: list[LoggedValue] = []
@@ -193,9 +194,10 @@ class Gatherer:
     @hookimpl
     def loader_opened(self) -> None:
         """The pass before is over by now, even if a wrapper had read it ahead of the loop."""
-        if self._is_late:
-            self._is_late = False
-            self.reach_point()
+        is_next_epoch = self._follows_training and torch.is_grad_enabled()
+        if self._is_late or is_next_epoch:
+            self.reach_point(automatic=self._is_late)
+            self._is_late = self._follows_training = False
         if self._monitors is not None:
             for one in self.passes.left():
                 self._close(one)
@@ -226,20 +228,21 @@ class Gatherer:
                 self._monitors.evaluation(self.passes.epoch, self._steps.count)
             if ended.trains:
                 self.reach_point()
+                self._follows_training = True
                 if self._autolog is not None:
                     self._autolog.pause()
 
     # Log points ----------------------------------------------------------------------------------
 
-    def reach_point(self) -> None:
-        """Send everything. All ranks call it."""
-        if self._autolog is not None:
+    def reach_point(self, automatic: bool = True) -> None:
+        """Send everything, with or without values that nobody logged. All ranks call it."""
+        if self._autolog is not None and automatic:
             self.names.update([record.name for record in self.waiting])
-            automatic = self._autolog.records(self.names)
+            records = self._autolog.records(self.names)
             if self._monitors is not None:
-                self._monitors.also_written([record.name for record in automatic])
-                automatic = self._monitors.judged(automatic)
-            self.waiting += automatic
+                self._monitors.also_written([record.name for record in records])
+                records = self._monitors.judged(records)
+            self.waiting += records
         for one in [*self.passes.left(), self.passes.outside]:
             self._close(one)
         ready, self.waiting = self.waiting, []

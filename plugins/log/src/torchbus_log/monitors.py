@@ -26,6 +26,7 @@ class Monitors:
         self._bases: dict[str, str] = {}
         self._alone: dict[str, int] = {}
         self._evaluated: tuple[int | None, int] | None = None
+        self._first_epoch: int | None = None  # of this process: a run may resume in a later one
         self._has_warned = False
 
     def logs(self, name: str, on_epoch: bool = False) -> bool:
@@ -118,11 +119,12 @@ class Monitors:
         """
         if not self._missing or self._session.bus.hook.skip_logging():
             return
+        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
         if self._evaluated is not None:
             before, then = self._evaluated
             if epoch != before or (epoch is None and steps > then):
                 raise UsageError(self._message("by the end of the first evaluation"))
-        elif epoch and not self._has_warned:
+        elif epoch != self._first_epoch and not self._has_warned:
             when = "by the end of the first epoch"
             if any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing):
                 raise UsageError(self._message(when))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl
+from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl, warn
 
 from torchbus_checkpoint.loop import course, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
@@ -34,6 +34,13 @@ ANOTHER_LOOP = (
     "the checkpoint was written in a loop that is not over s.epochs(...), so s.epochs(...) can't"
     " know its epoch: resume with the loop as it was, or begin again with s.epochs(...) in"
     " another folder"
+)
+
+
+HAD_ENDED = (
+    "this run had already ended, so nothing was trained, and what the script prints and saves after"
+    " its first pass over the data was left out. Loop over s.epochs(...) to run the code after the"
+    " loop, add epochs to train further, or begin again in another folder"
 )
 
 
@@ -69,7 +76,7 @@ class LoopReplay:
         session.on_close.callback(self._numbering.close)
         session.on_close.callback(self._quiet.close)
         self._compares = rank_alike
-        self._in_its_gap = False
+        self._in_its_gap = self._hides = False
         self.pending = True
 
     # Epochs of s.epochs --------------------------------------------------------------------------
@@ -218,6 +225,8 @@ class LoopReplay:
                 " loop is shorter than it was. Make it as long, or begin again in another"
                 " folder"
             )
+        if self._hides and self._session.is_main:
+            warn(HAD_ENDED)
         self.drop()
 
     def drop(self, restored: Sequence[Generator] = ()) -> None:
@@ -237,3 +246,4 @@ class LoopReplay:
         """Hide what the loop prints in epochs that it does not run: the values are wrong."""
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        self._hides = True
