@@ -165,14 +165,10 @@ class KnownOptions(MoreOptions, total=False):
     stopping_threshold: float | None
     swa_start: int | None
     sync_batchnorm: bool
-    sync_buffers: typing.Literal[
-        "rank0",
-        "mean",
-        "sum"] | collections.abc.Mapping[str,
-        typing.Literal["rank0",
-        "mean",
-        "sum",
-    ]
+    sync_buffers: (
+        typing.Literal["rank0", "mean", "sum"]
+        | collections.abc.Mapping[str, typing.Literal["rank0", "mean", "sum"]]
+    )
     sync_loss: bool
     throughput_every: int
     time_limit: str | datetime.timedelta | None

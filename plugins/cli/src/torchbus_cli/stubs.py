@@ -114,10 +114,15 @@ def _literal(alias: str, names: Iterable[str]) -> str:
 
 
 def _wrapped(head: str, kind: str) -> str:
-    """Write a literal of many names on a line for each."""
-    if len(head + kind) <= COLUMNS or not kind.startswith("typing.Literal["):
-        return head + kind
+    """Write a literal of many names, or a long union, on a line for each part."""
     indent = " " * (len(head) - len(head.lstrip()))
+    if len(head + kind) <= COLUMNS:
+        return head + kind
+    if (union := kind.split(" | "))[1:]:
+        lines = [f"{indent}    {'| ' * bool(place)}{one}" for place, one in enumerate(union)]
+        return "\n".join([f"{head}(", *lines, f"{indent})"])
+    if not kind.startswith("typing.Literal["):
+        return head + kind
     names = kind.partition("[")[2].rstrip("]").split(", ")
     lines = [f"{head}typing.Literal[", *(f"{indent}    {name}," for name in names)]
     return "\n".join([*lines, f"{indent}]"])
