@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import facts, run
 
 from torchbus_testing.forking import fork_script
 
@@ -148,3 +149,38 @@ def test_weights_of_samples_know_their_loader() -> None:
         < 1e-4
         < results["two_heads"][0]
     )
+
+
+MASKED = """
+        x, some = torch.randn(8, 4), torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0])
+        weights = torch.rand(8) + 0.5
+        first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+        read = []
+        for a, mask, w in DataLoader(TensorDataset(x, some, weights), batch_size=4):
+            loss = {loss}
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            read.append(loss.item())
+        found["read"], found["weights"] = read, first.weight.tolist() + second.weight.tolist()
+"""
+AND_A_MEAN = "(w * second(a)[:, 0].square()).sum() / w.sum() + "
+
+
+def is_exact(loss: str) -> bool:
+    one, two = (facts(MASKED.format(loss=loss), "batch='global'", ranks=ranks) for ranks in (1, 2))
+    return all(two[key] == [pytest.approx(value) for value in one[key]] for key in one)
+
+
+def test_a_count_that_equals_the_samples_of_all_ranks_is_a_count() -> None:
+    """Each sample has two of four values, so each rank counts as many as both have samples."""
+    half = "torch.tensor([1.0, 1.0, 0.0, 0.0]).expand_as(a)"
+    assert is_exact(f"{AND_A_MEAN}((first(a) - a).square() * {half}).sum() / {half}.sum()")
+
+
+def test_a_term_that_only_some_ranks_compute_is_said_with_a_remedy_that_works() -> None:
+    branch = f"{AND_A_MEAN}(first(a)[mask > 0].square().mean() if mask.any() else 0.0)"
+    stderr = run(MASKED.format(loss=branch), "batch='global'").ok().stderr
+    assert stderr.count("the ranks' losses have different numbers of terms in this backward") == 1
+    assert is_exact(f"{AND_A_MEAN}(first(a).square().mean(1) * mask).sum() / (mask.sum() + 1e-8)")

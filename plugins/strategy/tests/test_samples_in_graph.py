@@ -242,6 +242,8 @@ def test_a_loss_between_samples_is_found(loss: Any) -> None:
         lambda: -0.5 * (1 + X - Z.square() - X.exp()).sum(1).mean(),
         lambda: F.cross_entropy(F.linear(F.normalize(X), F.normalize(CODES)), LABELS),
         lambda: X.norm() ** 2 / len(X) + X.norm(2).pow(2),
+        lambda: F.cross_entropy((X.bfloat16() @ CODES.bfloat16().t()).float(), LABELS),  # autocast
+        lambda: F.cross_entropy(X @ CODES.clone().t(), LABELS),
     ],
 )
 def test_what_is_computed_in_each_sample_is_none(loss: Any) -> None:

@@ -30,6 +30,7 @@ GATHERING = {
     *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
     *("gather_in_order", "gather_for_metrics", "all_gather_into_tensor", "broadcast"),
 }
+REDUCING_ALONE = {"einops", "functools", "np", "numpy"}
 COMPARING = {"eq", "equal", "isclose"}
 PREDICTING = {"argmax", "topk", "tolist", "numpy"}
 MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
@@ -91,9 +92,18 @@ def finder_of(file: str, line: int) -> CountFinder | None:
     if not loops:
         return None
     scope = source.function_of(loops[-1], module)
-    if any(source.called(node) in GATHERING for node in ast.walk(scope)):
+    if any(map(_gathers, ast.walk(scope))):
         return None
     return CountFinder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
+
+
+def _gathers(node: ast.AST) -> bool:
+    """Whether it combines over ranks. ``reduce`` alone does not: einops and functools have one."""
+    name = source.called(node)
+    function = node.func if isinstance(node, ast.Call) else None
+    owner = function.value if isinstance(function, ast.Attribute) else None
+    is_other = owner is None or (isinstance(owner, ast.Name) and owner.id in REDUCING_ALONE)
+    return name in GATHERING and not (name == "reduce" and is_other)
 
 
 class CountFinder:
@@ -117,13 +127,14 @@ class CountFinder:
     def found(self) -> dict[str, str]:
         sums: dict[str, str] = {}
         besides: dict[str, str] = {}
+        grown = {name for node in self._nodes for name, *_ in source.grows(node)}
         for node in self._nodes:
             for name, value, joins in source.grows(node):
                 total = {name: f"s.reduce({name}, 'sum')"}
                 if _collects(value, self._batch):
                     sums[name] = _gathered(name)
                 elif _is_count(value) or (
-                    _is_weighted(value) and _is_of_dataset(name, self._scope)
+                    _is_weighted(value) and _is_over_more(name, grown, self._scope)
                 ):
                     sums |= total
                 elif source.is_size(value):
@@ -143,7 +154,7 @@ class CountFinder:
         """
         losses = [one for node in self._nodes for one in source.losses(node)]
         roots = set().union(*map(source.names, losses))
-        values = [one for one in map(source.assigned, self._nodes) if one is not None]
+        values = [pair for node in self._nodes for pair in source.unpacked(node)]
         filled = {name for name, value in values if name in source.names(value) and _fills(value)}
         filled -= {name for name, value in values if name not in source.names(value)}
         in_loss = source.reached(source.names, losses, values)
@@ -330,17 +341,15 @@ def _is_weighted(value: ast.expr) -> bool:
     )
 
 
-def _is_of_dataset(name: str, scope: ast.AST) -> bool:
-    """Whether the function divides it by the size of a whole data set."""
+def _is_over_more(name: str, grown: set[str], scope: ast.AST) -> bool:
+    """Whether the function divides it by a number that the loop does not count, as by the size of
+    the data set: that is of all ranks.
+    """
     return any(
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Div)
         and name in {ast.unparse(inner) for inner in ast.walk(node.left)}
-        and any(
-            source.called(inner) == "len"
-            and ast.unparse(inner).endswith(("dataset)", "set)", "data)"))
-            for inner in ast.walk(node.right)
-        )
+        and grown.isdisjoint(ast.unparse(inner) for inner in ast.walk(node.right))
         for node in ast.walk(scope)
     )
 

@@ -78,15 +78,24 @@ def assigned(node: ast.AST) -> tuple[str, ast.expr] | None:
 
 
 def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield each variable and what it gets: ``a, b = model(x)`` gives the call to both."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            pair = isinstance(target, ast.Tuple | ast.List)
-            for one in target.elts if pair else [target]:  # type: ignore[attr-defined]
-                if isinstance(one, ast.Name):
-                    yield one.id, node.value
-    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+    """Yield each variable and what it gets, or what is added to it."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         yield node.target.id, node.value
+    yield from unpacked(node)
+
+
+def unpacked(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each variable of an assignment and its value: ``a, b = model(x)`` gives the call to
+    both, and ``a, b = x, y`` gives each its own.
+    """
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        value: ast.expr = node.value  # type: ignore[attr-defined]
+        targets = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        each = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        values = each if len(each) == len(targets) > 1 else [value] * len(targets)
+        for one, given in zip(targets, values, strict=True):
+            if isinstance(one, ast.Name):
+                yield one.id, given
 
 
 def written(node: ast.AST) -> tuple[str, ast.expr] | None:

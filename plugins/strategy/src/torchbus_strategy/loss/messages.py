@@ -5,6 +5,12 @@ UNLIKE = (
     " one weight, that of the first. If one process is to be matched, call backward for each"
     " term, or say s.backward_weight(count)"
 )
+BRANCH = (
+    "the ranks' losses have different numbers of terms in this backward ({} on rank 0): a rank's"
+    " gradient has one weight, so a term that only some ranks compute is too small. Compute every"
+    " term on each rank, as in `(values * mask).sum() / (mask.sum() + 1e-8)` in place of `if"
+    " mask.any(): ... values[mask].mean()`"
+)
 LATE = (
     "the terms of the loss have become means over different counts ({} on rank 0): in this"
     " backward a rank's gradient has one weight, that of the first; from the next one on each term"

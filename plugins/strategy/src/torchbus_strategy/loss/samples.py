@@ -68,7 +68,9 @@ OF_SHAPES = (
     "TrilBackward0",
     "TriuBackward0",
 )
-OF_MANY = {*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES, *REDUCED}
+OF_COPIES = ("ToCopyBackward0", "CloneBackward0")
+"""Autocast makes the first of a weight."""
+OF_MANY = {*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES, *OF_COPIES, *REDUCED}
 DEPTH = 16
 
 

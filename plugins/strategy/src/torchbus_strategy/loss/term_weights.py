@@ -20,7 +20,7 @@ from torchbus.plugin import Context, Share
 from torchbus_device import accelerators
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.reading import is_in_full, sums_samples
-from torchbus_strategy.loss.terms import Divisors, Number, Term, WeightedTerms, same
+from torchbus_strategy.loss.terms import Divisors, Measured, Number, Term, WeightedTerms, same
 from torchbus_strategy.loss.values import value_of, weigh, weighed
 
 LOOKS = 10
@@ -37,6 +37,7 @@ class TermWeights:
 
     ``differs``: terms count different things; the same on all ranks. ``alike``: of each term of the
     latest loss, whether all ranks divide it by one number, as far as the host knows.
+    ``are_unlike``: the ranks' latest losses have different numbers of terms.
     ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
 
@@ -45,6 +46,7 @@ class TermWeights:
         self._mean = mean
         self.differs = False
         self.alike: list[bool] = []
+        self.are_unlike = False
         self._looks = 0
         self._hooks: list[RemovableHandle] = []
         self._pending: tuple[Tensor, accelerators.Event] | None = None
@@ -79,6 +81,7 @@ class TermWeights:
     def _look(self, numbers: list[float]) -> bool:
         """Note whether the terms count different things; return whether they are the same ones."""
         is_one = _is_one(numbers, self._session.world_size)
+        self.are_unlike = numbers[TERMS] > 0.0 and not is_one
         both = zip(numbers[HEAD:], numbers[HEAD + TERMS_AT_MOST :], strict=False)
         self.alike = [square - mean * mean <= SPREAD * square for mean, square in both if is_one]
         self.differs |= is_one and _differs(numbers)
@@ -127,12 +130,16 @@ class TermWeights:
         """Return the weight of a term: 1, or the number of parts.
 
         It is the number of parts for a sum that all ranks divide by the number of samples of all.
+        What was counted in the batch is not that, even where it is the same number.
         """
         share, parts = self._session.share, self._session.world.data.parts
         alike = square - mean * mean <= SPREAD * square
+        constants = term.divisors and not any(
+            isinstance(one, Measured | Tensor) for one in term.divisors
+        )
         return (
             float(parts)
-            if term.divisors and alike and share.count >= 2 * parts and same(mean, share.count)
+            if constants and alike and share.count >= 2 * parts and same(mean, share.count)
             else 1.0
         )
 

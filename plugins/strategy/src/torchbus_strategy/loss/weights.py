@@ -207,6 +207,8 @@ class LossWeights:
         weights = self._each.gather(terms) if self.meets else None
         self._have_met = weights is not None
         self._look_at_constants(terms)
+        if self._each.are_unlike:
+            self._say(messages.BRANCH.format(1 if terms is None else len(terms.terms)))
         if terms is None or (weights is None and not terms.zipped):
             if not self._sources.is_reported:
                 self._say(messages.ZIPPED.format(self._sources.unlike, messages.IN_NO_GRAPH))
