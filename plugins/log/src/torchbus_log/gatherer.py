@@ -235,7 +235,7 @@ class Gatherer:
     # Log points ----------------------------------------------------------------------------------
 
     def reach_point(self, automatic: bool = True) -> None:
-        """Send everything, with or without values that nobody logged. All ranks call it."""
+        """Send everything, with or without the automatic values. All ranks call it."""
         if self._autolog is not None and automatic:
             self.names.update([record.name for record in self.waiting])
             records = self._autolog.records(self.names)
