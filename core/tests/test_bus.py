@@ -268,3 +268,15 @@ def test_plugins_are_muted_inside_of_others_that_are(bus):
             assert bus.order("before_backward") == []
         assert bus.order("before_backward") == ["inner"]
     assert sorted(bus.order("before_backward")) == ["inner", "outer"]
+
+
+def test_the_end_has_no_wrapper(bus):
+    class Wraps:
+        @hookimpl(wrapper=True)
+        def session_end(self):
+            return (yield)
+
+    with pytest.raises(
+        PluginError, match=r"^plugin Wraps: session_end is sent to each plugin alone"
+    ):
+        bus.register(Wraps())

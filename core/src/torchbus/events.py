@@ -105,6 +105,7 @@ HOT = (
     "after_optimizer_step",
 )
 ONE_LISTENER = ("run_backward",)  # one listener runs all of it: a second one would not be called
+CALLED_ALONE = ("session_end",)  # an error of one listener does not keep others from running
 # their errors belong to the loop, and pass unchanged
 RUN_THE_SCRIPTS_WORK = ("loader_start", "loader_bypassed", "save_file")
 
@@ -450,5 +451,6 @@ def whole_shape(parameter: Tensor) -> Size | None:
 def session_end(session: Context, error: BaseException | None) -> None:
     """The loop leaves the block, with the exception that leaves it or None.
 
-    Patches are still active. Sent once.
+    Patches are still active. Sent once, to each plugin alone: the others get it if one of them
+    raises. So a listener can't be a wrapper.
     """

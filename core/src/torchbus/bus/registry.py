@@ -58,7 +58,7 @@ class Bus:
         for event in getattr(specs, "HOT", ()):
             self._hot.add(event)
             for impl in getattr(self.hook, event).get_hookimpls():
-                self._refuse_hot_wrapper(impl, event)
+                self._refuse_wrapper(impl, f"{event} is a hot event")
                 impl.function = getattr(impl.function, "torchbus_unnamed", impl.function)
 
     def register(self, plugin: object, name: str | None = None) -> str:
@@ -266,26 +266,23 @@ class Bus:
                     continue
                 self._filter(impl, caller.name)
                 if caller.name in self._hot:
-                    self._refuse_hot_wrapper(impl, caller.name)
-                elif not (_wraps(impl) or caller.name in self._declared.RUN_THE_SCRIPTS_WORK):
+                    self._refuse_wrapper(impl, f"{caller.name} is a hot event")
+                if caller.name in self._declared.CALLED_ALONE:
+                    self._refuse_wrapper(impl, f"{caller.name} is sent to each plugin alone")
+                unchanged = *self._hot, *self._declared.RUN_THE_SCRIPTS_WORK
+                if not _wraps(impl) and caller.name not in unchanged:
                     impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
 
-    def _refuse_hot_wrapper(self, impl: pluggy.HookImpl, event: str) -> None:
+    def _refuse_wrapper(self, impl: pluggy.HookImpl, why: str) -> None:
         if _wraps(impl):
             self.unregister(impl.plugin)
-            raise PluginError(
-                f"plugin {impl.plugin_name}: {event} is a hot event and can't be a wrapper"
-            )
+            raise PluginError(f"plugin {impl.plugin_name}: {why} and can't be a wrapper")
 
     def _filter(self, impl: pluggy.HookImpl, event: str) -> None:
         given = getattr(impl.function, "torchbus_filter", EVERYTHING)
         if given == EVERYTHING:
             return
-        if _wraps(impl):
-            self.unregister(impl.plugin)
-            raise PluginError(
-                f"plugin {impl.plugin_name}: {event} has a filter and can't be a wrapper"
-            )
+        self._refuse_wrapper(impl, f"{event} has a filter")
         name = f"{impl.plugin_name}.{impl.function.__name__}"
         impl.function = self._filtered.apply(impl.function, name, given)  # type: ignore[misc]
 

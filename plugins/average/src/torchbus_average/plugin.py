@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -75,8 +74,8 @@ class Average:
         self._with_buffers = buffers
         self._in_eval = in_eval
         self._of: WeakKeyDictionary[Optimizer, Averages] = WeakKeyDictionary()
-        self._without: WeakKeyDictionary[Module, Averages] = WeakKeyDictionary()
-        """Of models whose optimizer is gone: ``model = train()`` frees it before the evaluation."""
+        self._of_models: WeakKeyDictionary[Module, Averages] = WeakKeyDictionary()
+        """``model = train()`` frees the optimizer before the evaluation."""
         self._held_in = False
 
     # Events --------------------------------------------------------------------------------------
@@ -89,11 +88,8 @@ class Average:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if not self._what or optimizer is None or optimizer in self._of:
-            return
-        if self._session.captures(optimizer):
-            averages = self._of[optimizer] = Averages(self._update, self._with_buffers)
-            weakref.finalize(optimizer, self._outlive, averages).atexit = False
+        if self._what and optimizer is not None and self._session.captures(optimizer):
+            self._of.setdefault(optimizer, Averages(self._update, self._with_buffers))
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -108,16 +104,9 @@ class Average:
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         made = self._steps.of(optimizer) - self._start
         if optimizer in self._of and made > 0 and made % self._every == 0:
-            self._of[optimizer].add(optimizer)
-            for model in self._of[optimizer].models if self._without else ():
-                self._without.pop(model, None)
-
-    def _outlive(self, averages: Averages) -> None:
-        self._without.update(dict.fromkeys(averages.models, averages))
-
-    def _all(self) -> list[Averages]:
-        found = [*self._of.values(), *self._without.values()]
-        return list({id(one): one for one in found}.values())
+            averages = self._of[optimizer]
+            averages.add(optimizer)
+            self._of_models.update(dict.fromkeys(averages.models, averages))
 
     @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:
@@ -202,6 +191,10 @@ class Average:
         """Rank 0's entries, one by one, so that no rank holds all of them."""
         for number in range(broadcast_object(len(entries))):
             yield broadcast_object(entries[number] if self._session.is_main else None)
+
+    def _all(self) -> list[Averages]:
+        """Return each average once: of live optimizers, and the latest of each live model."""
+        return list(dict.fromkeys([*self._of.values(), *self._of_models.values()]))
 
     def _swap_out(self) -> None:
         for averages in self._all():

@@ -57,19 +57,16 @@ def is_made_zero(loss: Tensor, is_trained: Callable[[Tensor], bool]) -> bool:
     A trained leaf that is zero does not: it has a gradient.
     """
     nodes = nodes_below([loss.grad_fn], children=_unless_times_zero)
-    leaves = (getattr(node, "variable", None) for node in nodes)
-    return not any(
-        (leaf is not None and is_trained(leaf)) or _has_factor(node)
-        for node, leaf in zip(nodes, leaves, strict=True)
-    )
+    return not any(_has_gradient(node, is_trained) for node in nodes)
 
 
 def is_parameter(leaf: Tensor) -> bool:
     return isinstance(leaf, nn.Parameter)
 
 
-def _has_factor(node: Any) -> bool:
-    return any(
+def _has_gradient(node: Any, is_trained: Callable[[Tensor], bool]) -> bool:
+    leaf = getattr(node, "variable", None)
+    return (leaf is not None and is_trained(leaf)) or any(
         one.dim() or (bool(one) and not compat.is_python_number(one)) for one in _factors(node)
     )
 
