@@ -115,7 +115,7 @@ def test_a_wrapper_is_refused_on_a_hot_event(event, marks):
     with (
         pytest.raises(
             PluginError,
-            match=f"plugin SimpleNamespace: {event} is a hot event and can't be a wrapper",
+            match=f"plugin SimpleNamespace: {event} is called in each plugin alone and can't be a wrapper",
         ),
         session(plugin, strategy=None),
     ):
@@ -250,7 +250,9 @@ def test_a_hot_event_has_no_wrapper(declared_first):
             return (yield)
 
     plugins = [Wraps(), DeclaresHot()]
-    with pytest.raises(PluginError, match=r"^plugin Wraps: late is a hot event and can't be a"):
+    with pytest.raises(
+        PluginError, match=r"^plugin Wraps: late is called in each plugin alone and can't be a"
+    ):
         session(*(plugins[::-1] if declared_first else plugins), strategy=None)
 
 
@@ -277,6 +279,6 @@ def test_the_end_has_no_wrapper(bus):
             return (yield)
 
     with pytest.raises(
-        PluginError, match=r"^plugin Wraps: session_end is sent to each plugin alone"
+        PluginError, match=r"^plugin Wraps: session_end is called in each plugin alone"
     ):
         bus.register(Wraps())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 def redacted(text: str) -> str:
@@ -20,16 +20,6 @@ def redacted(text: str) -> str:
 def _hide() -> Callable[[str], str]:
     found = list(entry_points(group="torchbus.redact"))
     return found[0].load() if found else str
-
-
-class Unredacted:
-    """The redactor without an installed package: texts are unchanged."""
-
-    def text(self, text: str) -> str:
-        return text
-
-    def plain(self, value: Any) -> Any:
-        return value
 
 
 class TorchbusError(Exception):

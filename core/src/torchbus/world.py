@@ -163,9 +163,14 @@ class Share:
 class Collectives(Protocol):
     """Computes what the methods of ``Ranks`` return. All ranks must call each method."""
 
-    def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor: ...
-    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]: ...
-    def all_gather_object(self, value: object) -> list[Any]: ...
+    def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor:
+        """Return a tensor with the shape and dtype of ``Ranks.reduce``."""
+
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """Return each rank's tensor, with its own shape."""
+
+    def all_gather_object(self, value: object) -> list[Any]:
+        """Return each rank's object."""
 
 
 class Ranks:

@@ -58,7 +58,7 @@ class Bus:
         for event in getattr(specs, "HOT", ()):
             self._hot.add(event)
             for impl in getattr(self.hook, event).get_hookimpls():
-                self._refuse_wrapper(impl, f"{event} is a hot event")
+                self._refuse_wrapper(impl, f"{event} is called in each plugin alone")
                 impl.function = getattr(impl.function, "torchbus_unnamed", impl.function)
 
     def register(self, plugin: object, name: str | None = None) -> str:
@@ -265,10 +265,8 @@ class Bus:
                 if impl.plugin is not plugin:
                     continue
                 self._filter(impl, caller.name)
-                if caller.name in self._hot:
-                    self._refuse_wrapper(impl, f"{caller.name} is a hot event")
-                if caller.name in self._declared.CALLED_ALONE:
-                    self._refuse_wrapper(impl, f"{caller.name} is sent to each plugin alone")
+                if caller.name in (*self._hot, *self._declared.CALLED_ALONE):
+                    self._refuse_wrapper(impl, f"{caller.name} is called in each plugin alone")
                 unchanged = *self._hot, *self._declared.RUN_THE_SCRIPTS_WORK
                 if not _wraps(impl) and caller.name not in unchanged:
                     impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
