@@ -35,3 +35,33 @@ CASES = {
 def test_every_step_has_the_gradient_of_one_process(name: str) -> None:
     found = fork_script(SCRIPT, json.dumps(CASES[name]), timeout_s=110).json()
     assert len(found) == 2 and max(found.values()) < 1e-12, found
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_sum_over_a_number_that_one_process_knows_is_one_over_all_ranks(devices: int) -> None:
+    found = fork_script(SCRIPTS / "constants_of_all.py", str(devices), timeout_s=110)
+    assert max(found.json().values()) < 1e-12, found.stdout
+    assert not found.stderr, found.stderr
+
+
+IN_WINDOWS = """
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+net = torch.nn.Linear(5, 3)
+data = DataLoader(TensorDataset(torch.randn(32, 5), torch.arange(32) % 3), 16)
+with session(strategy="ddp", devices=2, launch="fork", batch="global", accumulate_grad_batches=2):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for rows, labels in data:
+        out = net(rows)
+        (cross_entropy(out, labels) + out.square().sum() / 16).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_sum_over_a_constant_beside_a_mean_is_warned_of_in_windows() -> None:
+    found = fork_script(IN_WINDOWS, timeout_s=110)
+    assert "a term of the loss is a sum over samples, and the others" in found.stderr

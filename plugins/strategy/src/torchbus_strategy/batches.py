@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -148,6 +149,19 @@ def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
         if not one.origin.evaluates:
             return False
     return bool(in_use)
+
+
+def counts_of_all(session: Context) -> list[int]:
+    """Return the numbers of samples that one process knows: those of the batch, of the data set.
+
+    A number that is unknown is left out.
+    """
+    found = [session.share.count]
+    for one in session.batches.current[:1]:
+        dataset = getattr(one.origin.source(), "dataset", None)
+        with suppress(TypeError, NotImplementedError):
+            found.append(len(dataset))  # type: ignore[arg-type]
+    return [count for count in found if count]
 
 
 def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:

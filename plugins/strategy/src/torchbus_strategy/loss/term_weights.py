@@ -20,7 +20,8 @@ from torchbus.plugin import Context, Share
 from torchbus_device import accelerators
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.loss.reading import is_in_full, sums_samples
-from torchbus_strategy.loss.terms import Divisors, Measured, Number, Term, WeightedTerms, same
+from torchbus_strategy.loss.terms import Divisors, Number, Term, WeightedTerms
+from torchbus_strategy.loss.units import ConstantDivisors
 from torchbus_strategy.loss.values import value_of, weigh, weighed
 
 LOOKS = 10
@@ -29,7 +30,7 @@ WAITS = 3
 TERMS_AT_MOST = 16
 SPREAD = 1e-5  # relative, of squares
 HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, HEAD = range(6)
-NUMBERS = HEAD + 2 * TERMS_AT_MOST
+SQUARES, OF_ALL, NUMBERS = (HEAD + kind * TERMS_AT_MOST for kind in (1, 2, 3))
 
 
 class TermWeights:
@@ -37,6 +38,7 @@ class TermWeights:
 
     ``differs``: terms count different things; the same on all ranks. ``alike``: of each term of the
     latest loss, whether all ranks divide it by one number, as far as the host knows.
+    ``constants``: of each term, whether one process divides by such a number as well.
     ``are_unlike``: the ranks' latest losses have different numbers of terms.
     ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
@@ -46,10 +48,11 @@ class TermWeights:
         self._mean = mean
         self.differs = False
         self.alike: list[bool] = []
+        self.constants = [ConstantDivisors(session) for _ in range(TERMS_AT_MOST)]
         self.are_unlike = False
         self._looks = 0
         self._hooks: list[RemovableHandle] = []
-        self._pending: tuple[Tensor, accelerators.Event] | None = None
+        self._pending: tuple[Tensor, accelerators.Event, list[Number | None]] | None = None
 
     @property
     def meets(self) -> bool:
@@ -65,35 +68,69 @@ class TermWeights:
         self._look_at_last()
         self._looks += 1
         reported = torch.tensor(
-            _summary(found) if not self._on_device(found) else [0.0] * NUMBERS, dtype=torch.float64
+            self._summary(found) if not self._on_device(found) else [0.0] * NUMBERS,
+            dtype=torch.float64,
         )
         reported = accelerators.sent(reported, self._session.device)
         if found is not None and self._on_device(found):
             _report_there(reported, found)
         mean = self._mean(reported)
         if self._looks <= WAITS or reported.device.type == "cpu":
-            if not self._look(mean.tolist()):
+            if not self._look(mean.tolist(), _numbers(found)):
                 return None
         elif self._looks <= LOOKS:
-            self._pending = (mean.to("cpu", non_blocking=True), accelerators.recorded(mean.device))
+            copied = mean.to("cpu", non_blocking=True)
+            self._pending = copied, accelerators.recorded(mean.device), _numbers(found)
         return self._weights(found, mean) if self.differs and found is not None else None
 
-    def _look(self, numbers: list[float]) -> bool:
-        """Note whether the terms count different things; return whether they are the same ones."""
-        is_one = _is_one(numbers, self._session.world_size)
-        self.are_unlike = numbers[TERMS] > 0.0 and not is_one
-        both = zip(numbers[HEAD:], numbers[HEAD + TERMS_AT_MOST :], strict=False)
-        self.alike = [square - mean * mean <= SPREAD * square for mean, square in both if is_one]
-        self.differs |= is_one and _differs(numbers)
+    def mixes_constants(self, terms: Sequence[Term]) -> bool:
+        """Whether some of the terms, not all, are sums over a constant that counts samples."""
+        each = [
+            seen.may_be_of_all(term.number, term.divisors, term.sizes)
+            for term, seen in zip(unique(terms), self.constants, strict=False)
+        ]
+        return any(each) and not all(each)
+
+    def _summary(self, found: WeightedTerms | None) -> list[float]:
+        reported = [0.0] * NUMBERS
+        size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
+        reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
+        if found is not None and size:
+            counts = [float(count) for count in _counts(found)]
+            reported[HEAD : HEAD + size] = counts
+            reported[SQUARES : SQUARES + size] = [count * count for count in counts]
+            reported[OF_ALL : OF_ALL + size] = [
+                float(seen.may_be_of_all(term.number, term.divisors, term.sizes))
+                for term, seen in zip(found.terms, self.constants, strict=False)
+            ]
+            ratio = found.ratio() if all(found.weights) else 0.0
+            reported[HAVE], reported[RATIO] = float(ratio > 0.0), ratio
+            reported[RATIO_SQUARED] = ratio * ratio
+        return reported
+
+    def _look(self, mean: list[float], numbers: Sequence[Number | None]) -> bool:
+        """Note whether the terms count different things; return whether they are the same ones.
+
+        ``numbers``: what this rank's terms are divided by.
+        """
+        is_one = _is_one(mean, self._session.world_size)
+        self.are_unlike = mean[TERMS] > 0.0 and not is_one
+        both = zip(mean[HEAD:SQUARES], mean[SQUARES:OF_ALL], strict=True)
+        self.alike = [square - one * one <= SPREAD * square for one, square in both if is_one]
+        self.differs |= is_one and _differs(mean)
+        for place, (is_alike, agreed) in enumerate(zip(self.alike, mean[OF_ALL:], strict=False)):
+            if is_alike and agreed == 1.0:
+                self.differs = True
+                self.constants[place].note(numbers[place] if place < len(numbers) else None)
         return is_one
 
     def _look_at_last(self) -> None:
         """Read the GPU's result of the previous backward, which the host did not wait for."""
         if self._pending is not None:
-            numbers, copied = self._pending
+            mean, copied, numbers = self._pending
             self._pending = None
             copied.synchronize()
-            self._look(numbers.tolist())
+            self._look(mean.tolist(), numbers)
 
     def _on_device(self, found: WeightedTerms | None) -> bool:
         return (
@@ -103,45 +140,13 @@ class TermWeights:
         )
 
     def _weights(self, found: WeightedTerms, mean: Tensor) -> list[Number]:
-        size = len(found.terms)
-        counts, squares = (
-            mean[HEAD : HEAD + size],
-            mean[HEAD + TERMS_AT_MOST : HEAD + TERMS_AT_MOST + size],
-        )
-        if mean.device.type != "cpu":
-            mine = torch.stack(
-                [
-                    count.to(mean.dtype)
-                    if isinstance(count, Tensor)
-                    else torch.full((), float(count), dtype=mean.dtype, device=mean.device)
-                    for count in _counts(found)
-                ]
-            )
-            return list(
-                torch.where(counts == 0.0, 0.0, mine / torch.where(counts == 0.0, 1.0, counts))
-            )
-        both = zip(found.terms, _counts(found), counts.tolist(), squares.tolist(), strict=True)
-        return [
-            float(mine) / mean * self._whole(term, mean, square) if mean else math.nan
-            for term, mine, mean, square in both
-        ]
-
-    def _whole(self, term: Term, mean: float, square: float) -> float:
-        """Return the weight of a term: 1, or the number of parts.
-
-        It is the number of parts for a sum that all ranks divide by the number of samples of all.
-        What was counted in the batch is not that, even where it is the same number.
-        """
-        share, parts = self._session.share, self._session.world.data.parts
-        alike = square - mean * mean <= SPREAD * square
-        constants = term.divisors and not any(
-            isinstance(one, Measured | Tensor) for one in term.divisors
-        )
-        return (
-            float(parts)
-            if constants and alike and share.count >= 2 * parts and same(mean, share.count)
-            else 1.0
-        )
+        if found.note == "sums":
+            return list(found.weights)
+        weights = _relative(_counts(found), mean[HEAD : HEAD + len(found.terms)])
+        for place, (term, seen) in enumerate(zip(found.terms, self.constants, strict=False)):
+            if (whole := seen.target(term.number)) != 1.0:
+                weights[place] = whole if found.weights[place] else 0.0
+        return weights
 
     def multiply(self, found: WeightedTerms, weights: Sequence[Number]) -> Number | None:
         """Put the weights into the graph, for the coming backward.
@@ -220,23 +225,23 @@ def unique(terms: Sequence[Term]) -> list[Term]:
     )
 
 
-def _summary(found: WeightedTerms | None) -> list[float]:
-    reported = [0.0] * NUMBERS
-    size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
-    reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
-    if found is not None and size:
-        counts = [float(count) for count in _counts(found)]
-        reported[HEAD : HEAD + size] = counts
-        reported[HEAD + TERMS_AT_MOST : HEAD + TERMS_AT_MOST + size] = [
-            count * count for count in counts
-        ]
-        ratio = found.ratio() if all(found.weights) else 0.0
-        reported[HAVE], reported[RATIO], reported[RATIO_SQUARED] = (
-            float(ratio > 0.0),
-            ratio,
-            ratio * ratio,
-        )
-    return reported
+def _numbers(found: WeightedTerms | None) -> list[Number | None]:
+    return [] if found is None else [term.number for term in found.terms]
+
+
+def _relative(mine: Sequence[Number], mean: Tensor) -> list[Number]:
+    """Return the counts over their mean over ranks."""
+    if mean.device.type == "cpu":
+        both = zip(mine, mean.tolist(), strict=True)
+        return [float(count) / of_all if of_all else math.nan for count, of_all in both]
+    there = [
+        count.to(mean.dtype)
+        if isinstance(count, Tensor)
+        else torch.full((), float(count), dtype=mean.dtype, device=mean.device)
+        for count in mine
+    ]
+    nothing = mean == 0.0
+    return list(torch.where(nothing, 0.0, torch.stack(there) / torch.where(nothing, 1.0, mean)))
 
 
 def _report_there(reported: Tensor, found: WeightedTerms) -> None:

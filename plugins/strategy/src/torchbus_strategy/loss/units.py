@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context
 
+from torchbus_strategy.batches import counts_of_all
 from torchbus_strategy.loss.messages import EITHER, MAY_BE_NONE, NEITHER, REPEATED
 from torchbus_strategy.loss.terms import (
     ALL,
@@ -66,23 +67,34 @@ class ConstantDivisors:
         )
         self._counts_elements = state.get("counts elements", False)
 
-    def target(self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> float:
+    def target(self, divisor: Number | None) -> float:
         """Return the mean weight that ranks must have.
 
         It is 1 for a loss that is normalised over ranks already. It is the number of parts if all
-        ranks divide by the number of samples of all.
+        ranks divide by a number of samples that one process knows.
         """
+        return float(self._session.world.data.parts) if divisor in self._of_all else 1.0
+
+    def note(self, divisor: Number | None) -> None:
+        """Note that ``may_be_of_all`` holds for it on all ranks, which divide by it now."""
+        if divisor is not None and not isinstance(divisor, Tensor):
+            self._of_all.add(divisor)
+
+    def may_be_of_all(
+        self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]
+    ) -> bool:
+        """Whether it is a number of samples that one process knows, as far as this rank sees."""
         share, parts = self._session.share, self._session.world.data.parts
         if divisor is None or isinstance(divisor, Tensor) or not share.count:
-            return 1.0
-        if (
+            return False
+        return divisor in self._of_all or (
+            # all ranks have different rows, so it is not one rank's number
             share.count >= 2 * parts
             and divisor not in self._of_each
-            and self._divides_by(share.count, divisors, sizes)
-        ):
-            # all ranks have different rows, so it is not one rank's number
-            self._of_all.add(divisor)
-        return float(parts) if divisor in self._of_all else 1.0
+            and any(
+                self._divides_by(count, divisors, sizes) for count in counts_of_all(self._session)
+            )
+        )
 
     def look(
         self,
@@ -102,7 +114,12 @@ class ConstantDivisors:
         if parts > 1 and same(divisor * parts, share.count):
             self._of_each.add(divisor)  # at the ragged end all ranks together may have this number
         rows = round(share.weight * share.count / parts)
-        counts = (rows, share.count, *self._of_all, *accumulate(sizes, operator.mul))
+        counts = (
+            rows,
+            *counts_of_all(self._session),
+            *self._of_all,
+            *accumulate(sizes, operator.mul),
+        )
         # a loss may also be multiplied by constants
         known = any(
             not isinstance(number, Tensor) and same(number, count)
@@ -295,10 +312,10 @@ class Unit:
 
     def scales(self, mean: Sequence[float], alike: bool, windows: bool) -> Scales | None:
         """Return the factors for gradients and loss. None: change nothing."""
-        if not mean[COUNTED]:
+        target = self._target(alike)
+        if not mean[COUNTED] and target == 1.0:
             return None
         self.agreed = True
-        target = self._target(alike)
         if mean[CLAMPED] and not alike:
             return self._scales_of_clamped(mean, windows)
         loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or _of_empty(mean)
@@ -357,7 +374,11 @@ class Unit:
 
     def _target(self, alike: bool) -> float:
         """Return the mean weight that ranks must have if all divide by the same number."""
-        return self._constants.target(self._divisor, self._divisors, self._sizes) if alike else 1.0
+        if not alike:
+            return 1.0
+        if self._constants.may_be_of_all(self._divisor, self._divisors, self._sizes):
+            self._constants.note(self._divisor)
+        return self._constants.target(self._divisor)
 
 
 def _of_empty(mean: Sequence[float]) -> float:

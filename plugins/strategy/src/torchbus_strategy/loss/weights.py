@@ -18,10 +18,7 @@ from torchbus_strategy.loss.reading import (
     terms_of,
 )
 from torchbus_strategy.loss.repeated import RepeatedLosses
-from torchbus_strategy.loss.term_weights import (
-    TERMS_AT_MOST,
-    TermWeights,
-)
+from torchbus_strategy.loss.term_weights import TermWeights
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
     MAY_BE_CLAMPED,
@@ -36,7 +33,7 @@ from torchbus_strategy.loss.terms import (
     same,
     spread,
 )
-from torchbus_strategy.loss.units import SPREAD, ConstantDivisors, Unit
+from torchbus_strategy.loss.units import SPREAD, Unit
 from torchbus_strategy.loss.walks import is_made_zero, is_parameter
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
@@ -72,7 +69,6 @@ class LossWeights:
         self._waits = session.device.type == "cpu"
         self._deciding = Deciding(session.world.data.parts, sums)
         self._clamps = Clamps()
-        self._constants = [ConstantDivisors(session) for _ in range(TERMS_AT_MOST)]
         self.note = ""
         self._said: set[str] = set()
         self._repeated = RepeatedLosses()
@@ -220,7 +216,7 @@ class LossWeights:
     def _look_at_constants(self, found: WeightedTerms | None) -> None:
         """Ask about sums over samples that the loop multiplies by a constant, beside means."""
         terms = [] if found is None or found.zipped else found.terms
-        for term, alike, seen in zip(terms, self._each.alike, self._constants, strict=False):
+        for term, alike, seen in zip(terms, self._each.alike, self._each.constants, strict=False):
             if term.divisors and alike and term.is_over_one is False:
                 facts = term.number, term.divisors, term.sizes
                 self._say(seen.look(*facts, messages.TIMES_CONSTANT))
@@ -337,6 +333,8 @@ class LossWeights:
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
         for text in self._deciding.warnings(found[0], rows):
             self._say(text)
+        if not may_sync and self._each.mixes_constants(terms):
+            self._say(messages.SUM_BESIDE)
         return found
 
     def state_dict(self) -> dict[str, object]:

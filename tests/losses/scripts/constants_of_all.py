@@ -1,0 +1,41 @@
+"""Sums over a number of samples that one process knows: of the batch, or of the data set."""
+
+import json
+import sys
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+torch.set_default_dtype(torch.float64)
+BATCH, SAMPLES = 16, 56  # the ragged end has half a batch
+g = torch.Generator().manual_seed(1)
+x, y = torch.randn(SAMPLES, 5, generator=g), torch.randint(0, 3, (SAMPLES,), generator=g)
+LOSSES = {
+    "over the batch": lambda out, y: cross_entropy(out, y, reduction="sum") / BATCH,
+    "over the data": lambda out, y: cross_entropy(out, y, reduction="sum") / SAMPLES,
+    "beside a mean": lambda out, y: cross_entropy(out, y) + out.square().sum() / BATCH,
+    "with a factor": lambda out, y: cross_entropy(out, y) + 0.1 * out.square().sum() / BATCH,
+    "data, with a factor": lambda out, y: cross_entropy(out, y) + 3 * out.square().sum() / SAMPLES,
+}
+
+
+def train(loss_of, epochs=2):
+    net = torch.nn.Linear(5, 3)
+    torch.nn.init.ones_(net.weight), torch.nn.init.zeros_(net.bias)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(epochs):
+        for rows, labels in DataLoader(TensorDataset(x, y), BATCH):
+            optimizer.zero_grad()
+            loss_of(net(rows), labels).backward()
+            optimizer.step()
+    return net.weight.detach()
+
+
+apart = {}
+for name, loss_of in LOSSES.items():
+    with session(strategy="ddp", devices=int(sys.argv[1]), launch="fork", batch="global"):
+        found = train(loss_of)
+    apart[name] = float((found - train(loss_of)).abs().max())
+print(json.dumps(apart))
