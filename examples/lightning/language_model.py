@@ -53,7 +53,8 @@ def train(s: Session, epochs: int, dropout: float) -> nn.Module:
     loader = DataLoader(data, batch_size=12, shuffle=True, drop_last=True)
     model = LanguageModel(letters, dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader) // 4)
+    steps = epochs * len(loader) // 4  # real steps; without the division, in batches, is the same
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in s.epochs(epochs):
         for x, y in loader:
             loss = cross_entropy(model(x).flatten(0, 1), y.flatten())

@@ -84,7 +84,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield dataloader._MultiProcessingDataLoaderIter, "_task_info _data_queue"
     yield Optimizer, "_patch_step_function"
     yield LRScheduler, "_step_count"
-    yield SequentialLR, "_schedulers"
+    yield SequentialLR, "_schedulers _milestones"
     yield GradScaler, "_scale _per_optimizer_states _lazy_init_scale_growth_tracker"
     yield dist.distributed_c10d, "_abort_process_group _world"
     yield dist.ProcessGroup, "_get_backend _device_types _get_sequence_number_for_group"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +61,7 @@ def train(
 def test_a_schedule_made_from_the_length_is_that_of_the_big_batch(make: Any) -> None:
     with session(accumulate_grad_batches=3) as s:
         training, scheduler, rates = train(make, 24, 2)
-        assert "x len(loader)): a real step advances it by those behind it" in " ".join(
+        assert "is the loop's number of batches): a real step advances it by those" in " ".join(
             s.explain().split()
         )
     expected, _, of_big = train(make, 24, 6)
@@ -68,14 +70,97 @@ def test_a_schedule_made_from_the_length_is_that_of_the_big_batch(make: Any) -> 
     assert torch.allclose(training.values(), expected.values())
 
 
+def warmed_up(optimizer: Any, steps: int) -> SequentialLR:
+    parts = [LinearLR(optimizer, 0.1, 1.0, 3), CosineAnnealingLR(optimizer, steps - 3)]
+    return SequentialLR(optimizer, parts, [3])
+
+
+def falling(optimizer: Any, steps: int) -> LinearLR:
+    return LinearLR(optimizer, 1.0, 0.0, steps)
+
+
+def one_cycle(optimizer: Any, steps: int) -> OneCycleLR:
+    return OneCycleLR(optimizer, 0.1, total_steps=steps + 1, cycle_momentum=False)
+
+
+def pass_over(training: Training, data: Any, scheduler: Any) -> None:
+    for x, y in data:
+        training.optimizer.zero_grad()
+        training.loss(x, y).backward()
+        training.optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("epochs", [3, 4])  # 4 epochs are as many batches per step
+@pytest.mark.parametrize(
+    "make",
+    [CosineAnnealingLR, linear, falling, warmed_up, one_cycle],
+    ids=lambda make: make.__name__,
+)
+def test_a_length_in_batches_and_one_in_real_steps_both_end_with_the_loop(
+    make: Any, epochs: int
+) -> None:
+    for divided in (False, True):
+        with session(accumulate_grad_batches=4):
+            training, data = Training(), loader(16, 2)
+            count = epochs * len(data)
+            scheduler = make(training.optimizer, count // 4 if divided else count)
+            for _epoch in range(1, epochs + 1):
+                pass_over(training, data, scheduler)
+        assert scheduler.last_epoch == (count // 4 if divided else count)
+
+
+def test_what_says_how_long_the_loop_is() -> None:
+    def of_an_object(training: Training, data: Any, scheduler: Any, given: Any) -> None:
+        for _ in range(given.epochs):
+            pass_over(training, data, scheduler)
+
+    def by_steps(training: Training, data: Any, scheduler: Any, given: Any) -> None:
+        batches = iter(data)
+        for _ in range(given.config["steps"]):
+            try:
+                x, y = next(batches)
+            except StopIteration:
+                batches = iter(data)
+                x, y = next(batches)
+            training.loss(x, y).backward()
+            training.optimizer.step()
+            scheduler.step()
+            training.optimizer.zero_grad()
+
+    given = SimpleNamespace(epochs=4, config={"steps": 32})
+    for run in (of_an_object, by_steps):
+        for length in (32, 8):
+            with session(accumulate_grad_batches=4):
+                training, data = Training(), loader(16, 2)
+                assert len(data) == 8
+                scheduler = CosineAnnealingLR(training.optimizer, length)
+                run(training, data, scheduler, given)
+            assert scheduler.last_epoch == length, run
+
+
+@pytest.mark.parametrize(("length", "warns"), [(8, True), (32, False)])
+def test_without_it_a_schedule_that_ends_early_is_named(length: int, warns: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught, session(accumulate_grad_batches=4):
+        warnings.simplefilter("always")
+        training, data, epoch = Training(), loader(16, 2), 0
+        assert len(data) == 8
+        scheduler = CosineAnnealingLR(training.optimizer, length)
+        while epoch < 4:
+            pass_over(training, data, scheduler)
+            epoch += 1
+    found = [one for one in caught if "CosineAnnealingLR has ended, and the" in str(one.message)]
+    assert len(found) == warns
+    assert not found or found[0].filename == __file__
+
+
 @pytest.mark.slow
 def test_one_cycle_ends_with_the_loop() -> None:
     with session(accumulate_grad_batches=4):
         _, scheduler, rates = train(
             lambda optimizer, batches: OneCycleLR(optimizer, 0.1, total_steps=batches + 1), 22, 2
         )
-    # 23 is no multiple of 11: it was not made from the length alone
-    assert scheduler.last_epoch == 6
+    assert scheduler.last_epoch == 22
     with session(accumulate_grad_batches=4):
         _, scheduler, rates = train(
             lambda optimizer, batches: OneCycleLR(

@@ -14,6 +14,7 @@ from torchbus.errors import UsageError
 
 from torchbus_testing.forking import fork_script
 
+JUDGED = Path(__file__).parent / "scripts" / "judged.py"
 LOOP = """
 import json, sys, torch
 from torchbus import session
@@ -59,6 +60,59 @@ def test_ranks_end_with_the_best_weights_also_of_a_run_that_is_over(tmp_path: Pa
         if strategy == "ddp":  # fsdp's state_dict has this rank's part
             assert first == pytest.approx(weights[best][0]) != pytest.approx(weights[4 - best][0])
     assert lines[3][0][1] == pytest.approx(lines[0][0][1], abs=1e-5), "fsdp is as exact as ddp"
+
+
+EVERY_SECOND = [[step, True if step % 4 == 0 else None] for step in range(2, 19, 2)]
+OF_LOOPS: dict[tuple[str, int, int | None, int], list[list[object]]] = {
+    ("after_each_epoch", 1, None, 12): [[6, True], [12, True], [18, True]],
+    ("after_each_epoch", 2, None, 6): [[6, True], [12, True], [18, True]],
+    ("after_each_epoch", 1, 4, 6): [
+        *([4, None], [6, True], [8, None], [12, True], [16, None], [18, True])
+    ],
+    ("after_some_steps", 1, None, 8): [[6, None], [8, True], [12, True], [18, None]],
+    ("after_some_steps", 2, 2, 6): EVERY_SECOND,
+    ("after_a_pass_that_it_leaves", 1, 2, 8): EVERY_SECOND,
+    ("after_a_pass_that_it_leaves", 2, None, 8): [[6, None], [8, True], [12, True], [18, None]],
+    ("before_some_steps", 1, 2, 4): EVERY_SECOND,
+    ("before_some_steps", 2, 2, 8): EVERY_SECOND,
+    ("before_some_steps", 1, None, 12): [[6, None], [12, True], [18, None]],
+    ("before_each_epoch", 1, None, 6): [[6, True], [12, True], [18, None]],
+    ("before_some_steps_without_a_loader", 1, 2, 4): EVERY_SECOND,
+    ("before_some_steps_without_a_loader", 2, 2, 8): EVERY_SECOND,
+}
+
+
+def test_a_value_is_of_the_weights_in_its_checkpoint(tmp_path: Path) -> None:
+    """Wherever the loop evaluates; and a run that resumes there ends as if it had not stopped."""
+    result = fork_script(JUDGED, json.dumps(list(OF_LOOPS)), cwd=tmp_path)
+    assert result.ok(), result
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    for case, expected, (there, is_exact) in zip(OF_LOOPS, OF_LOOPS.values(), found, strict=True):
+        assert there == expected, case
+        assert is_exact, case
+    told = result.stderr.count("no checkpoint has the weights of a value of 'val_loss'")
+    assert told == 1, "step 8 of the loop that evaluates before some steps, once per epoch"
+
+
+def test_a_loop_over_steps_is_refused_after_its_first_pass(tmp_path: Path) -> None:
+    """At its begin, the pass belongs to a step, as that of a loop over epochs does."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(UsageError, match="can't hold the position of `for step in"),
+        session(checkpoint=tmp_path) as s,
+    ):
+        loader = DataLoader(torch.ones(4, 1), batch_size=2)
+        batches = iter(loader)
+        for step in range(5):
+            try:
+                x = next(batches)
+            except StopIteration:
+                batches = iter(loader)
+                x = next(batches)
+            model(x).mean().backward()
+            optimizer.step()
+            assert s.global_step == step + 1 < 4
 
 
 def train(s: Any) -> torch.nn.Module:

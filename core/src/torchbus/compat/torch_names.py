@@ -107,7 +107,8 @@ def has_begun(scheduler: LRScheduler) -> bool:
     """Whether its constructor is over, which steps as well. Without ``_step_count``: see
     ``require_step_count``.
     """
-    return vars(scheduler).get("_step_count", 0) > 0 or "best" in vars(scheduler)
+    mine = vars(scheduler)  # a SequentialLR does not count, nor step as it is made
+    return mine.get("_step_count", 0) > 0 or "best" in mine or "_schedulers" in mine
 
 
 def require_step_count() -> None:

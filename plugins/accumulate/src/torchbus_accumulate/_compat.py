@@ -29,6 +29,18 @@ DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
 yielded: Callable[[Any], int] = attrgetter("_num_yielded")
 """Batches that an iterator has given. Without it: AttributeError at ``s.is_last_batch``."""
 
+
+def children(scheduler: LRScheduler) -> list[LRScheduler]:
+    """Return the parts of a ``SequentialLR`` or a ``ChainedScheduler``; none of another one.
+
+    Without ``_schedulers``: IndexError at the first step of a ``SequentialLR``.
+    """
+    return list(getattr(scheduler, "_schedulers", ()))
+
+
+milestones: Callable[[Any], Any] = attrgetter("_milestones")
+"""Where the next of them begins. Without it: AttributeError at its first step."""
+
 STEP_COUNT = "_step_count"
 """How often a scheduler has stepped: not a number of the schedule.
 

@@ -78,3 +78,9 @@ OUTLIVES = (
     " you make the optimizer. If they belong to the samples, make them and the optimizer in each"
     " batch"
 )
+ENDED = (
+    "accumulate_grad_batches: {} has ended, and the loop goes on. Its length {} is a multiple of"
+    " len(loader), so it counts batches. If you mean optimizer steps over the whole loop, write"
+    " epochs * len(loader), without the division; or loop over range(epochs) or s.epochs(epochs),"
+    " which says what the length counts"
+)

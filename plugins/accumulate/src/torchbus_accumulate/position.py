@@ -187,6 +187,12 @@ class WindowPosition:
     def is_in(self, loader: DataLoader[object]) -> bool:
         return self._loader is not None and self._loader() is loader
 
+    @property
+    def lengths(self) -> list[int]:
+        """The number of batches in this pass, if it is known."""
+        length = None if self._pass is None else self._pass.length
+        return [] if length is None or length < 2 else [length]
+
     def end_window(self) -> None:
         self.last, self.index = False, 0
 

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import linecache
+import operator
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from types import FrameType
+from typing import NamedTuple
 
 import torch
 from torch.nn import Module
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    PolynomialLR,
+    SequentialLR,
+)
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus import objects
-from torchbus.plugin import Context, hookimpl
+from torchbus.compat.python import read
+from torchbus.plugin import Context, hookimpl, warn
 
-from torchbus_accumulate._compat import STEP_COUNT, index_sampler, require_step_count
+from torchbus_accumulate._compat import (
+    STEP_COUNT,
+    children,
+    index_sampler,
+    milestones,
+    require_step_count,
+)
 from torchbus_accumulate.averages import WindowSums
+from torchbus_accumulate.messages import ENDED
 from torchbus_accumulate.position import WindowPosition
+from torchbus_strategy.user_code import users_frames
 
 DEPTH = 4
+ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+RANGES = ("range", "trange", "epochs")
+LENGTHS: dict[type[LRScheduler], str] = {
+    CosineAnnealingLR: "T_max",
+    OneCycleLR: "total_steps",
+    PolynomialLR: "total_iters",
+    LinearLR: "total_iters",
+}
 AVERAGES = (
     "an average of weights (EMA) that the loop updates after step() is updated for every"
     " batch: update it in optimizer.register_step_post_hook(...), which waits for real steps, or"
@@ -30,8 +64,12 @@ AVERAGES = (
 class Schedules:
     """A scheduler steps when its optimizer makes a real step.
 
-    It steps once, or, if its length comes from ``len(loader)``, once for each batch of the window.
-    So each schedule reaches its end with the loop, and each real step has the rate of its place.
+    It steps once, or, if its length counts batches, once for each batch of the window. So each
+    schedule reaches its end with the loop, and each real step has the rate of its place.
+
+    The loops around the step say how many batches come. Scripts write both lengths: ``epochs *
+    len(loader)``, and the same ``// accumulate_grad_batches``. If nothing says how many come, a
+    multiple of ``len(loader)`` counts batches.
     """
 
     def __init__(self, session: Context, optimizers: WindowSums, position: WindowPosition) -> None:
@@ -41,8 +79,10 @@ class Schedules:
             tuple[weakref.ref[DataLoader[object]], int, weakref.WeakSet[LRScheduler]]
         ] = []
         self._by_batches: weakref.WeakKeyDictionary[LRScheduler, str] = weakref.WeakKeyDictionary()
+        self._ends: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
         self._skipped: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
         self._loaded: list[int] = []
+        self._parts: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
         self._walking = False
         session.bus.register(self, "accumulate.schedules")
         session.replace(AveragedModel, "update_parameters", self._skip_average)
@@ -52,9 +92,10 @@ class Schedules:
 
         After a real step, advance it by the batches of the skipped ones.
         """
-        if self._walking:
+        if self._walking or scheduler in self._parts:
             return
         if scheduler not in self._by_batches:
+            self._parts.update(children(scheduler))
             self._by_batches[scheduler] = self._counts_batches(scheduler)
         if skipped:
             self._skipped[scheduler] = self._skipped.get(scheduler, 0) + 1
@@ -66,20 +107,55 @@ class Schedules:
                 scheduler.step()
         finally:
             self._walking = False
+        self._warn_past_end(scheduler)
+
+    def _warn_past_end(self, scheduler: LRScheduler) -> None:
+        """Warn once if the loop goes on after a schedule that was taken to count batches."""
+        end = self._ends.get(scheduler)
+        if end is not None and scheduler.last_epoch > end:
+            del self._ends[scheduler]
+            if self._session.is_main:
+                warn(ENDED.format(type(scheduler).__name__, end))
 
     def _counts_batches(self, scheduler: LRScheduler) -> str:
         """Return why its length counts batches, or "" if nothing shows that it does."""
-        for loader, length, older in self._asked:
-            known = loader()
-            if (
-                known is not None
-                and self._position.is_in(known)
-                and (scheduler not in older or scheduler in self._before)
-            ):
-                for name, number in numbers_of(scheduler):
-                    if number >= length > 1 and number % length == 0:
-                        return f"its {name}={number} is {number // length} x len(loader)"
+        asked = [length for length in self._asked_before(scheduler) if length > 1]
+        end, numbers = end_of(scheduler), dict(numbers_of(scheduler))
+        loop = loop_around(users_frames(self._session.frame))
+        lengths = (asked or self._position.lengths) if loop.is_over_passes else [1]
+        totals = [epochs * length for epochs in loop.counts for length in lengths]
+        for name, number in {**numbers, "length": end}.items():
+            # OneCycleLR has its first rate before the first step, so scripts add 1
+            if number in totals or (number is not None and number == end and end - 1 in totals):
+                return f"its {name}={number} is the loop's number of batches"
+        if self._counts_steps(scheduler, totals, lengths):
+            return ""
+        for name, number in numbers.items():
+            for length in asked:
+                if number >= length and number % length == 0:
+                    if end == number and not loop.counts:
+                        self._ends[scheduler] = end
+                    return f"its {name}={number} is {number // length} x len(loader)"
         return ""
+
+    def _counts_steps(self, scheduler: LRScheduler, totals: list[int], lengths: list[int]) -> bool:
+        """Whether its length is the number of real steps in one of these totals of batches."""
+        size, end = self._position.size, end_of(scheduler)
+        steps = {whole // size for whole in totals} | {-(-whole // size) for whole in totals}
+        steps |= {whole // length * (length // size) for whole in totals for length in lengths}
+        has_end = end is not None or isinstance(scheduler, LambdaLR)
+        ends = {number for _, number in numbers_of(scheduler)} if end is None else {end}
+        return has_end and size > 1 and not steps.isdisjoint(ends)
+
+    def _asked_before(self, scheduler: LRScheduler) -> list[int]:
+        """Return the lengths of the present loader that the script knew when it made this."""
+        return [
+            length
+            for loader, length, older in self._asked
+            if (known := loader()) is not None
+            and self._position.is_in(known)
+            and (scheduler not in older or scheduler in self._before)
+        ]
 
     @hookimpl(wrapper=True)
     def loader_length(self, loader: DataLoader[object]) -> Generator[None, int | None, int | None]:
@@ -135,6 +211,86 @@ class Schedules:
             ),
             AVERAGES,
         ]
+
+
+def end_of(scheduler: LRScheduler) -> int | None:
+    """Return after how many of its steps a schedule of a known length ends, or None.
+
+    A rising ``LinearLR`` is a warm-up, which ends before the loop.
+    """
+    if isinstance(scheduler, SequentialLR):
+        last = end_of(children(scheduler)[-1])
+        begin = milestones(scheduler)[-1]
+        return None if last is None else begin + last
+    if isinstance(scheduler, LinearLR) and scheduler.end_factor >= scheduler.start_factor:
+        return None
+    kind = next((kind for kind in LENGTHS if isinstance(scheduler, kind)), None)
+    end = None if kind is None else getattr(scheduler, LENGTHS[kind])
+    return end if isinstance(end, int) else None
+
+
+class LoopAround(NamedTuple):
+    """The innermost loop over numbers around the present lines.
+
+    ``counts``: how often it may run, and empty if nothing says that. ``is_over_passes``: another
+    loop, such as that over the loader, is inside.
+    """
+
+    counts: list[int]
+    is_over_passes: bool
+
+
+def loop_around(frames: list[FrameType]) -> LoopAround:
+    """Find it in the sources of these frames, innermost first."""
+    is_inside = False
+    for frame in frames:
+        for node in reversed(loops_in(frame.f_code.co_filename)):
+            if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno):
+                counts = list(_counts(node.iter, {**frame.f_globals, **read(frame)}))
+                if counts:
+                    return LoopAround(counts, is_inside)
+                is_inside = True
+    return LoopAround([], is_inside)
+
+
+@functools.lru_cache(maxsize=16)
+def loops_in(file: str) -> list[ast.For]:
+    """Return the ``for`` loops in a file, in the order of their lines; none if it can't be read."""
+    try:
+        module = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    loops = [node for node in ast.walk(module) if isinstance(node, ast.For)]
+    return sorted(loops, key=lambda node: node.lineno)
+
+
+def _counts(over: ast.expr, variables: Mapping[str, object]) -> Iterator[int]:
+    """Yield the counts of ``range(10)``, ``range(1, epochs + 1)``, ``tqdm(s.epochs(10))``."""
+    for node in ast.walk(over):
+        function = getattr(node, "func", None)
+        if getattr(function, "attr", getattr(function, "id", "")) in RANGES:
+            ends = [_value(one, variables) for one in node.args[:2]]  # type: ignore[attr-defined]
+            if ends and all(isinstance(end, int) for end in ends):
+                yield ends[-1]  # type: ignore[misc]
+                yield ends[-1] - (ends[0] if len(ends) > 1 else 0)  # type: ignore[operator, misc]
+
+
+def _value(node: ast.expr, variables: Mapping[str, object]) -> object:
+    """Return the value of ``10``, ``args.epochs``, ``config["epochs"]`` or ``epochs + 1``."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return variables.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return getattr(_value(node.value, variables), "__dict__", {}).get(node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        held = _value(node.value, variables)
+        return held.get(node.slice.value) if isinstance(held, dict) else None
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        left, right = _value(node.left, variables), _value(node.right, variables)
+        if isinstance(left, int) and isinstance(right, int):
+            return ARITHMETIC[type(node.op)](left, right)
+    return None
 
 
 def numbers_of(thing: object, name: str = "", depth: int = DEPTH) -> Iterator[tuple[str, int]]:

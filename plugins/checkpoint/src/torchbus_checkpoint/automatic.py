@@ -26,6 +26,12 @@ LEFT = (
     " `break`, since the pass ends without it; in a loop without a loader, end with an epoch"
 )
 
+LOST = (
+    "no checkpoint has the weights of a value of {!r}, so the value does not count: the loop logged"
+    " it in the middle of a step, before optimizer.step(). Log it at the end of a batch or an"
+    " epoch, or let every_n_steps=... write a checkpoint before each evaluation"
+)
+
 
 class AutomaticSaves:
     """Writes the automatic checkpoints. ``mirror``: uploads them to a store, or None."""
@@ -48,6 +54,7 @@ class AutomaticSaves:
         self._finder, self._position, self._steps = loop
         self._snapshot = snapshot
         self._mirror = mirror
+        self._has_warned = self._looks_again = False
 
     def boundary(self, iterator: LoaderIterator | None) -> None:
         """Called between two steps, when the loop asks for a batch or ``s.epochs`` for an epoch."""
@@ -55,6 +62,9 @@ class AutomaticSaves:
         requests.look()
         if not self._steps.since_save and not requests.leave:
             return
+        if iterator is not None and self._looks_again:
+            self._looks_again = False
+            self._position.can_be_found_again(iterator)
         self._finder.look_once()
         cut = self._session.bus.hook.cut_short()
         if self._position.was_left or cut == "earlier":
@@ -64,9 +74,12 @@ class AutomaticSaves:
             or requests.save
             or requests.leave
             or cut
+            or (self._steps.judged and self._steps.owes_value)
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
             self._save()
+            # a counter of the loop shows only later whether it counts batches or passes
+            self._looks_again = iterator is not None and not iterator.num_yielded
             if requests.leave:
                 self._leave(requests.leave)
 
@@ -118,11 +131,29 @@ class AutomaticSaves:
             )
         return lines
 
+    def judge(self, value: float) -> None:
+        """Called for each monitored value: it is of the present weights."""
+        self._snapshot.metric, self._steps.judged = value, True
+        if not self._steps.since_save and self._steps.count:
+            self._snapshot.write_value(self._place)
+            self._steps.saved()
+
+    @property
+    def _place(self) -> Path:
+        return self._folder / f"{choice.PREFIX}{self._steps.count:08d}"
+
+    def _warn_of_lost_value(self) -> None:
+        steps = self._steps
+        if steps.lost_value and not (steps.judged or self._has_warned) and self._session.is_main:
+            self._has_warned = True
+            warn(LOST.format(self._options.monitor))
+
     def _save(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         if self._mirror is not None:
             self._mirror.check()
-        self._snapshot.write(self._folder / f"{choice.PREFIX}{self._steps.count:08d}")
+        self._warn_of_lost_value()
+        self._snapshot.write(self._place)
         self._when.saved(self._steps.count, self._steps.epochs)
         self._steps.saved()
         self.requests.saved()

@@ -167,8 +167,8 @@ class Checkpoint:
 
     @hookimpl(optionalhook=True)
     def monitored_value(self, name: str, value: float) -> None:
-        if name == self._options.monitor:
-            self._snapshot.metric = value
+        if name == self._options.monitor and self._automatic is not None:
+            self._automatic.judge(value)
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:

@@ -12,6 +12,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
 from torchbus import session
 from torchbus.errors import UsageError
 
@@ -81,6 +82,35 @@ def test_the_best_stay_in_the_store(place: str) -> None:
         "step-00000003",
         "step-00000006",
     ]
+
+
+def test_a_value_that_comes_after_its_checkpoint(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store gets the new manifest, and not the tensors again."""
+    sent: list[str] = []
+    put = Store.put
+
+    def record(self: Store, local: Path, name: str, moved: Callable[[int], None]) -> None:
+        sent.append(name)
+        put(self, local, name, moved)
+
+    monkeypatch.setattr(Store, "put", record)
+    with session("log", checkpoint=place, every_n_steps=1, keep=2, monitor="loss") as s:
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in s.epochs(3):
+            wait_for(lambda: not step or f"step-{step:08d}" in whole(place))  # noqa: B023
+            s.log("loss", [9.0, 1.0, 2.0][step])  # of the checkpoint before this step
+            weight.sum().backward()
+            optimizer.step()
+    found = {
+        one.local: json.loads(Store(place).read(f"{one.name}/manifest.json") or b"")["metric"]
+        for one in names.there(Store(place))
+    }
+    assert found == {"step-00000001": 1.0, "step-00000002": 2.0, "step-00000003": None}
+    assert sent.count("step-00000001/manifest.json") == 2
+    assert sent.count("step-00000001/training.safetensors") == 1
 
 
 def test_one_without_a_manifest_is_none(place: str, tmp_path: Path) -> None:

@@ -198,12 +198,21 @@ class Gatherer:
         if self._is_late or is_next_epoch:
             self.reach_point(automatic=self._is_late)
             self._is_late = self._follows_training = False
+        self._close_left()
+
+    @hookimpl(tryfirst=True)
+    def batch_wanted(self) -> None:
+        self._close_left()
+
+    def _close_left(self) -> None:
+        """Judge the values of passes that the loop has left, before it makes another step."""
         if self._monitors is not None:
             for one in self.passes.left():
                 self._close(one)
 
     @hookimpl
     def after_backward(self) -> None:
+        self._close_left()
         self.passes.trained()
         if self._monitors is not None:
             self._monitors.training(self.passes.epoch, self._steps.count)

@@ -117,10 +117,11 @@ def _remove(candidate: Path) -> None:
 
 
 def _with_metrics(candidates: list[Path]) -> dict[Path, float | None]:
-    return {candidate: _metric(candidate) for candidate in candidates}
+    return {candidate: metric(candidate) for candidate in candidates}
 
 
-def _metric(candidate: Path) -> float | None:
+def metric(candidate: Path) -> float | None:
+    """Return the monitored value of a checkpoint, or None if it has none or can't be read."""
     try:
         return number(folder.manifest(candidate).get("metric"))
     except CheckpointError:

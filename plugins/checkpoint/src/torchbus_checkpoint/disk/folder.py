@@ -100,7 +100,7 @@ def seal(partial: Path, final: Path, facts: RunProgress, files: dict[str, FileEn
     A checkpoint that had the name before stays until then.
     """
     body: dict[str, object] = {**formats.facts(), **facts, "files": files}
-    write_file(partial, MANIFEST, json.dumps(body | {"sha256": _digest(body)}, indent=1).encode())
+    _write_manifest(partial, MANIFEST, body)
     flush(partial)
     previous = final.with_name(f".{final.name}{PREVIOUS}")
     if final.exists():
@@ -110,6 +110,32 @@ def seal(partial: Path, final: Path, facts: RunProgress, files: dict[str, FileEn
     flush(final.parent)
     with contextlib.suppress(OSError):  # the next run deletes it
         remove(previous)
+
+
+def put_metric(folder: Path, metric: float | None) -> bool:
+    """Give a checkpoint another monitored value. Returns False if there is no whole one.
+
+    Raises CheckpointError if the manifest can't be written.
+    """
+    try:
+        body = cast(dict[str, object], manifest(folder))
+    except CheckpointError:
+        return False
+    partial = folder / f".{MANIFEST}{formats.PARTIAL}"
+    try:
+        partial.unlink(missing_ok=True)
+        _write_manifest(folder, partial.name, body | {"metric": metric})
+        os.replace(partial, folder / MANIFEST)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {folder}: its value could not be written: {error.strerror or error}"
+        ) from error
+    flush(folder)
+    return True
+
+
+def _write_manifest(folder: Path, name: str, body: dict[str, object]) -> None:
+    write_file(folder, name, json.dumps(body | {"sha256": _digest(body)}, indent=1).encode())
 
 
 def flush(folder: Path) -> None:

@@ -87,6 +87,9 @@ class LoopSteps:
     ``epochs`` is the number of passes over the head, or of epochs of ``s.epochs`` (then
     ``counts_passes`` is False).
     ``since_save``: whether the loop has made a step since the last checkpoint.
+    ``judged``: whether the monitored value is of the present weights: none has come since a step.
+    ``owes_value``: the last checkpoint has no value. ``lost_value``: since then one has come, but
+    steps followed before the loop was between two steps.
     """
 
     hears_trials = False
@@ -99,22 +102,26 @@ class LoopSteps:
         self._keeps: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._asked: list[weakref.ref[DataLoader[object]]] = []
         self._head: weakref.ref[DataLoader[object]] | None = None
-        self._stepped = False
+        self._stepped = self._pass_ended = False
         self.epochs = 0
         self.counts_passes = True
         self.since_save = False
+        self.judged = self.owes_value = self.lost_value = False
 
     @property
     def count(self) -> int:
         """Optimizer steps of the loop, over all runs."""
         return self._made.count
 
-    def put(self, epochs: int) -> None:
-        """Continue to count from a checkpoint."""
-        self.epochs, self.since_save = epochs, False
+    def put(self, epochs: int, judged: bool) -> None:
+        """Continue to count from a checkpoint, which has a value of its weights or not."""
+        self.epochs, self.judged = epochs, judged
+        self.saved()
 
     def saved(self) -> None:
-        self.since_save = False
+        """Called when there is a checkpoint of the present weights."""
+        self.since_save = self.lost_value = False
+        self.owes_value = not self.judged
 
     def epoch_ended(self) -> None:
         """Called when ``s.epochs`` has ended an epoch."""
@@ -147,6 +154,8 @@ class LoopSteps:
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._clean.add(id(optimizer))
+        self.lost_value |= self.judged and self.owes_value and self.since_save
+        self.judged = False
         self._stepped = self.since_save = True
         if self._asked and (
             self._head is None or self._head() is None or self._head not in self._asked
@@ -158,8 +167,8 @@ class LoopSteps:
         if not torch.is_grad_enabled():
             return
         reference = weakref.ref(loader)
-        if self._stepped and reference == self._head:
-            self._stepped = False
+        if (self._stepped or self._pass_ended) and reference == self._head:
+            self._stepped = self._pass_ended = False
             self._asked = []
             self._at_boundary(iterator)
         if reference not in self._asked:
@@ -167,5 +176,6 @@ class LoopSteps:
 
     @hookimpl
     def loader_end(self, loader: DataLoader[object]) -> None:
-        if self.counts_passes and weakref.ref(loader) == self._head:
-            self.epochs += 1
+        if weakref.ref(loader) == self._head:
+            self._pass_ended = True
+            self.epochs += self.counts_passes

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.disk.folder import MANIFEST
@@ -114,30 +115,40 @@ class RemoteMirror:
         found = []
         for one in choice.automatic(self._parent):
             with contextlib.suppress(OSError):
-                if self._sent.get(one.name) != store.digest((one / folder.MANIFEST).read_bytes()):
+                if self._sent.get(one.name) != store.digest((one / MANIFEST).read_bytes()):
                     found.append(one)
         return found
 
     def _send(self, one: Path) -> None:
         # it may be gone: removed by keep=, or written again
         with contextlib.suppress(FileNotFoundError), frozen(one) as copy:
-            data = (copy / folder.MANIFEST).read_bytes()
+            data = (copy / MANIFEST).read_bytes()
             known = store.there(self._store)
             try:
-                if not self._is_there(one.name, known, data):
+                if not self._is_there(one.name, known, copy / MANIFEST):
                     self._send_files(copy, store.free(one.name, known))
             except CheckpointError as error:
                 say(f"{one} is not sent to {self._store.url}: {error}")
             self._sent[one.name] = store.digest(data)
         self._tidy()
 
-    def _is_there(self, local: str, known: list[store.There], data: bytes) -> bool:
-        alike = [there for there in known if there.local == local and there.is_whole]
-        return bool(alike) and self._store.read(f"{alike[-1].name}/{folder.MANIFEST}") == data
+    def _is_there(self, local: str, known: list[store.There], manifest: Path) -> bool:
+        """Whether the store has it. If only its value has changed, send the manifest."""
+        alike = [there.name for there in known if there.local == local and there.is_whole]
+        data, name = manifest.read_bytes(), f"{alike[-1] if alike else local}/{MANIFEST}"
+        known_data = self._store.read(name) if alike else None
+        if known_data == data:
+            return True
+        is_there = bool(alike) and _facts(known_data).get("files") == _facts(data)["files"]
+        if is_there:
+            self._metrics.pop(alike[-1], None)
+            self._store.put(manifest, name, self._moved)
+        return is_there
 
     def _send_files(self, copy: Path, name: str) -> None:
         """Send the files, and the manifest last: it makes them a checkpoint."""
-        for file in [*folder.manifest(copy)["files"], folder.MANIFEST]:
+        self._metrics.pop(name, None)
+        for file in [*folder.manifest(copy)["files"], MANIFEST]:
             self._store.put(copy / file, f"{name}/{file}", self._moved)
             self._moved()
 
@@ -146,17 +157,20 @@ class RemoteMirror:
         known = store.there(self._store)
         lost = list(store.superseded(known))
         whole = [one for one in known if one.is_whole and one not in lost]
-        wanted = self._choose({one.name: self._metric(one.name) for one in whole})
+        wanted = self._choose({one.name: self._metric(one) for one in whole})
         for one in [*lost, *(one for one in whole if one.name not in wanted)]:
             store.remove(self._store, one)
             self._moved()
 
-    def _metric(self, name: str) -> float | None:
-        if name not in self._metrics:
-            data = self._store.read(f"{name}/{folder.MANIFEST}")
-            with contextlib.suppress(ValueError, AttributeError, RecursionError):
-                self._metrics[name] = choice.number(json.loads(data or b"{}").get("metric"))
-        return self._metrics.setdefault(name, None)
+    def _metric(self, one: store.There) -> float | None:
+        """Return its value. The local copy may have got one that the store does not know yet."""
+        known = choice.metric(self._parent / one.local)
+        if known is not None:
+            return known
+        if one.name not in self._metrics:
+            data = self._store.read(f"{one.name}/{MANIFEST}")
+            self._metrics[one.name] = choice.number(_facts(data).get("metric"))
+        return self._metrics[one.name]
 
     def _moved(self, count: int = 0) -> None:
         self._moved_s = time.monotonic()
@@ -173,6 +187,14 @@ class RemoteMirror:
         if self._said_away:
             say(f"{self._store.url} is back")
         self._said_away = False
+
+
+def _facts(manifest: bytes | None) -> dict[str, Any]:
+    """Return what a manifest in the store says, unchecked; nothing if it can't be read."""
+    with contextlib.suppress(ValueError, RecursionError):
+        facts = json.loads(manifest or b"{}")
+        return facts if isinstance(facts, dict) else {}
+    return {}
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ class LoopSnapshot:
             "step": self._steps.count,
             "epoch": self._steps.epochs,
             "world_size": self._session.world_size,
-            "metric": self.metric,
+            "metric": self._metric_now,
             "batches_per_step": self._batches_per_step,
         }
 
@@ -132,8 +132,19 @@ class LoopSnapshot:
             "made": [self._session.steps.of(optimizer) for _, optimizer in contents.optimizers],
             "in_step": [self._session.steps.has_stepped(one) for _, one in contents.optimizers],
             "epochs": self._steps.epochs,
-            "metric": self.metric,
+            "metric": self._metric_now,
         }
+
+    @property
+    def _metric_now(self) -> float | None:
+        """The monitored value of the present weights, or None: no step may have followed it."""
+        return self.metric if self._steps.judged else None
+
+    def write_value(self, final: Path) -> None:
+        """Add the value to a checkpoint of the present weights, if it is in the folder."""
+        self.wait()
+        if self._session.is_main and folder.put_metric(final, self._metric_now):
+            self._prune()
 
     def _prune(self) -> None:
         assert self._options.folder is not None
@@ -165,6 +176,7 @@ class LoopSnapshot:
         name = f"rank-{self._session.rank if alike else 0}"
         mine: State = folder.read_file(found, name)
         forms.refuse_unlike(found, name, mine, forms.RANK)
+        mine["metric"] = manifest["metric"]  # which may have come later
         return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
     def put_back(self, found: Path, local: State) -> None:
@@ -219,7 +231,7 @@ class LoopSnapshot:
         self.metric = local["metric"]
         self.end_is_saved = local["position"]["ended"]
         self._epochs.load(local["position"]["loop_ends"])
-        self._steps.put(local["epochs"])
+        self._steps.put(local["epochs"], self.metric is not None)
         optimizers = [one for _, one in contents.optimizers]
         made = list(zip(optimizers, local.get("made", ()), strict=False))
         stepped = [
