@@ -194,12 +194,12 @@ class CountFinder:
         return {_base(source.variable(one)) for one in self._program.meant(value)}
 
     def _measures(self, name: str, value: ast.expr) -> bool:
-        """``total += (out == y).float().mean()``, of what is no loss."""
+        """``total += (out == y).float().mean()``, of anything but a loss."""
         is_read = source.number_of(value) is not None
         return not is_read and _base(name) not in self._in_loss and _is_measure(value, self._apart)
 
     def _summarises(self, name: str, append: ast.AST) -> bool:
-        """Whether a list grows by what is no loss, and ``torch.stack(name)`` or so joins it."""
+        """Whether a list grows by anything but a loss, and ``torch.stack(name)`` or so joins it."""
         return (
             isinstance(append, ast.Call)
             and any(source.names(one) & self._apart for one in append.args)
