@@ -222,3 +222,36 @@ def test_what_a_training_loop_counts_is_said_once() -> None:
     assert result.stderr.count("from this rank's share") == 1, result.stderr
     assert "computes 'correct' and 'total' from this rank's share" in result.stderr
     assert "s.reduce(correct, 'sum'), s.reduce(total, 'sum')" in result.stderr
+
+
+METHODS = """
+class Trainer:
+    def __init__(self):
+        self.net, self.correct = nn.Linear(2, 2), 0
+    def step(self, x, y):
+        out = self.net(x)
+        nn.functional.cross_entropy(out, y).backward()
+        self.correct += (out.argmax(1) == y).sum().item()
+    def fit(self, loader):
+        batches = iter(loader)
+        while True:
+            try:
+                x, y = next(batches)
+            except StopIteration:
+                return
+            self.step(x, y)
+"""
+
+
+def test_counts_in_methods_of_a_while_loop_are_said_once() -> None:
+    result = run(
+        """
+        trainer = Trainer()
+        for epoch in range(2):
+            trainer.fit(DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 2), 2))
+        """,
+        before=METHODS,
+    ).ok()
+    assert result.stderr.count("from this rank's share") == 1, result.stderr
+    assert "the loop in line" in result.stderr
+    assert "s.reduce(self.correct, 'sum')" in result.stderr

@@ -11,7 +11,7 @@ from torchbus_sampler.counted import finder_of
 
 
 def counted(file: str, line: int) -> dict[str, str]:
-    finder = finder_of(file, line)
+    finder = finder_of((file, line))
     return {} if finder is None else finder.found()
 
 
@@ -92,9 +92,27 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
         ("targets.append(loss.detach().cpu().numpy())", "1", []),
         ("total += len(x)", "total", []),
         ("total += 1\ncorrect = (out.argmax(1) == y).float().mean()", "1", []),
-        # the loop combines them
+        # by other names
+        ("right = (out.argmax(1) == y).sum()\ncorrect += right.item()", "1", ["correct"]),
+        ("n = len(x)\nrunning += loss.item() * n", "running / len(ds)", ["running"]),
+        ("acc += (out.argmax(1) == y).float().mean()", "acc / 3", ["acc"]),
+        # lists that something sums up
+        ("kept.append((out == y).float().mean())", "torch.stack(kept).mean()", ["kept"]),
+        ("kept.append(out.softmax(1).detach())", "torch.cat(kept)", ["kept"]),
+        ("kept.append(accuracy(out, y))", "sum(kept) / len(kept)", ["kept"]),
+        ("kept.append(loss.detach())", "torch.stack(kept).mean()", []),
+        # all of them, or some, are combined
         ("correct += (out.argmax(1) == y).sum()", "s.reduce(correct, 'sum')", []),
         ("targets += y.tolist()", "dist.all_gather_object(None, targets)", []),
+        ("kept.append((out == y).float().mean().item())", "s.reduce(sum(kept) / 3)", []),
+        (
+            "correct += (out == y).sum().item()\ntotal += len(x)\nseen += len(x)",
+            "s.reduce(correct, 'sum') / s.reduce(torch.tensor([seen]), 'sum')",
+            ["total"],
+        ),
+        # other samples
+        ("for x, y in held_out:\n    correct += (model(x) == y).sum().item()", "correct", []),
+        ("kept.append(torch.stack([model(x) for x in held_out]).mean().item())", "1", []),
     ],
 )
 def test_counts_are_found(tmp_path: Path, body: str, result: str, names: list[str]) -> None:
@@ -122,6 +140,11 @@ for i, (x, y) in enumerate(loader):
             {"loss": "loss.item() after loss.backward()"},
         ),
         ("total += loss.detach()", "pass", {"loss": "loss.item() after loss.backward()"}),
+        (
+            "seen.append(loss.detach().clone())",
+            "pass",
+            {"loss": "loss.item() after loss.backward()"},
+        ),
         ("seen.append(float(loss))", "pass", {"loss": "loss.item() after loss.backward()"}),
         ("seen.append(loss.detach())", "pass", {}),  # holds the mean after backward
         ("pass", "total += loss.item()", {}),
@@ -170,6 +193,10 @@ for i, (x, y) in enumerate(loader):
         ("acc = accuracy(out, y); wandb.log({'acc': acc})", ["acc"]),
         ("acc = accuracy(out, y); bar.set_postfix(acc=acc)", ["acc"]),
         ("other = criterion(out, x); total += other.item()", ["other"]),
+        (
+            "other = model(x).sum(); other.backward(retain_graph=True); print(other.item())",
+            ["other"],
+        ),
         # the loss, parts of it, and what is made of them; sizes; what s.log reduces
         ("print(loss.item(), first.item(), part.item(), (loss / 2).item(), float(loss))", []),
         ("both = loss + first; print(both.item(), f'{both}')", []),
@@ -193,6 +220,108 @@ def test_a_loop_whose_backward_is_elsewhere_is_left_alone(tmp_path: Path) -> Non
     file = tmp_path / "elsewhere.py"
     file.write_text("for x, y in loader:\n    loss = step(x, y)\n    print(loss, loss.item())\n")
     assert counted(str(file), 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("divisor", "names"),
+    [
+        ("len(x)", ["len(x)"]),
+        ("x.size(0)", ["x.size(0)"]),
+        ("(n * 2)", ["n * 2"]),
+        ("len(loader.dataset)", []),
+        ("x.shape[1]", []),
+        ("s.reduce(len(x), 'sum')", []),
+    ],
+)
+def test_a_loss_that_is_divided_by_the_size_of_the_batch(
+    tmp_path: Path, divisor: str, names: list[str]
+) -> None:
+    file = tmp_path / "divided.py"
+    file.write_text(READ.format(after=f"n = len(x); print(loss.item() / {divisor})"))
+    assert counted(str(file), 2) == {name: f"s.reduce({name}, 'sum')" for name in names}
+
+
+TAKING = """
+def endless():
+    while True:
+        for batch in loader:
+            yield batch
+
+class Trainer:
+    def take(self):
+        return next(self.batches)
+    def step(self, x, y):
+        out = self.model(x)
+        loss = criterion(out, y)
+        loss.backward()
+        {counts}
+        return loss, (out == y).sum()
+    def fit(self):
+        {loop}
+            loss, right = self.step(x, y)
+            {counted}
+            validate(self.model, held_out)
+        return {result}
+
+def validate(model, loader):
+    correct = 0
+    for x, y in loader:
+        correct += (model(x) == y).sum().item()
+    print(correct)
+
+def combined(value):
+    value = torch.tensor(value)
+    dist.all_reduce(value)
+    return value
+
+{after}
+"""
+
+
+@pytest.mark.parametrize("begin", ["for batch in loader:", "self.step(x, y)"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for x, y in endless():",
+        "for step in range(9):\n            x, y = next(batches)",
+        "while (batch := next(batches, None)):\n            x, y = batch",
+        "while True:\n            x, y = self.take()",
+    ],
+)
+@pytest.mark.parametrize(
+    ("counts", "counted", "result", "after", "names"),
+    [
+        ("pass", "correct += right", "correct", "", ["correct"]),
+        ("self.n += len(x)", "correct += right", "correct", "", ["correct", "self.n"]),
+        ("self.right += (out == y).sum()", "pass", "self.right", "", ["self.right"]),
+        ("print(loss.item())", "pass", "1", "", []),
+        ("pass", "correct += right", "correct", "c = s.reduce(Trainer().fit())", []),
+        ("pass", "correct += right", "combined(correct)", "", []),
+        ("pass", "correct += right", "combined(right)", "", ["correct"]),
+    ],
+)
+def test_loops_in_any_form_that_count_in_functions(
+    tmp_path: Path,
+    loop: str,
+    counts: str,
+    counted: str,
+    result: str,
+    after: str,
+    names: list[str],
+    begin: str,
+) -> None:
+    text = TAKING.format(loop=loop, counts=counts, counted=counted, result=result, after=after)
+    file = tmp_path / "taking.py"
+    file.write_text(text)
+    lines = [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if "backward()" in line or "self.step(" in line
+    ]
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if begin in line)
+    finder = finder_of(*((str(file), number) for number in (*lines, line)))
+    assert finder is not None
+    assert sorted(finder.found()) == names
 
 
 KEEPING = """
@@ -231,7 +360,7 @@ def test_variables_that_are_filled_from_the_batches_and_enter_later_losses(
 ) -> None:
     file = tmp_path / "keeping.py"
     file.write_text(KEEPING.format(before=before, after=after))
-    finder = finder_of(str(file), 2)
+    finder = finder_of((str(file), 2))
     assert finder is not None and finder.held() == names
 
 

@@ -7,11 +7,11 @@ its source is read for such counts, once for each loop.
 from __future__ import annotations
 
 import ast
-import linecache
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
+from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, users_frames, warn
 
 from torchbus_sampler import loop_source as source
 
@@ -26,15 +26,12 @@ HELD = (
     " as in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
     " s.reduce(x.mean(0))` (s is the session: torchbus.current())"
 )
-GATHERING = {
-    *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
-    *("gather_in_order", "gather_for_metrics", "all_gather_into_tensor", "broadcast"),
-}
-REDUCING_ALONE = {"einops", "functools", "np", "numpy"}
 COMPARING = {"eq", "equal", "isclose"}
 PREDICTING = {"argmax", "topk", "tolist", "numpy"}
 MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
 SHOWING = {*source.PRINTING, "append", "update"}
+SUMMARISING = {*source.JOINING, "stack", "tensor", "sum", "mean", "average"} - {"append"}
+ROWS = re.compile(r"len\(|\.shape\[0\]|\.size\(0\)|\.numel\(\)")
 
 
 class CountedMetrics:
@@ -42,8 +39,8 @@ class CountedMetrics:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._seen: set[tuple[str, int]] = set()
-        self._begun: tuple[str, int] | None = None
+        self._seen: set[tuple[source.Place, ...]] = set()
+        self._begun: source.Place | None = None
 
     def begins(self) -> None:
         """A pass over divided data begins, in the line that runs now."""
@@ -55,13 +52,17 @@ class CountedMetrics:
     def after_backward(self, call: BackwardCall) -> None:
         if self._begun is None:
             return
-        place, self._begun = self._begun, None
-        if place in self._seen:
+        places = (*map(_place, users_frames()), self._begun)
+        self._begun = None
+        if places in self._seen:
             return
-        self._seen.add(place)
-        finder = finder_of(*place)
-        held = [] if finder is None else finder.held()
-        counted = {} if finder is None else finder.found()
+        self._seen.add(places)
+        finder = finder_of(*places)
+        if finder is None or (finder.place,) in self._seen:
+            return
+        place = finder.place
+        self._seen.add((place,))
+        held, counted = finder.held(), finder.found()
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             remedy = ", ".join(found.values())
@@ -74,83 +75,146 @@ def _quoted(names: Iterable[str]) -> str:
     return " and ".join(f"{name!r}" for name in names)
 
 
-def _place(frame: FrameType) -> tuple[str, int]:
+def _place(frame: FrameType) -> source.Place:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def finder_of(file: str, line: int) -> CountFinder | None:
-    """Return the finder for a loop, or None if there is none, or it combines anything."""
-    try:
-        module = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return None
-    loops = [
-        node
-        for node in ast.walk(module)
-        if isinstance(node, ast.For) and node.lineno <= line <= (node.iter.end_lineno or line)
-    ]
-    if not loops:
-        return None
-    scope = source.function_of(loops[-1], module)
-    if any(map(_gathers, ast.walk(scope))):
-        return None
-    return CountFinder(loops[-1], scope, averages="torchmetrics" not in ast.dump(module))
+def finder_of(*places: source.Place) -> CountFinder | None:
+    """Return the finder for a loop, or None if there is none.
 
-
-def _gathers(node: ast.AST) -> bool:
-    """Whether it combines over ranks. ``reduce`` alone does not: einops and functools have one."""
-    name = source.called(node)
-    function = node.func if isinstance(node, ast.Call) else None
-    owner = function.value if isinstance(function, ast.Attribute) else None
-    is_other = owner is None or (isinstance(owner, ast.Name) and owner.id in REDUCING_ALONE)
-    return name in GATHERING and not (name == "reduce" and is_other)
+    ``places``: of the frames of the loop's backward, the innermost first. The last is where the
+    pass begins.
+    """
+    program = source.Program(places)
+    found = program.loop(places)
+    return None if found is None else CountFinder(*found, program)
 
 
 class CountFinder:
     """Finds what a loop counts from its batches, and how to get all ranks'.
 
-    ``averages``: whether ``x.update(value, n)`` averages, which torchmetrics does over all ranks.
+    ``place``: of the loop. An update of a meter averages, unless it is one of torchmetrics, which
+    averages over all ranks.
     """
 
-    def __init__(self, loop: ast.For, scope: ast.AST, averages: bool) -> None:
+    def __init__(self, file: str, loop: source.Loop, program: source.Program) -> None:
+        self.place = file, loop.lineno
         self._loop = loop
-        self._scope = scope
-        self._averages = averages
-        self._nodes = [inner for one in loop.body for inner in ast.walk(one)]
-        self._batch = source.names(source.batch_in(loop))
+        self._program = program
+        self._averages = not program.imports("torchmetrics")
+        takes = not isinstance(loop, ast.For) or source.called(loop.iter) == "range"
+        self._batch = set() if takes else source.names(source.batch_in(loop))  # type: ignore[arg-type]
+        begin = [loop.test] if isinstance(loop, ast.While) else []
+        self._nodes = list(program.evaluated([*begin, *loop.body], self._is_other_pass))
+        self._values = [pair for node in self._nodes for pair in program.given(node)]
+        if takes:
+            self._batch = {name for name, value in self._values if source.takes(value)}
         self._made = {
             node.id
             for node in self._nodes
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
+        roots = [
+            one for node in self._nodes for one in source.losses(node) if not source.retains(node)
+        ]
+        self._added_up = source.reached(source.parts, roots, self._values)
+        self._in_loss = source.reached(source.names, roots, self._values)
+        self._of_batch = source.made_of(self._batch, self._values, set())
+        self._apart = source.made_of(self._batch, self._values, self._added_up) - self._added_up
+
+    def _is_other_pass(self, node: ast.AST) -> bool:
+        """``for x, y in held_out``, inside ``for x, y in loader``."""
+        return (
+            isinstance(node, ast.For)
+            and bool(source.names(node.target) & self._batch)
+            and not source.names(node.iter) & self._batch
+        )
 
     def found(self) -> dict[str, str]:
+        """Return names of numbers, and expressions that give those of all ranks."""
+        counted = self._counted()
+        found = self._read_of_batch(set(counted)) | self._per_sample() | counted
+        return {
+            source.plain(name): source.plain(remedy)
+            for name, remedy in found.items()
+            if _base(name) not in self._program.gathered
+        }
+
+    def _counted(self) -> dict[str, str]:
         sums: dict[str, str] = {}
         besides: dict[str, str] = {}
-        grown = {name for node in self._nodes for name, *_ in source.grows(node)}
+        grown = {_base(name) for node in self._nodes for name, *_ in source.grows(node)}
         for node in self._nodes:
             for name, value, joins in source.grows(node):
+                if not source.names(value) & self._of_batch:
+                    continue
                 total = {name: f"s.reduce({name}, 'sum')"}
-                if _collects(value, self._batch):
+                if _collects(value, self._apart) or self._summarises(name, node):
                     sums[name] = _gathered(name)
-                elif _is_count(value) or (
-                    _is_weighted(value) and _is_over_more(name, grown, self._scope)
+                elif self._any(_is_count, value) or (
+                    self._is_weighted(value) and self._is_over_more(name, grown)
                 ):
                     sums |= total
-                elif source.is_size(value):
+                elif self._measures(name, value):
+                    sums[name] = f"s.reduce({name})"
+                elif self._any(source.is_size, value):
                     besides |= total
                 elif joins and source.names(value) & self._batch:
                     besides[name] = _gathered(name)
             sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
         sums |= self._read_early()
-        counted = sums | besides if sums else {}
-        return self._read_of_batch(set(counted)) | counted
+        return sums | besides if sums else {}
+
+    def _any(self, is_so: Callable[[ast.expr], bool], value: ast.expr) -> bool:
+        """Whether it is so for an expression, or for what it names or calls."""
+        return any(is_so(one) for one in self._program.meanings(value))
+
+    def _is_weighted(self, value: ast.expr) -> bool:
+        """``loss.item() * len(x)``."""
+        return (
+            isinstance(value, ast.BinOp)
+            and isinstance(value.op, ast.Mult)
+            and any(self._any(source.is_size, one) for one in (value.left, value.right))
+        )
+
+    def _is_over_more(self, name: str, grown: set[str]) -> bool:
+        """Whether the program divides it by a number that the loop does not count, as by the size
+        of the data set: that is of all ranks.
+        """
+        return any(
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Div)
+            and _base(name) in self._named_in(node.left)
+            and grown.isdisjoint(self._named_in(node.right))
+            for node in self._program.nodes
+        )
+
+    def _named_in(self, value: ast.AST) -> set[str]:
+        """Return the variables in an expression, with other names of these."""
+        return {_base(source.variable(one)) for one in self._program.meant(value)}
+
+    def _measures(self, name: str, value: ast.expr) -> bool:
+        """``total += (out == y).float().mean()``, of anything but a loss."""
+        is_read = source.number_of(value) is not None
+        return not is_read and _base(name) not in self._in_loss and _is_measure(value, self._apart)
+
+    def _summarises(self, name: str, append: ast.AST) -> bool:
+        """Whether a list grows by anything but a loss, and ``torch.stack(name)`` or so joins it."""
+        return (
+            isinstance(append, ast.Call)
+            and any(source.names(one) & self._apart for one in append.args)
+            and _base(name) not in self._in_loss
+            and any(
+                source.called(node) in SUMMARISING and _base(name) in self._named_in(node)
+                for node in self._program.nodes
+            )
+        )
 
     def held(self) -> list[str]:
         """Return variables that the loop fills from its batches, and that enter its losses.
 
         A hidden state, which the model returns, is of this rank's own samples. What is written to
-        before it is used is of the same batch.
+        before it is used is of the same batch. What ``self`` has may be a buffer of a module.
         """
         losses = [one for node in self._nodes for one in source.losses(node)]
         roots = set().union(*map(source.names, losses))
@@ -172,7 +236,8 @@ class CountFinder:
             for name, value in (*values, *rows)
             if name in filled and (source.names(value) - {name} - roots) & of_batch
         }
-        return sorted(of_samples & in_loss - roots - self._batch)
+        found = of_samples & in_loss - roots - self._batch
+        return sorted(source.plain(name) for name in found if not name.startswith("self."))
 
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
         """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
@@ -188,11 +253,11 @@ class CountFinder:
         if isinstance(node, ast.AugAssign):
             targets = [node.target]
         return {
-            one.value.id: _gathered(one.value.id)
+            source.variable(one.value): _gathered(source.variable(one.value))
             for one in targets
             if isinstance(one, ast.Subscript)
-            and isinstance(one.value, ast.Name)
-            and one.value.id not in self._made | self._batch
+            and source.variable(one.value)
+            and source.variable(one.value) not in self._made | self._batch
             and source.names(one.slice) & self._batch
         }
 
@@ -213,12 +278,18 @@ class CountFinder:
 
     def _read_early(self) -> dict[str, str]:
         """A loss that is added up or shown before its backward, which gives it all ranks' mean."""
-        backwards = {
-            name: one.lineno
-            for node in reversed(self._nodes)
-            for one in source.losses(node)
-            for name in source.parts(one)
+        place = {id(node): index for index, node in enumerate(self._nodes)}
+        made = {
+            name: at
+            for at, node in reversed(list(enumerate(self._nodes)))
+            for name, _ in self._program.given(node)
         }
+        backwards: dict[str, tuple[int, str]] = {}
+        for index, node in enumerate(self._nodes):
+            for one in source.losses(node):
+                root = source.variable(one) or f"({ast.unparse(one)})"
+                for name in source.reached(source.parts, [one], self._values):
+                    backwards.setdefault(name, (index, root))
         shown = [
             inner
             for node in self._nodes
@@ -226,10 +297,10 @@ class CountFinder:
             for inner in ast.walk(node)
         ]
         return {
-            name: f"{name}.item() after {name}.backward()"
+            name: f"{name}.item() after {backwards[name][1]}.backward()"
             for node in shown
-            for name in _read_as_number(node)
-            if node.lineno < backwards.get(name, 0)  # type: ignore[attr-defined]
+            for name in _read_as_number(node) & set(backwards)
+            if made.get(name, -1) < place[id(node)] < backwards[name][0]
         }
 
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
@@ -238,55 +309,90 @@ class CountFinder:
         ``accuracy.item()``, ``print(top1(out, y))``. Loops inside the loop are left out: they
         evaluate, or go on with what they were given.
         """
-        nodes = list(source.outside_loops(self._loop.body))
-        roots = [one for node in nodes for one in source.losses(node)]
-        if not roots or not self._averages:
+        if not self._averages or not any(map(source.losses, self._nodes)):
             return {}
+        nodes = list(
+            self._program.evaluated(self._loop.body, lambda one: isinstance(one, source.Loop))
+        )
+        nodes = [node for node in nodes if id(node) not in self._reduced()]
         values = [pair for node in nodes for pair in source.assignments(node)]
-        added_up = source.reached(source.parts, roots, values)
-        in_loss = source.reached(source.names, roots, values)
-        of_batch = source.made_of(self._batch, values, added_up) - added_up
         found = [
             name
-            for name, value in _numbers_in(nodes, counted)
-            if source.base_name(value) not in in_loss and source.names(value) & of_batch
+            for name, value in self._numbers_in(nodes, counted)
+            if source.base_name(value) not in self._in_loss and source.names(value) & self._apart
         ]
-        shown = {name for node in nodes for name in source.shown(node)} - self._batch - in_loss
+        shown = {name for node in nodes for name in source.shown(node)}
         found += [
             name
             for name, value in values
-            if name in shown & of_batch and _is_measure(value, of_batch)
+            if name in shown & self._apart - self._batch - self._in_loss
+            and _is_measure(value, self._apart)
         ]
         return {name: f"s.reduce({name})" for name in found}
 
+    def _reduced(self) -> set[int]:
+        """Return the nodes of which what the program combines over ranks is made."""
+        gathered = self._program.gathered
+        made = [value for name, value in self._program.values if name in gathered]
+        fed = [
+            node
+            for node in self._nodes
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and source.base_name(node.func.value) in gathered
+        ]
+        return {id(inner) for one in (*made, *fed) for inner in ast.walk(one)}
+
+    def _numbers_in(
+        self, nodes: list[ast.AST], counted: set[str]
+    ) -> Iterator[tuple[str, ast.expr]]:
+        """Yield what is read as a number, with its name: ``acc.item()``, ``acc = float(...)``."""
+        names = {
+            id(node.value): source.assigned(node) for node in nodes if isinstance(node, ast.Assign)
+        }
+        counts = {
+            id(inner)
+            for node in self._nodes
+            for name, value, _ in source.grows(node)
+            if name in counted
+            for one in self._program.meant(value)
+            for inner in ast.walk(one)
+        }
+        for node in nodes:
+            value = None if id(node) in counts else source.number_of(node)
+            if value is not None and not source.is_size(value) and source.called(value) != "item":
+                target = names.get(id(node))
+                yield target[0] if target else ast.unparse(value), value
+
+    def _per_sample(self) -> dict[str, str]:
+        """``loss.item() / len(x)``: a loss of all ranks, by the size of this rank's batch."""
+        divisors = [
+            node.right
+            for node in self._nodes
+            if isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Div)
+            and self._any(_reads_any(self._added_up), node.left)
+            and source.names(node.right) & self._of_batch
+            and any(ROWS.search(ast.unparse(one)) for one in self._program.meant(node.right))
+        ]
+        return {ast.unparse(one): f"s.reduce({ast.unparse(one)}, 'sum')" for one in divisors}
+
 
 def _read_as_number(node: ast.AST) -> set[str]:
-    """``loss.item()``, ``float(loss)``, ``total += loss.detach()``."""
+    """``loss.item()``, ``float(loss)``, ``loss.clone()``, ``total += loss.detach()``."""
     value = source.number_of(node)
     if value is not None:
         return source.names(value)
+    if source.called(node) == "clone":
+        return source.names(node)
     added = node.value if isinstance(node, ast.AugAssign) else None
     is_detached = isinstance(added, ast.Call) and source.called(added) == "detach"
     return source.names(added) if added is not None and is_detached else set()
 
 
-def _numbers_in(nodes: list[ast.AST], counted: set[str]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield what is read as a number, with its name: ``acc.item()``, ``acc = float(...)``."""
-    names = {
-        id(node.value): source.assigned(node) for node in nodes if isinstance(node, ast.Assign)
-    }
-    counts = {
-        id(inner)
-        for node in nodes
-        for name, _, _ in source.grows(node)
-        if name in counted
-        for inner in ast.walk(node)
-    }
-    for node in nodes:
-        value = None if id(node) in counts else source.number_of(node)
-        if value is not None and not source.is_size(value) and source.called(value) != "item":
-            target = names.get(id(node))
-            yield target[0] if target else ast.unparse(value), value
+def _reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
+    """Return whether an expression reads one of the variables as a number."""
+    return lambda value: any(_read_as_number(node) & names for node in ast.walk(value))
 
 
 def _is_measure(value: ast.expr, of_batch: set[str]) -> bool:
@@ -312,8 +418,9 @@ def _gathered(name: str) -> str:
 
 
 def _base(name: str) -> str:
-    """Return the variable in ``matrix[t, p]`` or ``seen[t]``."""
-    return name.partition("[")[0]
+    """Return the variable in ``matrix[t, p]``, ``meters.seen`` or ``self.seen[t]``."""
+    found = re.match(r"(self\.)?[\w@]+", name)
+    return found[0] if found else name
 
 
 def _is_of_items(items: ast.expr, batch: set[str]) -> bool:
@@ -330,28 +437,6 @@ def _is_count(value: ast.expr) -> bool:
         isinstance(node, ast.Compare) or source.called(node) in COMPARING for node in nodes
     )
     return compares and any(source.called(node) == "sum" for node in nodes)
-
-
-def _is_weighted(value: ast.expr) -> bool:
-    """``loss.item() * len(x)``."""
-    return (
-        isinstance(value, ast.BinOp)
-        and isinstance(value.op, ast.Mult)
-        and (source.is_size(value.left) or source.is_size(value.right))
-    )
-
-
-def _is_over_more(name: str, grown: set[str], scope: ast.AST) -> bool:
-    """Whether the function divides it by a number that the loop does not count, as by the size of
-    the data set: that is of all ranks.
-    """
-    return any(
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Div)
-        and name in {ast.unparse(inner) for inner in ast.walk(node.left)}
-        and grown.isdisjoint(ast.unparse(inner) for inner in ast.walk(node.right))
-        for node in ast.walk(scope)
-    )
 
 
 def _collects(value: ast.expr, batch: set[str]) -> bool:
