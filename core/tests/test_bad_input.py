@@ -130,7 +130,7 @@ def test_the_core_alone_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"capture": 1}, "capture=1 is a int: it must be True or False"),
+        ({"capture": 1}, "capture=1 is an int: it must be True or False"),
         ({"verbose": "yes"}, "verbose='yes' is a str: it must be True or False"),
         ({"print_all_ranks": None}, "print_all_ranks=None is a NoneType: it must be True or False"),
         ({"num_nodes": "2"}, "num_nodes='2' is a str: it must be a number of machines"),
@@ -148,7 +148,7 @@ def test_the_core_alone_is_whole(tmp_path):
         ({"hang_timeout": 0.0}, "hang_timeout=0.0: it must be positive"),
         (
             {"accelerator": 1},
-            "accelerator=1 is a int: it must be 'auto', 'cpu', 'gpu' or a device type",
+            "accelerator=1 is an int: it must be 'auto', 'cpu', 'gpu' or a device type",
         ),
         (
             {"launch": "forks"},

@@ -91,7 +91,7 @@ def test_a_value_of_many_samples_under_vmap_is_not_a_number():
             "log_every_n_steps=2.5 is a float: it must be a number of optimizer steps",
         ),
         ({"autolog": "no"}, "autolog='no' is a str: it must be True or False"),
-        ({"log_dir": 3}, "log_dir=3 is a int: it must be a path"),
+        ({"log_dir": 3}, "log_dir=3 is an int: it must be a path"),
     ],
 )
 def test_options_are_checked(options, words):

@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torchbus.bus.registry import Listeners
 from torchbus.bus.verbs import refuse_outside
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import Context, UsageError, an, expect, hookimpl
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
@@ -207,8 +207,8 @@ class Log:
     def _log_metric(self, name: str, metric: Metric, on_step: bool | None) -> None:
         if on_step:
             raise UsageError(
-                f"s.log({name!r}, ..., on_step=True): a {type(metric).__name__} is computed at the"
-                " end of the pass, not in a step"
+                f"s.log({name!r}, ..., on_step=True): {an(type(metric).__name__)} is computed at"
+                " the end of the pass, not in a step"
             )
         if self._gatherer is not None:
             self._gatherer.add_metric(name, metric)

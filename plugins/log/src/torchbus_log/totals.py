@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, an
 
 FOLD_AT = 64
 
@@ -128,7 +128,7 @@ def to_value(name: str, value: Any) -> Value:
     except (TypeError, ValueError, RuntimeError):
         what = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(
-            f"s.log({name!r}, {value!r}): a {what} is not a number. Pass a number, or a tensor of"
+            f"s.log({name!r}, {value!r}): {an(what)} is not a number. Pass a number, or a tensor of"
             " one element"
         ) from None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported
+from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported, an
 
 from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS
@@ -100,7 +100,7 @@ class SameLoss:
 
 
 RETURNED = (
-    "{}.average returned a {}: it must replace each tensor by its mean over ranks, in place"
+    "{}.average returned {}: it must replace each tensor by its mean over ranks, in place"
     " (tensor.copy_(mean)), and return nothing"
 )
 WRONG = (
@@ -123,7 +123,7 @@ class TriedAverage:
         mine = [] if self._is_tried else [torch.full_like(tensors[0][:1], self._data.part)]
         returned = self._average([*tensors, *mine])
         if returned is not None:
-            raise PluginError(RETURNED.format(self._name, type(returned).__name__))
+            raise PluginError(RETURNED.format(self._name, an(type(returned).__name__)))
         for number in mine:
             self._check(float(number))
         self._is_tried = True
