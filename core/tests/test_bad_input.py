@@ -137,10 +137,10 @@ def test_the_core_alone_is_whole(tmp_path):
         ({"num_nodes": True}, "num_nodes=True is a bool: it must be a number of machines"),
         ({"num_nodes": 0}, "num_nodes=0: there must be at least one"),
         ({"timeout_s": "10"}, "timeout_s='10' is a str: it must be a number of seconds"),
-        ({"seed": -1}, "seed=-1: it must be from 0 to 4294967295, as NumPy takes no other"),
+        ({"seed": -1}, "seed=-1: it must be from 0 to 4294967295 (as in NumPy)"),
         (
             {"seed": 2**32},
-            "seed=4294967296: it must be from 0 to 4294967295, as NumPy takes no other",
+            "seed=4294967296: it must be from 0 to 4294967295 (as in NumPy)",
         ),
         ({"seed": True}, "seed=True is a bool: it must be a whole number from 0 to 4294967295"),
         ({"seed": "42"}, "seed='42' is a str: it must be a whole number from 0 to 4294967295"),

@@ -110,7 +110,10 @@ def test_a_script_with_a_session_of_its_own_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from torchbus import session\nwith session(): pass")
     (tmp_path / "run.toml").write_text("devices = 0\n")
     result = run([*COMMAND, "train.py"], cwd=tmp_path)
-    assert result.status == 1 and "UsageError: a session inside a session" in result.stderr
+    assert result.status == 1
+    assert result.stderr.endswith(
+        "UsageError: a session inside a session: `torchbus run` has begun one: run the script by `python`\n"
+    )
 
 
 FLAGS = {

@@ -125,6 +125,7 @@ def test_a_run_of_the_script_is_used_and_left_open():
             "NeptuneLogger(client='math') has no init_run: pass a module such as neptune",
         ),
         ({"tags": "a"}, "tags='a' is a str: it must be a list of texts"),
+        ({"offline": True}, "NeptuneLogger has no option 'offline': use mode='offline'"),
     ],
 )
 def test_options_are_checked(options, words):

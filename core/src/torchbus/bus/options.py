@@ -49,9 +49,7 @@ def check(given: dict[str, Any]) -> None:
         raise UsageError(f"prefetch={given['prefetch']}: it must be 0 or 1 (batches copied ahead)")
     expect("seed", given["seed"], (int, type(None)), "a whole number from 0 to 4294967295")
     if given["seed"] is not None and not 0 <= given["seed"] < 2**32:
-        raise UsageError(
-            f"seed={given['seed']}: it must be from 0 to 4294967295, as NumPy takes no other"
-        )
+        raise UsageError(f"seed={given['seed']}: it must be from 0 to 4294967295 (as in NumPy)")
     if given["num_nodes"] < 1:
         raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")
     if given["launch"] not in FORMS:
