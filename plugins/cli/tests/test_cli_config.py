@@ -36,6 +36,7 @@ BAD = {
     "gradient_accumulation_steps = 4": "run.toml: unknown option 'gradient_accumulation_steps': here it is called accumulate_grad_batches=",
     "num_nodes = '2'": "num_nodes='2' is a str: it must be a number of machines (num_nodes: from run.toml)",
     "launch = 'folk'": "launch='folk' is unknown: use 'auto' or 'script' or 'fork' or 'spawn' (launch: from run.toml)",
+    "[session]\ndevices = 2": "run.toml: [session] is a table: options of the session are written without one, as in devices = 2",
     "plugins = 'gpu'": "run.toml: plugins = 'gpu': it must be a list of names",
     "plugins = ['nothing']": "unknown plugin 'nothing'",
     "devices = ": "run.toml is not valid TOML: Invalid value",
