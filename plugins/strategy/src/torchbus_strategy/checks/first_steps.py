@@ -14,7 +14,7 @@ from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS
 from torchbus_strategy.groups import divides_samples
 from torchbus_strategy.loss.reading import terms_of
-from torchbus_strategy.loss.terms import Term
+from torchbus_strategy.loss.terms import Term, same
 from torchbus_strategy.user_code import warn_of_gradients
 
 
@@ -28,7 +28,8 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
         return ""
     compat.check()
     other = "sum" if loss_reduction == "mean" else "mean"
-    if {_kind(term) for term in terms_of(loss)} - {""} != {other}:
+    rows = session.share.weight * session.share.count / session.world.data.parts
+    if {_kind(term, rows) for term in terms_of(loss)} - {""} != {other}:
         return ""
     message = (
         f"the loss looks like a {other} over samples, but is treated as a {loss_reduction}: its"
@@ -39,8 +40,13 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
     return message
 
 
-def _kind(term: Term) -> str:
-    """Return "mean", "sum", or "" for others. A sum may be divided by a number of samples."""
+def _kind(term: Term, rows: float) -> str:
+    """Return "mean", "sum", or "" for others.
+
+    A sum may be divided by a number of samples, and a mean multiplied by this rank's ``rows``.
+    """
+    if any(not isinstance(one, Tensor) and same(one * rows, 1.0) for one in term.over):
+        return ""
     return term.reduction if term.reduction in ("mean", "sum") and not term.divisors else ""
 
 

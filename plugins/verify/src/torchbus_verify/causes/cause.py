@@ -191,8 +191,8 @@ def ranks(what: str) -> Cause:
     return Cause(
         "ranks that differ",
         what,
-        "Something changes parameters on one rank: draws, or a step by hand. s.reduce(gradient)"
-        " averages what backward does not make.",
+        "Something changes parameters on one rank: draws, or a step by hand. Gradients that"
+        " backward does not make are averaged if assigned to p.grad before optimizer.step().",
         False,
     )
 
