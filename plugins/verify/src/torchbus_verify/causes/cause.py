@@ -138,6 +138,16 @@ def divided(what: str) -> Cause:
     )
 
 
+def skipped(what: str) -> Cause:
+    return Cause(
+        "steps by the size of a batch",
+        f"{what}; with whole batches on every rank the difference is gone",
+        "A loop that skips batches of another size than the loader's skips each rank's share. Pass"
+        " drop_last=True to the loader instead.",
+        False,
+    )
+
+
 def local_number(what: str, adds_up: bool) -> Cause:
     found = f"{what}; the ranks' own numbers add up to the plain run's" if adds_up else what
     return Cause(
