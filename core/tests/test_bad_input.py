@@ -130,17 +130,17 @@ def test_the_core_alone_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"capture": 1}, "capture=1 is a int: it must be True or False"),
+        ({"capture": 1}, "capture=1 is an int: it must be True or False"),
         ({"verbose": "yes"}, "verbose='yes' is a str: it must be True or False"),
         ({"print_all_ranks": None}, "print_all_ranks=None is a NoneType: it must be True or False"),
         ({"num_nodes": "2"}, "num_nodes='2' is a str: it must be a number of machines"),
         ({"num_nodes": True}, "num_nodes=True is a bool: it must be a number of machines"),
         ({"num_nodes": 0}, "num_nodes=0: there must be at least one"),
         ({"timeout_s": "10"}, "timeout_s='10' is a str: it must be a number of seconds"),
-        ({"seed": -1}, "seed=-1: it must be from 0 to 4294967295, as NumPy takes no other"),
+        ({"seed": -1}, "seed=-1: it must be from 0 to 4294967295 (as in NumPy)"),
         (
             {"seed": 2**32},
-            "seed=4294967296: it must be from 0 to 4294967295, as NumPy takes no other",
+            "seed=4294967296: it must be from 0 to 4294967295 (as in NumPy)",
         ),
         ({"seed": True}, "seed=True is a bool: it must be a whole number from 0 to 4294967295"),
         ({"seed": "42"}, "seed='42' is a str: it must be a whole number from 0 to 4294967295"),
@@ -148,7 +148,7 @@ def test_the_core_alone_is_whole(tmp_path):
         ({"hang_timeout": 0.0}, "hang_timeout=0.0: it must be positive"),
         (
             {"accelerator": 1},
-            "accelerator=1 is a int: it must be 'auto', 'cpu', 'gpu' or a device type",
+            "accelerator=1 is an int: it must be 'auto', 'cpu', 'gpu' or a device type",
         ),
         (
             {"launch": "forks"},

@@ -91,7 +91,7 @@ def test_adopt_takes_what_a_loop_is_made_of():
     [
         (
             lambda s: s.all_gather(3),
-            "s.all_gather(3): a int is not a tensor; s.all_gather_object takes any object",
+            "s.all_gather(3): an int is not a tensor; s.all_gather_object takes any object",
         ),
         (
             lambda s: s.all_gather([torch.ones(1)]),

@@ -33,7 +33,7 @@ def train(configuration):
 
 
 NO_PLUGINS = [
-    (2, "session(2): a int is not a plugin, since it listens to no event: write devices=2"),
+    (2, "session(2): an int is not a plugin, since it listens to no event: write devices=2"),
     (
         None,
         "session(None): a NoneType is not a plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "

@@ -87,6 +87,59 @@ def test_the_cause_is_a_loader_that_is_not_divided() -> None:
     assert "An iterator of a DataLoader was made before the block" in words(older)
 
 
+EPISODES = """
+        policy = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+        for _ in range(8):
+            state, logs = torch.zeros(4), []
+            for _ in range(4):
+                actions = torch.distributions.Categorical(logits=policy(state))
+                action = actions.sample()
+                logs.append(actions.log_prob(action))
+                state = state + torch.randn(4) * (2 * action - 1)
+            optimizer.zero_grad()
+            (-torch.stack(logs) * torch.arange(4.0)).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_episodes_that_begin_in_the_same_state_are_not_the_same() -> None:
+    assert "computed the same thing" not in ranks.run(EPISODES).ok().stderr
+
+
+def test_gradients_by_hand_and_rewards_are_told_what_weighs_them() -> None:
+    reward = """
+        for step in range(4):
+            (nn.Linear(3, 1)(torch.ones(2, 3)).mean() * (0.5 + s.rank)).backward()
+    """
+    told = words(ranks.run(reward).stderr)
+    assert "a reward does, must be a tensor: torch.tensor([value])" in told
+    by_hand = """
+        net = nn.Linear(3, 1)
+        for x in DataLoader(torch.randn(12, 3), batch_size=2):
+            (g,) = torch.autograd.grad(net(x).mean(), [net.weight])
+            net.weight.data -= g
+    """
+    told = words(ranks.run(by_hand).stderr)
+    assert (
+        "or assign them to p.grad before optimizer.step(), which averages them by samples" in told
+    )
+
+
+def test_batches_in_a_list_are_shuffled_alike() -> None:
+    loop = """
+        net, batches = nn.Linear(3, 1), list(DataLoader(torch.randn(40, 3), batch_size=4))
+        import random
+        for epoch in range(4):
+            {}.shuffle(batches)
+            for x in batches:
+                net(x).mean().backward()
+    """
+    told = words(ranks.run(loop.format("random")).stderr)
+    assert "seed what draws the order, as in random.Random(epoch).shuffle(batches)" in told
+    assert ranks.run(loop.format("random.Random(epoch)")).ok()
+
+
 def test_a_loader_out_of_order_is_read_in_order() -> None:
     """Its first batch takes longest, in a worker of its own."""
     found = ranks.facts(

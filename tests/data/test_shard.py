@@ -110,7 +110,7 @@ def test_batches_of_every_kind_keep_their_classes() -> None:
     expected = [
         "a dict with a str",
         "a tuple with a str",
-        "a dict with a int",
+        "a dict with an int",
         "has no dimension",
         "must have the same number",
         "s.shard(int)",

@@ -46,3 +46,20 @@ def test_a_sum_is_in_explain_and_another_word_is_warned_of(
     assert result.stderr.count(SAID) == warned, result.stderr
     words = " ".join(result.stdout.split())
     assert (words.count(SAID), words.count(SUMMED)) == (warned, summed)
+
+
+ROWS = """
+import torch
+from torchbus import session
+from torch.utils.data import DataLoader
+
+with session(strategy="ddp", devices=2, launch="fork", loss_reduction="sum") as s:
+    model = torch.nn.Linear(3, 1)
+    for x in DataLoader(torch.randn(16, 3), batch_size=4):
+        (model(x).square().mean() * len(x) / 16).backward()
+"""
+
+
+def test_a_mean_times_the_number_of_samples_is_no_mean_to_be_told_of() -> None:
+    """Without ``loss_reduction`` the session asks for this "sum"."""
+    assert "Warning" not in fork_script(ROWS, timeout_s=60).ok().stderr

@@ -102,6 +102,18 @@ def test_augmentation_that_is_seeded_by_the_index(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_loop_that_skips_smaller_batches(tmp_path):
+    script(tmp_path, before="loss = torch.zeros(())")
+    source = (tmp_path / "train.py").read_text()
+    skips = source.replace(
+        "for x, y in loader:", "for x, y in loader:\n        if len(x) != 6: continue"
+    )
+    before = verdict_of(tmp_path, skips)
+    assert names(before) == ("steps by the size of a batch",) and not before["notes"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_batches_of_the_scripts_own_that_are_shared_out(tmp_path):
     whole = verdict_of(tmp_path, SLICES.format(session="", shard="pass"))
     assert whole["status"] == 0 and whole["notes"][0].startswith("nothing was gained")

@@ -49,7 +49,7 @@ def test_what_is_logged_is_what_tensorboard_shows(tmp_path):
 
 
 def test_the_root_is_a_path():
-    with pytest.raises(UsageError, match="root=3 is a int: it must be a path"):
+    with pytest.raises(UsageError, match="root=3 is an int: it must be a path"):
         TensorBoardLogger(root=3)
 
 

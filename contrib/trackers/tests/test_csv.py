@@ -121,8 +121,8 @@ def test_a_full_disk_loses_some_rows_and_not_those_after_it(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"root": 3}, "root=3 is a int: it must be a path"),
-        ({"name": 3}, "name=3 is a int: it must be a text"),
+        ({"root": 3}, "root=3 is an int: it must be a path"),
+        ({"name": 3}, "name=3 is an int: it must be a text"),
         ({"resume": True}, "resume=True is a bool: it must be the run_id of an earlier run"),
     ],
 )

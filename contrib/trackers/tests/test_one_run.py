@@ -65,8 +65,8 @@ def test_a_start_that_fails_is_tried_offline_and_told_without_the_key():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"project": 3}, "project=3 is a int: it must be a text"),
-        ({"offline": 1}, "offline=1 is a int: it must be True or False"),
+        ({"project": 3}, "project=3 is an int: it must be a text"),
+        ({"offline": 1}, "offline=1 is an int: it must be True or False"),
         ({"options": "a"}, "options='a' is a str: it must be a dict"),
     ],
 )

@@ -16,6 +16,11 @@ def redacted(text: str) -> str:
     return _hide()(text)
 
 
+def an(noun: str) -> str:
+    """Return a noun with its article, as in "an int" and "a str"."""
+    return f"{'an' if noun[0] in 'AEIOaeio' else 'a'} {noun}"
+
+
 @cache
 def _hide() -> Callable[[str], str]:
     found = list(entry_points(group="torchbus.redact"))

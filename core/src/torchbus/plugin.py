@@ -17,6 +17,7 @@ from torchbus.errors import (
     TorchbusError,
     Unsupported,
     UsageError,
+    an,
 )
 from torchbus.objects import mark_internal
 from torchbus.patches.backward import BackwardCall
@@ -47,6 +48,7 @@ __all__ = [
     "Unsupported",
     "UsageError",
     "World",
+    "an",
     "expect",
     "hookimpl",
     "hookspec",

@@ -179,10 +179,10 @@ def test_whatever_a_file_holds(written: Path, data: st.DataObject) -> None:
             "training",
             ("optimizers", 0, "gradients"),
             3,
-            r"\['optimizers'\]\[0\]\['gradients'\] is a int, not a list",
+            r"\['optimizers'\]\[0\]\['gradients'\] is an int, not a list",
         ),
         ("rank-0", (), GONE, "it is a NoneType, not a dict"),
-        ("rank-0", ("steps",), True, r"\['steps'\] is a bool, not a int"),
+        ("rank-0", ("steps",), True, r"\['steps'\] is a bool, not an int"),
         (
             "rank-0",
             ("position", "random", "streams", "order", "torch"),
@@ -195,7 +195,7 @@ def test_whatever_a_file_holds(written: Path, data: st.DataObject) -> None:
             1 << 30,  # NumPy would read memory there
             r"\['position'\]\['random'\]: ValueError: a generator at the place \[1073741824\]",
         ),
-        ("model", (), {1: 2}, "a key in it is a int, not a str"),
+        ("model", (), {1: 2}, "a key in it is an int, not a str"),
     ],
 )
 def test_it_is_refused_by_name(

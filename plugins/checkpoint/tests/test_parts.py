@@ -134,7 +134,7 @@ def test_another_model(written: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sharded_save": 1}, "sharded_save=1 is a int: it must be True or False"),
+        ({"sharded_save": 1}, "sharded_save=1 is an int: it must be True or False"),
     ],
 )
 def test_bad_input(options: dict[str, Any], words: str) -> None:

@@ -36,6 +36,7 @@ BAD = {
     "gradient_accumulation_steps = 4": "run.toml: unknown option 'gradient_accumulation_steps': here it is called accumulate_grad_batches=",
     "num_nodes = '2'": "num_nodes='2' is a str: it must be a number of machines (num_nodes: from run.toml)",
     "launch = 'folk'": "launch='folk' is unknown: use 'auto' or 'script' or 'fork' or 'spawn' (launch: from run.toml)",
+    "[session]\ndevices = 2": "run.toml: [session] is a table: options of the session are written without one, as in devices = 2",
     "plugins = 'gpu'": "run.toml: plugins = 'gpu': it must be a list of names",
     "plugins = ['nothing']": "unknown plugin 'nothing'",
     "devices = ": "run.toml is not valid TOML: Invalid value",
@@ -110,7 +111,10 @@ def test_a_script_with_a_session_of_its_own_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from torchbus import session\nwith session(): pass")
     (tmp_path / "run.toml").write_text("devices = 0\n")
     result = run([*COMMAND, "train.py"], cwd=tmp_path)
-    assert result.status == 1 and "UsageError: a session inside a session" in result.stderr
+    assert result.status == 1
+    assert result.stderr.endswith(
+        "UsageError: a session inside a session: `torchbus run` has begun one: run the script by `python`\n"
+    )
 
 
 FLAGS = {

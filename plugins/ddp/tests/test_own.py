@@ -107,16 +107,18 @@ def test_other_tensors_that_differ_between_ranks_are_shared_and_said() -> None:
     for (x,) in DataLoader(TensorDataset(data[:16]), batch_size=4):
         train(x)
         weight = torch.randn(3, requires_grad=True)  # in a pass, each rank draws its own
-    steps = torch.optim.SGD([weight], lr=1.0)
-    net(x * weight).mean().backward()
+        other = torch.randn(1, requires_grad=True)
+    steps = torch.optim.SGD([weight, other], lr=1.0)
+    (net(x * weight) * other).mean().backward()
     steps.step()
     found["alike"] = torch.equal(*s.all_gather(weight))
     """)
     assert found["alike"]
     assert (
-        "SGD: a tensor of shape (3,), which no module owns and which differs between ranks, gets rank 0's values"
+        "SGD: a tensor of shape (3,) (and 1 more), which no module owns and which differs between ranks, gets rank 0's values"
         in found["said"]
     )
+    assert found["said"].count("which no module owns") == 1
 
 
 def test_tensors_of_other_shapes_that_have_no_such_rows_are_refused() -> None:

@@ -57,9 +57,9 @@ def test_two_strategies_are_refused():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"backend": 1}, "backend=1 is a int: it must be the name of a torch.distributed backend"),
+        ({"backend": 1}, "backend=1 is an int: it must be the name of a torch.distributed backend"),
         ({"bucket_cap_mb": "big"}, "bucket_cap_mb='big' is a str: it must be a number of MiB"),
-        ({"sync_loss": 1}, "sync_loss=1 is a int: it must be True or False"),
+        ({"sync_loss": 1}, "sync_loss=1 is an int: it must be True or False"),
         (
             {"loss_reduction": "median"},
             "loss_reduction='median' is unknown: use 'auto', 'mean' or 'sum'",

@@ -35,10 +35,10 @@ def test_names_with_offload():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (3, "config is a int: pass a dict"),
+        (3, "config is an int: pass a dict"),
         ("missing.json", "can't be read"),
         ({"zero_optimisation": {}}, "did you mean 'zero_optimization'"),
-        ({"zero_optimization": 2}, "zero_optimization is a int; it must be an object"),
+        ({"zero_optimization": 2}, "zero_optimization is an int; it must be an object"),
         ({"zero_optimization": {"stage": 4}}, "it must be 0, 1, 2 or 3"),
         ({"scheduler": {}}, "which has no effect here: the loop makes its own scheduler"),
         (

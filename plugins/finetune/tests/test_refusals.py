@@ -20,7 +20,7 @@ make, train = (LOOP[name] for name in ("make", "train"))
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unfreeze": 5}, "unfreeze=5 is a int: it must be a dict from names of modules to steps"),
+        ({"unfreeze": 5}, "unfreeze=5 is an int: it must be a dict from names of modules to steps"),
         ({"unfreeze": {3: 5}}, "unfreeze={3: 5}: the key must be the name of a module"),
         ({"unfreeze": {"a": 0}}, "unfreeze={'a': 0}: the value must be a number of real optimizer"),
         ({"unfreeze": {"a": -1}}, "unfreeze={'a': -1}: the value must be a number"),
@@ -33,7 +33,7 @@ make, train = (LOOP[name] for name in ("make", "train"))
         ),
         ({"unfreeze": {"a": 5}, "unfreeze_lr": 0}, "unfreeze_lr=0: it must be positive"),
         ({"unfreeze": {"a": 5}, "unfreeze_lr": "a"}, "unfreeze_lr='a' is a str: it must be what"),
-        ({"unfreeze": {"a": 5}, "freeze_batchnorm": 1}, "freeze_batchnorm=1 is a int: it must be"),
+        ({"unfreeze": {"a": 5}, "freeze_batchnorm": 1}, "freeze_batchnorm=1 is an int: it must be"),
         ({"unfreeze_lr": 0.1}, "unfreeze_lr=0.1 without unfreeze=...: it would do nothing"),
     ],
 )

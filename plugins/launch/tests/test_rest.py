@@ -13,12 +13,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchbus_launch import stall
+from torchbus_launch import failure, stall
 from torchbus_launch.broadcast_log import FairClock, Looking
 from torchbus_launch.hang import HangWatch, report
 from torchbus_launch.rank_position import BLIND, RankPosition, find
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no notes")
+def test_the_summary_of_a_failure_is_its_error_not_its_notes() -> None:
+    error = ValueError("boom")
+    error.add_note("two\nlines")  # type: ignore[attr-defined]
+    found = failure.of(1, error)
+    assert found.summary == "ValueError: boom" and found.traceback.endswith("two\nlines\n")
+
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 

@@ -4,6 +4,7 @@ writing resumes.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from torchbus import session
-from torchbus.errors import PluginError
+from torchbus.errors import PluginError, UsageError
 
 from torchbus_log import files
 from torchbus_testing.environments import small_disk
@@ -154,9 +155,21 @@ def test_a_disk_that_never_answers_ends_with_a_count(tmp_path, heard, monkeypatc
 def test_a_folder_that_can_not_be_is_an_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        PluginError, match="plugin local failed in session_start: NotADirectoryError"
-    ):
+        UsageError, match=r"local: the folder .*/file/logs/.* can't be created: "
+    ) as e:
         session(strategy=None, logger="local", log_dir=tmp_path / "file" / "logs").__enter__()
+    assert str(e.value).endswith(
+        ": Not a directory. Pass the path of another parent folder as log_dir="
+    )
+
+
+def test_a_disk_that_is_read_only_is_told_at_the_start(tmp_path, heard, monkeypatch):
+    def mkdir(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with session(strategy=None, logger="local", log_dir=tmp_path):
+        assert "Read-only file system. Training continues" in str(heard[0].message)
 
 
 def test_a_record_that_is_no_json_is_an_error_of_the_one_who_logs_it(tmp_path):

@@ -62,6 +62,34 @@ PASS = ". Pass a number, or a tensor of one element"
             "reduce='median' is unknown: use one of mean, sum, max, min",
         ),
         (
+            lambda s: s.log("loss", 10**400),
+            "s.log('loss', ...): the number is too large for a float",
+        ),
+        (
+            lambda s: s.log("loss", torch.zeros((), device="meta")),
+            "s.log('loss', ...): a tensor on the meta device has no value",
+        ),
+        (
+            lambda s: s.log("loss", 1.0, on_step=False),
+            "s.log('loss', ..., on_step=False) logs nothing: pass on_epoch=True as well",
+        ),
+        (
+            lambda s: s.log("loss", 1.0, batch_size=-1),
+            "s.log(..., batch_size=-1): it must be a number of samples",
+        ),
+        (
+            lambda s: s.log_dict({"loss": 1.0}, batch_size="8"),
+            "s.log(..., batch_size='8'): it must be a number of samples",
+        ),
+        (
+            lambda s: s.log("loss", 1.0, step=-5),
+            "s.log(..., step=-5): it must be a number of optimizer steps",
+        ),
+        (
+            lambda s: s.log_histogram("x", [1.0], step=1.5),
+            "s.log_histogram(..., step=1.5): it must be a number of optimizer steps",
+        ),
+        (
             lambda s: s.log("acc", MeanMetric(), on_step=True),
             "s.log('acc', ..., on_step=True): a MeanMetric is computed at the end of the pass, not in a step",
         ),
@@ -72,6 +100,14 @@ def test_what_can_not_be_logged(call, words, logger):
     with session(strategy=None, logger=logger) as s, pytest.raises(UsageError) as error:
         call(s)
     assert str(error.value) == words
+
+
+def test_a_value_of_no_samples_does_not_count():
+    hears = RecordingLogger()
+    with session(strategy=None, logger=hears, autolog=False) as s:
+        for value, samples in ((1.0, 2), (9.0, 0), (4.0, 1)):
+            s.log("x", value, on_epoch=True, batch_size=samples)
+    assert hears.of("x") == [(0, 2.0)]
 
 
 def test_a_value_of_many_samples_under_vmap_is_not_a_number():
@@ -91,7 +127,7 @@ def test_a_value_of_many_samples_under_vmap_is_not_a_number():
             "log_every_n_steps=2.5 is a float: it must be a number of optimizer steps",
         ),
         ({"autolog": "no"}, "autolog='no' is a str: it must be True or False"),
-        ({"log_dir": 3}, "log_dir=3 is a int: it must be a path"),
+        ({"log_dir": 3}, "log_dir=3 is an int: it must be a path"),
     ],
 )
 def test_options_are_checked(options, words):

@@ -119,12 +119,13 @@ def test_a_run_of_the_script_is_used_and_left_open():
             {"mode": "online"},
             "NeptuneLogger(mode='online') is unknown: use one of async, sync, offline, read-only, debug",
         ),
-        ({"api_token": 5}, "NeptuneLogger(api_token=...) is a int: it must be a text"),
+        ({"api_token": 5}, "NeptuneLogger(api_token=...) is an int: it must be a text"),
         (
             {"client": math},
             "NeptuneLogger(client='math') has no init_run: pass a module such as neptune",
         ),
         ({"tags": "a"}, "tags='a' is a str: it must be a list of texts"),
+        ({"offline": True}, "NeptuneLogger has no option 'offline': use mode='offline'"),
     ],
 )
 def test_options_are_checked(options, words):

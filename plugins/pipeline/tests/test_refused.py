@@ -57,7 +57,7 @@ def test_each_is_refused_by_name():
         ({"microbatches": "4"}, "microbatches='4' is a str"),
         ({"stages": 0}, "stages=0: it must be 1 or more"),
         ({"schedule": "zigzag"}, "schedule='zigzag' is unknown: use 'gpipe', '1f1b' or"),
-        ({"blocks": 3}, "blocks=3 is a int"),
+        ({"blocks": 3}, "blocks=3 is an int"),
     ],
 )
 def test_wrong_options(options, words):

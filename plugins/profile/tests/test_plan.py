@@ -40,7 +40,7 @@ def test_nothing(nothing):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"profile": 3}, "profile=3 is a int: it must be True, or a dict"),
+        ({"profile": 3}, "profile=3 is an int: it must be True, or a dict"),
         (
             {"profile": {"skip": 3}},
             "profile={'skip': 3}: 'skip' is none of skip_first, wait, warmup, active, repeat,",
@@ -55,8 +55,8 @@ def test_nothing(nothing):
             {"profile": {"with_stack": 3}},
             "profile={'with_stack': 3}: with_stack must be True or False",
         ),
-        ({"profile": True, "profile_folder": 3}, "profile_folder=3 is a int: it must be a path"),
-        ({"profile": True, "memory_snapshot": 3}, "memory_snapshot=3 is a int"),
+        ({"profile": True, "profile_folder": 3}, "profile_folder=3 is an int: it must be a path"),
+        ({"profile": True, "memory_snapshot": 3}, "memory_snapshot=3 is an int"),
         ({"profile_folder": "x"}, "profile_folder='x' without profile=...: it would do nothing"),
     ],
 )

@@ -29,6 +29,10 @@ def test_the_steepest_fall_is_suggested():
     suggestion = LearningRates(lrs, tuple(losses), True).suggestion
     assert lrs[45] < suggestion < lrs[55]
     assert LearningRates(lrs, tuple(range(100)), False).suggestion is None
+    assert (
+        repr(LearningRates((1e-7, 0.5), (1.0, 0.5), True))
+        == "<2 rates from 1e-07 to 0.5, suggestion=None, diverged=True>"
+    )
     assert LearningRates(lrs[:2], (1.0, 0.5), True).suggestion is None
 
 

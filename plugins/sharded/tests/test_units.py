@@ -22,7 +22,7 @@ from torchbus_sharded.zero1 import Owners
         ),
         ({"auto_wrap_policy": 0}, "auto_wrap_policy=0: use 'auto'"),
         ({"mixed_precision": "8"}, "mixed_precision='8' is unknown: use 'bf16', '16' or None"),
-        ({"cpu_offload": 1}, "cpu_offload=1 is a int: it must be True or False"),
+        ({"cpu_offload": 1}, "cpu_offload=1 is an int: it must be True or False"),
         (
             {"forward_methods": "loss"},
             "forward_methods='loss' is a str: it must be names of methods, such as ('loss',)",
@@ -36,7 +36,7 @@ def test_wrong_options(options, words):
 
 
 def test_shard_gradients_is_true_or_false():
-    with pytest.raises(UsageError, match="shard_gradients=2 is a int: it must be True or False"):
+    with pytest.raises(UsageError, match="shard_gradients=2 is an int: it must be True or False"):
         session(strategy="ddp_sharded", shard_gradients=2)
 
 

@@ -39,7 +39,7 @@ REFUSALS = {
     "input": "the first positional argument of Block must be a tensor of shape (batch, sequence",
     "no logits": "loss_parallel=True: no output of Gpt is divided in its last dimension. Name its",
     "other loss": "loss_parallel=True: this loss is a DTensor, which cross_entropy would not have",
-    "type": "sequence_parallel=1 is a int: it must be True or False",
+    "type": "sequence_parallel=1 is an int: it must be True or False",
     "loss type": "loss_parallel='yes' is a str: it must be True or False",
     "cp": "unknown option 'cp': context parallel is not offered",
 }

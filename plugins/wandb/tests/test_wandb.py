@@ -108,7 +108,7 @@ def test_a_rank_samples_its_own_gpu(monkeypatch, visible, device, expected):
             {"mode": "sometimes"},
             "WandbLogger(mode='sometimes') is unknown: use one of online, offline, disabled, shared",
         ),
-        ({"project": 5}, "project=5 is a int: it must be a text"),
+        ({"project": 5}, "project=5 is an int: it must be a text"),
         ({"log_checkpoints": "all"}, "log_checkpoints='all' is a str: it must be True or False"),
         ({"ranks": "some"}, "ranks='some' is unknown: use 'main' or 'all'"),
     ],

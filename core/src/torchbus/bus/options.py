@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from torchbus.errors import UsageError
+from torchbus.errors import UsageError, an
 
 FORMS = ("auto", "script", "fork", "spawn")
 
@@ -31,7 +31,7 @@ def expect(name: str, value: object, types: type | tuple[type, ...], expected: s
     """Raise UsageError unless an option has one of these types. A bool does not count as an int."""
     wanted = types if isinstance(types, tuple) else (types,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise UsageError(f"{name}={value!r} is a {type(value).__name__}: it must be {expected}")
+        raise UsageError(f"{name}={value!r} is {an(type(value).__name__)}: it must be {expected}")
 
 
 def check(given: dict[str, Any]) -> None:
@@ -46,15 +46,10 @@ def check(given: dict[str, Any]) -> None:
     expect("accelerator", given["accelerator"], str, "'auto', 'cpu', 'gpu' or a device type")
     expect("prefetch", given["prefetch"], int, "0 or 1")
     if given["prefetch"] not in (0, 1):
-        raise UsageError(
-            f"prefetch={given['prefetch']}: it must be 0 or 1, the number of batches that are moved"
-            " to the device ahead"
-        )
+        raise UsageError(f"prefetch={given['prefetch']}: it must be 0 or 1 (batches copied ahead)")
     expect("seed", given["seed"], (int, type(None)), "a whole number from 0 to 4294967295")
     if given["seed"] is not None and not 0 <= given["seed"] < 2**32:
-        raise UsageError(
-            f"seed={given['seed']}: it must be from 0 to 4294967295, as NumPy takes no other"
-        )
+        raise UsageError(f"seed={given['seed']}: it must be from 0 to 4294967295 (as in NumPy)")
     if given["num_nodes"] < 1:
         raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")
     if given["launch"] not in FORMS:
@@ -159,7 +154,7 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
     if not _is_marked(thing):
         shown = repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__
         raise UsageError(
-            f"session({shown}): a {type(thing).__name__} is not a plugin, since it"
+            f"session({shown}): {an(type(thing).__name__)} is not a plugin, since it"
             f" listens to no event: {_remedy(thing)}"
         )
 

@@ -20,6 +20,8 @@ HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class ActiveSession(Protocol):
     """The interface of the active session to its process."""
 
+    under_command: bool
+
     @property
     def world(self) -> World: ...
     @property
@@ -51,8 +53,10 @@ def refuse_nesting() -> None:
         )
     if _active is not None:
         raise UsageError(
-            "a session inside a session: one is active already; end it first, or pass both sets of"
-            " plugins to one"
+            "a session inside a session: `torchbus run` has begun one: run the script by `python`"
+            if _active.under_command
+            else "a session inside a session: one is active already; end it first, or pass both"
+            " sets of plugins to one"
         )
 
 

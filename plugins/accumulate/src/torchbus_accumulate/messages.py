@@ -26,7 +26,7 @@ SHARED = (
 ASSIGNED = (
     "accumulate_grad_batches with gradients that the loop has assigned to the parameters of "
     "{} (torch.autograd.grad): without backward() the weight of each rank's gradients is unknown. "
-    "Call backward(), or accumulate in the loop and assign s.reduce(gradient)"
+    "Call backward(), or leave the option out and accumulate in the loop"
 )
 UNLIKE = (
     "several backward() calls before one step() have losses that count different things (such as"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 from torchbus import objects
-from torchbus.plugin import Context, Origin, UsageError
+from torchbus.plugin import Context, Origin, UsageError, an
 from torchbus.runtime.services import BatchService
 
 from torchbus_accumulate._compat import DATA_ITERATOR, yielded
@@ -223,7 +223,7 @@ def parse(value: int | Mapping[int, int]) -> dict[int, int]:
     for epoch, size in windows.items():
         if isinstance(size, bool) or not isinstance(size, int):
             raise UsageError(
-                f"accumulate_grad_batches={value!r}: {size!r} is a {type(size).__name__}; it must"
+                f"accumulate_grad_batches={value!r}: {size!r} is {an(type(size).__name__)}; it must"
                 f" be {EXPECTED}"
             )
         if size < 1:

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
-from torchbus.plugin import Context, SharedStore, TorchbusError
+from torchbus.plugin import Context, SharedStore, TorchbusError, an
 
 from torchbus_checkpoint._compat import kinds_of_dcp
 from torchbus_checkpoint.errors import CheckpointError
@@ -163,8 +163,8 @@ def _part(value: object) -> object:
     name = type(value).__name__
     if _kinds().get(name) is not type(value):
         raise TypeError(
-            f"a {type(value).__module__}.{name} in a checkpoint's plan: ranks exchange only plain"
-            " values and torch's own plans"
+            f"{an(f'{type(value).__module__}.{name}')} in a checkpoint's plan: ranks exchange only"
+            " plain values and torch's own plans"
         )
     if isinstance(value, Enum):
         return {name: value.name}

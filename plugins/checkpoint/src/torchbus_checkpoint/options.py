@@ -58,6 +58,8 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
     """Return the local folder, and the URL of the remote one. Every rank rejects an unknown URL."""
     if checkpoint is None:
         return None, None
+    if checkpoint == "":
+        raise UsageError("checkpoint='' names no folder: '.' is the current one")
     url = checkpoint if store.is_url(checkpoint) else None
     if url is None:
         if local_copy is not None:

@@ -58,7 +58,8 @@ class Checkpoint:
         load_best: at the end of the block, models get the weights of the best checkpoint.
         resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
             beginning, and rejects a folder that has checkpoints. A path names one.
-        async_save: write in a thread. The loop only waits for a copy in main memory.
+        async_save: write in a thread, those of ``s.save`` too. The loop only waits for a copy in
+            main memory.
         safetensors: has no effect since format 3, whose weights are always in this format.
         sharded_save: each rank writes its own parts of models and optimizers, and no rank gathers
             them. For strategy="fsdp". Such checkpoints resume with and without this option, on any

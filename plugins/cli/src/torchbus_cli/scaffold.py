@@ -10,7 +10,7 @@ from string import Template
 
 import torchbus
 from torchbus.bus import discovery
-from torchbus.plugin import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError, an
 
 from torchbus_cli.parser import Parser, complain
 
@@ -119,7 +119,9 @@ def _refuse_consumed(given: str, name: str, kind: str) -> None:
         discovery.version(there) if there is not None else discovery.distributions(kind).get(name)
     )
     if owner is not None:
-        raise UsageError(f"the name {given!r} is taken: {owner} has a {kind} {name!r}. Use another")
+        raise UsageError(
+            f"the name {given!r} is taken: {owner} has {an(kind)} {name!r}. Use another"
+        )
 
 
 def _refuse_existing(folder: Path) -> None:

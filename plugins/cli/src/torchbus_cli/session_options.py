@@ -83,6 +83,11 @@ class ConfigFile:
         try:
             discovery.find("option", name, (*CORE_OPTIONS, PLUGINS))
         except TorchbusError as error:
+            if isinstance(self.options[name], dict):
+                raise UsageError(
+                    f"{self._path}: [{name}] is a table: options of the session are written without"
+                    " one, as in devices = 2"
+                ) from None
             raise type(error)(f"{self._path}: {error}") from None
 
     def merged(self, given: Mapping[str, object]) -> dict[str, Any]:

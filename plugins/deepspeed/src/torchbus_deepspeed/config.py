@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError
+from torchbus.plugin import Context, UsageError, an
 
 from torchbus_deepspeed import _compat, known
 from torchbus_deepspeed.optimizers import OptimizerSection
@@ -34,8 +34,8 @@ def read(given: Given) -> dict[str, Any]:
         found = _from_file(Path(found), where)
     if not isinstance(found, Mapping):
         raise UsageError(
-            f"{where} is a {type(found).__name__}: pass a dict, or the path of a JSON file; without"
-            f" it, {VARIABLE} may name such a file"
+            f"{where} is {an(type(found).__name__)}: pass a dict, or the path of a JSON file;"
+            f" without it, {VARIABLE} may name such a file"
         )
     return copy.deepcopy(dict(found))
 
@@ -95,7 +95,7 @@ class DeepSpeedConfig:
         section = self._given.setdefault("zero_optimization", {})
         if not isinstance(section, dict):
             raise UsageError(
-                f"config: zero_optimization is a {type(section).__name__}; it must be an object"
+                f"config: zero_optimization is {an(type(section).__name__)}; it must be an object"
             )
         known.check_numbers(self._given)
         known.check_objects(self._given, section)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, an
 
 SECTION = "activation_checkpointing"
 CHANGES = (
@@ -31,7 +31,8 @@ def check(section: Any) -> None:
         return
     if not isinstance(section, dict):
         raise UsageError(
-            f"config: activation_checkpointing is a {type(section).__name__}; it must be an object"
+            f"config: activation_checkpointing is {an(type(section).__name__)}; it must be an"
+            " object"
         )
     for key, value in section.items():
         if key not in KNOWN:

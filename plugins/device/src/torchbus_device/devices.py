@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torchbus import bootstrap
-from torchbus.errors import UsageError
+from torchbus.errors import UsageError, an
 from torchbus.world import Devices
 
 from torchbus_device import accelerators
@@ -131,7 +131,7 @@ def _checked(number: int, given: Devices) -> int:
 
 def _parse(devices: Devices) -> int | list[int]:
     if isinstance(devices, bool) or not isinstance(devices, int | str | list | tuple):
-        raise UsageError(f"devices={devices!r} is a {type(devices).__name__}: {ADVICE}")
+        raise UsageError(f"devices={devices!r} is {an(type(devices).__name__)}: {ADVICE}")
     if devices == "auto":
         return -1
     if isinstance(devices, int):

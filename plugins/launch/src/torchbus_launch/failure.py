@@ -54,7 +54,9 @@ def of(rank: int, error: BaseException) -> Failure:
     text = redacted_traceback(error)
     if isinstance(error, RanksDiverged):
         return Failure(rank, str(error), diverged=True)
-    return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
+    alone = traceback.TracebackException(type(error), error, None)
+    vars(alone)["__notes__"] = None  # they are in the text
+    return Failure(rank, redacted([*alone.format_exception_only()][-1].strip()), text)
 
 
 def publish(store: SealedStore, log: BroadcastLog, failure: Failure) -> Failure:

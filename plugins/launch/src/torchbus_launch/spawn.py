@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torchbus import bootstrap
-from torchbus.errors import UsageError
+from torchbus.errors import UsageError, an
 
 from torchbus_launch.children import standard_input
 from torchbus_launch.job import Job
@@ -120,8 +120,8 @@ def _describe(path: str, value: object, error: Exception) -> str:
     cls = type(value)
     if "<locals>" in cls.__qualname__:
         outer = cls.__qualname__.rpartition(".<locals>.")[0].split(".")[-1]
-        return f"{path} is a {cls.__name__}, a class defined inside {outer}()"
-    return f"{path} is a {cls.__module__}.{cls.__qualname__} ({error})"
+        return f"{path} is {an(cls.__name__)}, a class defined inside {outer}()"
+    return f"{path} is {an(f'{cls.__module__}.{cls.__qualname__}')} ({error})"
 
 
 BOOT = (

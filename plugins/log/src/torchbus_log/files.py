@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import BinaryIO
 
-from torchbus.plugin import Context, expect, hookimpl, warn
+from torchbus.plugin import Context, UsageError, expect, hookimpl, warn
 
 from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
 from torchbus_log.trackers.values import Image, LoggedTable, Values, describe_run
@@ -87,7 +87,14 @@ class Local:
             else None
         )
         self._due = self._config is not None
-        self._disk.begin(self._begin)
+        try:
+            self._disk.begin(self._begin)
+        except OSError as error:
+            raise UsageError(
+                f"local: the folder {folder} can't be created: {error.strerror}. Pass the path of"
+                " another parent folder as log_dir="
+            ) from None
+        self._warn()
 
     @hookimpl
     def hyperparameters(self, values: dict[str, object]) -> None:

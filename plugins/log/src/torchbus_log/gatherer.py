@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from numbers import Real
 from types import TracebackType
 from typing import Any, Literal, TypedDict, get_args
 
@@ -25,7 +27,7 @@ from torchbus_log.exchange import (
 )
 from torchbus_log.monitors import Monitors
 from torchbus_log.passes import LoggedPass, OpenPasses
-from torchbus_log.totals import Metric, Value
+from torchbus_log.totals import Metric, Value, check_step
 from torchbus_log.trackers.values import Values, table_of
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
@@ -384,4 +386,8 @@ def how(options: dict[str, Any]) -> How:
     found = How(**options)
     if found.reduce not in REDUCTIONS:
         raise UsageError(f"reduce={found.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
+    check_step(found.step)
+    samples = found.batch_size
+    if samples is not None and not (isinstance(samples, Real) and 0 <= samples < math.inf):
+        raise UsageError(f"s.log(..., batch_size={samples!r}): it must be a number of samples")
     return found

@@ -16,13 +16,13 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torchbus.bus.registry import Listeners
 from torchbus.bus.verbs import refuse_outside
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import Context, UsageError, an, expect, hookimpl
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
 from torchbus_log.gatherer import PLAINLY, Gatherer, How, LogOptions, how
 from torchbus_log.passes import OpenPasses
-from torchbus_log.totals import Metric, Value, check_name, to_value
+from torchbus_log.totals import Metric, Value, check_name, check_step, to_value
 from torchbus_log.trackers.values import Image, Values
 from torchbus_strategy import sharding
 
@@ -104,7 +104,7 @@ class Log:
         PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
         in [0, 1], integers uint8. Rank 0 waits for the device.
         """
-        if self._wants(name, "log_image"):
+        if self._wants(name, "log_image", step):
             self._pass_on("image_ready", name, step, image=Image(name, image))
 
     def log_histogram(
@@ -115,7 +115,7 @@ class Log:
         Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
         all: then all ranks call this.
         """
-        if self._wants(name, "log_histogram"):
+        if self._wants(name, "log_histogram", step):
             whole = sharding.whole(values) if isinstance(values, Tensor) else values
             self._pass_on("histogram_ready", name, step, values=Values(name, whole, bins))
 
@@ -127,9 +127,10 @@ class Log:
         assert self._session is not None
         self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
 
-    def _wants(self, name: str, verb: str) -> bool:
+    def _wants(self, name: str, verb: str, step: int | None) -> bool:
         """Whether a verb has something to do. Raises UsageError outside of the session."""
         check_name(name, verb)
+        check_step(step, verb)
         if self._skips is None:
             refuse_outside(verb, has_begun=False)
             return False
@@ -195,6 +196,10 @@ class Log:
             else:
                 self._log_metric(name, value, manner.on_step)
                 continue
+            if manner is not PLAINLY and not (manner.on_epoch or manner.in_step):
+                raise UsageError(
+                    f"s.log({name!r}, ..., on_step=False) logs nothing: pass on_epoch=True as well"
+                )
             if gatherer is None:
                 continue
             if manner is PLAINLY:
@@ -207,8 +212,8 @@ class Log:
     def _log_metric(self, name: str, metric: Metric, on_step: bool | None) -> None:
         if on_step:
             raise UsageError(
-                f"s.log({name!r}, ..., on_step=True): a {type(metric).__name__} is computed at the"
-                " end of the pass, not in a step"
+                f"s.log({name!r}, ..., on_step=True): {an(type(metric).__name__)} is computed at"
+                " the end of the pass, not in a step"
             )
         if self._gatherer is not None:
             self._gatherer.add_metric(name, metric)

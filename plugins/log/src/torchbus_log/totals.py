@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, an
 
 FOLD_AT = 64
 
@@ -109,6 +110,12 @@ def check_name(name: object, verb: str = "log") -> str:
     return name
 
 
+def check_step(step: object, verb: str = "log") -> None:
+    """Raise UsageError unless the step is a whole number from 0, or None."""
+    if step is not None and not (isinstance(step, Integral) and int(step) >= 0):
+        raise UsageError(f"s.{verb}(..., step={step!r}): it must be a number of optimizer steps")
+
+
 def to_value(name: str, value: Any) -> Value:
     """Return the value of a number, or of a tensor with one element in the host's memory.
 
@@ -125,10 +132,12 @@ def to_value(name: str, value: Any) -> Value:
         return float(value)
     except UsageError:
         raise
+    except OverflowError:
+        raise UsageError(f"s.log({name!r}, ...): the number is too large for a float") from None
     except (TypeError, ValueError, RuntimeError):
         what = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(
-            f"s.log({name!r}, {value!r}): a {what} is not a number. Pass a number, or a tensor of"
+            f"s.log({name!r}, {value!r}): {an(what)} is not a number. Pass a number, or a tensor of"
             " one element"
         ) from None
 
@@ -139,6 +148,8 @@ def _only_element(name: str, value: Tensor) -> Tensor:
             f"s.log({name!r}, ...): a tensor of shape {tuple(value.shape)} is not one number: take"
             " its mean, for example"
         )
+    if value.is_meta:
+        raise UsageError(f"s.log({name!r}, ...): a tensor on the meta device has no value")
     return value.reshape(())
 
 

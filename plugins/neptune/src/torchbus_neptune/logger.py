@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from torchbus.plugin import Context, PluginError, UsageError, expect, hookimpl, warn
+from torchbus.plugin import Context, PluginError, UsageError, an, expect, hookimpl, warn
 
 from torchbus_log.trackers.tracker import Tracker, chosen_by_rank0
 from torchbus_log.trackers.values import Image
@@ -184,7 +184,7 @@ class NeptuneLogger(Tracker):
 def _check_text(word: str, value: object) -> None:
     if value is not None and not isinstance(value, str):
         raise UsageError(
-            f"NeptuneLogger({word}=...) is a {type(value).__name__}: it must be a text"
+            f"NeptuneLogger({word}=...) is {an(type(value).__name__)}: it must be a text"
         )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import Unsupported
+from torchbus.plugin import Unsupported, an
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline._compat import version
@@ -29,7 +29,7 @@ WRITTEN = (
     " cache of keys and values, pass use_cache=False (also to generate()); else use strategy='ddp'"
 )
 CONTAINER = (
-    "{} writes to a {} that it gets besides its input: under strategy='pipeline' layers compute on"
+    "{} writes to {} that it gets besides its input: under strategy='pipeline' layers compute on"
     " other ranks, a micro-batch at a time, and the loop would not find it there. Return it from"
     " the last layer, or use strategy='ddp'"
 )
@@ -103,7 +103,7 @@ class LayerArgument:
         if len(after) == len(self._before) and all(map(_is_same, after, self._before)):
             return False
         if isinstance(self.original, list | dict | set):
-            raise Unsupported(CONTAINER.format(layer, name))
+            raise Unsupported(CONTAINER.format(layer, an(name)))
         return True
 
 

@@ -190,7 +190,7 @@ def text_of(value: object) -> str:
     try:
         return cleaned(value)
     except Exception:
-        return f"a {type(value).__name__}"
+        return f"<{type(value).__name__}>"
 
 
 def cleaned(value: object) -> str:

@@ -4,6 +4,7 @@ The modules here look at models' modes and at backwards. ``order`` does the divi
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus import objects
-from torchbus.plugin import BackwardCall, Context, Origin, UsageError, warn
+from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, warn
 from torchbus.tree import as_list
 
 from torchbus_strategy.batches import TrackedBatch
@@ -70,6 +71,13 @@ UNFED = (
     " own share of it. Begin to iterate it (iter(loader), too) under torch.no_grad(), or after"
     " model.eval() of the model that is trained"
 )
+SKIPPED = (
+    ". If the loop skips batches whose size is not {}: a rank's share of a batch has {} samples"
+)
+SHARE = (
+    "torchbus: this rank's share of the batch has {} samples, and batch_size={} in the script: take"
+    " the size from the batch, as in x.shape[0] (see Data in docs/semantics.md)"
+)
 WHOLE = (
     "{} is {}, and so is not divided: every rank computes the same batches. But they feed"
     " backward: {}"
@@ -95,6 +103,7 @@ class TrainingLoaders:
         self._warned: set[str] = set()
         self._waited_for: list[tuple[type, Origin]] = []
         self._backwards = self._steps = 0
+        self._rows = self._size = self._largest = 0
 
     def __contains__(self, loader: DataLoader[object]) -> bool:
         return loader in self._trains
@@ -102,6 +111,12 @@ class TrainingLoaders:
     def __bool__(self) -> bool:
         """Whether any loader trains."""
         return len(self._trains) > 0
+
+    def take(self, loader: DataLoader[object], share: Share | None) -> None:
+        """The loop takes a batch of a divided pass."""
+        self._rows = len(share.indices) if share is not None else 0
+        self._size = (self._rows and loader.batch_size) or self._rows
+        self._largest = max(self._rows, self._largest)
 
     def add(self, loader: DataLoader[object]) -> None:
         """The loader has fed a backward."""
@@ -137,6 +152,12 @@ class TrainingLoaders:
         ):
             raise UsageError(_message(whole))
 
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of the loop that speaks of the size of the undivided batch."""
+        size, rows = self._size, self._rows
+        if rows != size and re.search(rf"\b{size}\b", str(error)):
+            getattr(error, "add_note", str)(SHARE.format(rows, size))  # since Python 3.11
+
     def wait_for(self, kind: type, origin: Origin) -> None:
         """A pass over a data set of this class is over, but something still holds its batches.
 
@@ -160,7 +181,11 @@ class TrainingLoaders:
         if self._session.is_main and not any(
             text.startswith("a loader over") for text in self._warned
         ):
-            self._warn(UNFED.format(kind.__name__))
+            skips = self._largest < self._size and not self._backwards
+            self._warn(
+                UNFED.format(kind.__name__)
+                + (SKIPPED.format(self._size, self._largest) if skips else "")
+            )
 
     def _warn(self, text: str) -> None:
         kind = text[:20]

@@ -240,6 +240,7 @@ class Divider:
             self._between.takes(iterator.origin)
             self._session.random.use("own")
             iterator.origin.share = share
+            self._training.take(loader, share)
             begun = divided is not None and divided.began_whole
             if self._decisions[loader].divide and iterator.num_yielded == 1 + begun:
                 self._parts.add(loader)
@@ -293,6 +294,8 @@ class Divider:
                 ):
                     self._training.say_unfed(type(loader.dataset))
             self._training.say_waited_for()
+        elif isinstance(error, RuntimeError | ValueError):
+            self._training.explain(error)
 
     @hookimpl
     def describe(self, thing: object) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, Origin, Share, UsageError
+from torchbus.plugin import Context, Origin, Share, UsageError, an
 from torchbus.tree import is_dataclass, leaves, map_tensors
 
 from torchbus_sampler.orders.sliced import even
@@ -135,8 +135,8 @@ def is_batch(value: object) -> bool:
     others = [type(leaf).__name__ for leaf in found if not isinstance(leaf, Tensor)]
     if others and (len(others) < len(found) or not isinstance(value, tuple)):
         raise UsageError(
-            f"s.shard: a {type(value).__name__} with a {others[0]} in it: a batch must hold only"
-            " tensors"
+            f"s.shard: {an(type(value).__name__)} with {an(others[0])} in it: a batch must hold"
+            " only tensors"
         )
     return bool(found) and not others
 

@@ -30,6 +30,10 @@ class LearningRates:
     losses: tuple[float, ...]
     diverged: bool
 
+    def __repr__(self) -> str:
+        tried = f"{len(self.lrs)} rates from {min(self.lrs):.3g} to {max(self.lrs):.3g}"
+        return f"<{tried}, suggestion={self.suggestion}, diverged={self.diverged}>"
+
     @property
     def smoothed(self) -> tuple[float, ...]:
         """Exponential means of the losses, with the bias of the beginning corrected."""

@@ -77,7 +77,7 @@ class UndividedModels:
                     raise RanksDiverged(
                         f"{name}, which no optimizer has, is no longer the same on all ranks:"
                         " gradients that are made by torch.autograd.grad and applied by hand are"
-                        " not averaged. Use an optimizer, or apply s.reduce(gradient)"
+                        " not averaged. Use an optimizer, and assign them to p.grad before its step"
                     )
 
 

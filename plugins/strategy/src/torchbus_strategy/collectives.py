@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torchbus.plugin import RankFailed, UsageError
+from torchbus.plugin import RankFailed, UsageError, an
 from torchbus.runtime import active
 
 from torchbus_device import accelerators
@@ -66,7 +66,7 @@ def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> li
     """Return the tensor of every rank, in rank order. Sizes in dim 0 may differ."""
     if not isinstance(value, torch.Tensor):
         raise UsageError(
-            f"s.all_gather({_short(value)}): a {type(value).__name__} is not a tensor;"
+            f"s.all_gather({_short(value)}): {an(type(value).__name__)} is not a tensor;"
             " s.all_gather_object takes any object"
         )
     rows = torch.atleast_1d(value.detach().to(device)).contiguous()
@@ -198,8 +198,8 @@ def _tensor(value: torch.Tensor | float) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(
-            f"s.reduce({_short(value)}): a {type(value).__name__} is neither a tensor nor a number."
-            " s.all_gather_object takes any object"
+            f"s.reduce({_short(value)}): {an(type(value).__name__)} is neither a tensor nor a"
+            " number. s.all_gather_object takes any object"
         ) from None
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import Context, UsageError, an, expect, hookimpl
 
 from torchbus_strategy import splitting
 from torchbus_strategy.collectives import broadcast_object, sealed, unsealed
@@ -177,6 +177,6 @@ def _sealed(key: str, result: object) -> bytes:
         return sealed(result)
     except Exception as error:
         raise UsageError(
-            f"s.once({key!r}, ...): a {type(result).__name__} can't be sent to the other ranks,"
+            f"s.once({key!r}, ...): {an(type(result).__name__)} can't be sent to the other ranks,"
             f" because pickle refuses it: {error}. Return what it is made of"
         ) from error

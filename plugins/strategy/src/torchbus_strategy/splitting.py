@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
-from torchbus.plugin import DataPlace, UsageError
+from torchbus.plugin import DataPlace, UsageError, an
 
 Rows = range | list[int]
 
@@ -76,7 +76,7 @@ def _checked(items: Any) -> Sized:
     is_one = isinstance(items, str | bytes | IterableDataset) or getattr(items, "ndim", 1) == 0
     if is_one or not has_rows:
         raise UsageError(
-            f"s.split_between_processes: a {type(items).__name__} has no items to divide: pass a"
+            f"s.split_between_processes: {an(type(items).__name__)} has no items to divide: pass a"
             " list, a tuple, a range, a tensor or array with rows, a map-style data set, or a dict"
             " of these"
         )

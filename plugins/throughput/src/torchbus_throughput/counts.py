@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
+from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, an, warn
 
 from torchbus_strategy.batches import TrackedBatch
 
@@ -166,8 +166,8 @@ def count(batch: object, tokens: Tokens) -> int:
     if isinstance(found, int) and found >= 0:
         return found
     raise UsageError(
-        f"the batch has a {type(found).__name__} as {tokens!r}, which tokens= names: a tensor or a"
-        " count is needed. Pass a function from the batch to an int"
+        f"the batch has {an(type(found).__name__)} as {tokens!r}, which tokens= names: a tensor or"
+        " a count is needed. Pass a function from the batch to an int"
     )
 
 
@@ -181,8 +181,8 @@ def _of_function(batch: object, function: Callable[[Any], int]) -> int:
         ) from error
     if not isinstance(found, int) or isinstance(found, bool):
         raise UsageError(
-            f"tokens={name}: it returned a {type(found).__name__}, and must return an int that the"
-            " host knows, such as batch['input_ids'].numel()"
+            f"tokens={name}: it returned {an(type(found).__name__)}, and must return an int that"
+            " the host knows, such as batch['input_ids'].numel()"
         )
     if found < 0:
         raise UsageError(f"tokens={name}: it returned {found}, and a count must be 0 or more")
@@ -206,11 +206,11 @@ def described(batch: object) -> str:
     """Describe the contents of a batch."""
     kind = type(batch).__name__
     if isinstance(batch, Mapping):
-        return f"a {kind} with the keys {_listed(map(repr, batch))}"
+        return f"{an(kind)} with the keys {_listed(map(repr, batch))}"
     if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return f"a {kind} of {len(batch)}: {_listed(type(part).__name__ for part in batch)}"
+        return f"{an(kind)} of {len(batch)}: {_listed(type(part).__name__ for part in batch)}"
     names = [] if isinstance(batch, Tensor) else [*getattr(batch, "__dict__", ())]
-    return f"a {kind}" + (f" with the attributes {_listed(names)}" if names else "")
+    return f"{an(kind)}" + (f" with the attributes {_listed(names)}" if names else "")
 
 
 def _listed(names: Any) -> str:

@@ -62,7 +62,7 @@ def look_beside(
     unseen = difference.unseen(ours.ranks)
     if unseen:
         reported.notes.append(f"values that rank 0 does not have are not compared: {_some(unseen)}")
-    if not found.models:
+    if not (found.models or differs):  # a difference may come before they are compared
         reported.notes.append(
             "losses and prints were compared, and no parameters: no model and no optimizer has any"
         )

@@ -12,6 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torchbus.plugin import an
 
 from torchbus_checkpoint._compat import LAYOUT, sparse_parts
 from torchbus_checkpoint.disk.divided import DividedTensor, TensorPart, numbers
@@ -220,5 +221,5 @@ def part(file: IO[bytes], place: PickledPart) -> Tensor:
     file.seek(place.start)
     found = read(io.BytesIO(file.read(place.length)))
     if not isinstance(found, Tensor):
-        raise ValueError(f"a {type(found).__name__} in the place of a tensor")
+        raise ValueError(f"{an(type(found).__name__)} in the place of a tensor")
     return found

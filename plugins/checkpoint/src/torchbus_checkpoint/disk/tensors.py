@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, an
 
 from torchbus_checkpoint._compat import sparse_parts
 from torchbus_checkpoint.state.jsonable import from_json, read_json, to_json
@@ -176,7 +176,7 @@ def _spec(name: str, tensor: Tensor) -> Spec:
 
 def _refuse(value: object) -> object:
     raise UsageError(
-        f"a checkpoint can't hold a {type(value).__module__}.{type(value).__name__}: let"
+        f"a checkpoint can't hold {an(f'{type(value).__module__}.{type(value).__name__}')}: let"
         " state_dict() return tensors, numbers, strings, and lists and dicts of them instead"
     )
 
@@ -248,7 +248,7 @@ class _Once:
         if kind == "tensor":
             return self._single(Spec(*content))
         if kind != "sparse":
-            raise ValueError(f"a {kind} in it")
+            raise ValueError(f"{an(kind)} in it")
         indices, values, shape, is_coalesced = content
         return torch.sparse_coo_tensor(
             from_json(indices, self),

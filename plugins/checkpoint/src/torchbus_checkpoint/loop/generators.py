@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torchbus.plugin import an
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
@@ -91,7 +92,7 @@ def set_state(thing: Generator, state: Any) -> None:
         script_generators.set_state(thing, decode(state) if is_of_numpy else state)
     except Exception as error:
         raise CheckpointError(
-            f"a {type(thing).__name__} rejects its state in the checkpoint"
+            f"{an(type(thing).__name__)} rejects its state in the checkpoint"
             f" ({type(error).__name__}: {error}): either it was another generator, or torchbus did"
             " not write the checkpoint"
         ) from error

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Unsupported
+from torchbus.plugin import Unsupported, an
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.plain import State, decode
@@ -243,7 +243,7 @@ def _expect(value: object, kinds: tuple[type, ...], at: str) -> None:
     """Raise if the value has another type. A bool does not count as an int."""
     fits = isinstance(value, kinds) and (type(value) is not bool or bool in kinds)
     if not fits:
-        raise _Unlike(f"{at or 'it'} is a {type(value).__name__}, not a {kinds[0].__name__}")
+        raise _Unlike(f"{at or 'it'} is {an(type(value).__name__)}, not {an(kinds[0].__name__)}")
 
 
 def _try(value: object, form: Callable[[object], object], at: str) -> None:

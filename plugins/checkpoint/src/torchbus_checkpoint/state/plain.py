@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, an
 
 from torchbus_checkpoint.state.jsonable import refuse_alike
 
@@ -65,9 +65,9 @@ def _encode_numpy(value: Any, what: str) -> object:
     if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biuf":
         return _encode_array(value)
     raise UsageError(
-        f"{what} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint"
-        " can't hold: its state_dict() must be made of tensors, numbers, strings, arrays, and"
-        " lists, tuples, sets and dicts of them"
+        f"{what} holds {an(f'{type(value).__module__}.{type(value).__qualname__}')}, which a"
+        " checkpoint can't hold: its state_dict() must be made of tensors, numbers, strings,"
+        " arrays, and lists, tuples, sets and dicts of them"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import re
 import secrets
@@ -315,7 +316,12 @@ class Tracker(Client, Plugin):
         on_error: str = "warn",
         start_timeout_s: float = 30.0,
         finish_timeout_s: float = 60.0,
+        **unknown: object,
     ) -> None:
+        for name in unknown:
+            known = [*inspect.getfullargspec(type(self)).kwonlyargs, "on_error"]
+            remedy = "mode='offline'" if name == "offline" and "mode" in known else ", ".join(known)
+            raise UsageError(f"{type(self).__name__} has no option {name!r}: use {remedy}")
         if ranks not in RANKS:
             raise UsageError(f"ranks={ranks!r} is unknown: use 'main' or 'all'")
         if on_error not in ("warn", "raise"):

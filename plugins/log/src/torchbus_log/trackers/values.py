@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, an
 
 from torchbus_redaction.redactor import Redactor
 
@@ -87,7 +87,7 @@ def _numbers(name: str, values: object) -> Tensor:
     except (RuntimeError, TypeError, ValueError):
         tensor = None
     if tensor is None or tensor.is_complex():
-        reported = f"a {type(values).__name__}" if tensor is None else str(tensor.dtype)
+        reported = an(type(values).__name__) if tensor is None else str(tensor.dtype)
         raise UsageError(
             f"s.log_histogram({name!r}): {reported} is neither a tensor nor an array of real"
             " numbers. Pass one, such as torch.tensor(values)"
@@ -170,7 +170,7 @@ def _from_array(name: str, value: object) -> Tensor:
         return torch.from_numpy(numpy.array(value))
     except (ImportError, TypeError, ValueError) as error:
         raise UsageError(
-            f"s.log_image({name!r}): a {type(value).__name__} is not a picture: pass a tensor, a"
+            f"s.log_image({name!r}): {an(type(value).__name__)} is not a picture: pass a tensor, a"
             " NumPy array or an image of PIL. Of a figure, pass"
             " numpy.asarray(figure.canvas.buffer_rgba())"
         ) from error

@@ -165,12 +165,15 @@ COUNTS_STAY = 4  # looks
 FIXED = (
     "the ranks do not train with the same loss: {}, again and again. It is a constant of the loss"
     " or of one of its terms (a factor, a divisor, label smoothing). Draw it from the same seeded"
-    " generator on all ranks, or only on rank 0: value = s.all_gather_object(value)[0].{}"
+    " generator on all ranks, or only on rank 0: value = s.all_gather_object(value)[0]; a number"
+    " that belongs to this rank's samples, as a reward does, must be a tensor:"
+    " torch.tensor([value]).{}"
 )
 MOVES = (
     "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its"
     " own. Average a computed number by s.reduce(number), and take rank 0's draw by"
-    " s.all_gather_object(number)[0]"
+    " s.all_gather_object(number)[0]; one that belongs to this rank's samples, as a reward does,"
+    " must be a tensor: torch.tensor([number])"
 )
 
 BALANCES = (

@@ -18,9 +18,10 @@ from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import is_divided
 
 SEED = (
-    "seed what draws the order and what chooses the samples (random_split), make both inside the"
-    " block, and let every rank take every batch, in evaluation as well; a loop that skips the"
-    " smaller batch at the end of an epoch needs drop_last=True, because only some ranks have one"
+    "seed what draws the order, as in random.Random(epoch).shuffle(batches), and what chooses the"
+    " samples (random_split), make both inside the block, and let every rank take every batch, in"
+    " evaluation as well; a loop that skips the smaller batch at the end of an epoch needs"
+    " drop_last=True, because only some ranks have one"
 )
 
 DRIFTED = (
@@ -31,7 +32,7 @@ DRIFTED = (
 NO_BACKWARD = (
     "the ranks' parameters differ, and loss.backward() was never called: gradients that are"
     " made by torch.autograd.grad and applied by hand are not averaged. Call loss.backward(), or"
-    " apply s.reduce(gradient)"
+    " assign them to p.grad before optimizer.step(), which averages them by samples"
 )
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported
+from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported, an
 
 from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS
 from torchbus_strategy.groups import divides_samples
 from torchbus_strategy.loss.reading import terms_of
-from torchbus_strategy.loss.terms import Term
+from torchbus_strategy.loss.terms import Term, same
 from torchbus_strategy.user_code import warn_of_gradients
 
 
@@ -28,7 +28,8 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
         return ""
     compat.check()
     other = "sum" if loss_reduction == "mean" else "mean"
-    if {_kind(term) for term in terms_of(loss)} - {""} != {other}:
+    rows = session.share.weight * session.share.count / session.world.data.parts
+    if {_kind(term, rows) for term in terms_of(loss)} - {""} != {other}:
         return ""
     message = (
         f"the loss looks like a {other} over samples, but is treated as a {loss_reduction}: its"
@@ -39,8 +40,13 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
     return message
 
 
-def _kind(term: Term) -> str:
-    """Return "mean", "sum", or "" for others. A sum may be divided by a number of samples."""
+def _kind(term: Term, rows: float) -> str:
+    """Return "mean", "sum", or "" for others.
+
+    A sum may be divided by a number of samples, and a mean multiplied by this rank's ``rows``.
+    """
+    if any(not isinstance(one, Tensor) and same(one * rows, 1.0) for one in term.over):
+        return ""
     return term.reduction if term.reduction in ("mean", "sum") and not term.divisors else ""
 
 
@@ -100,7 +106,7 @@ class SameLoss:
 
 
 RETURNED = (
-    "{}.average returned a {}: it must replace each tensor by its mean over ranks, in place"
+    "{}.average returned {}: it must replace each tensor by its mean over ranks, in place"
     " (tensor.copy_(mean)), and return nothing"
 )
 WRONG = (
@@ -123,7 +129,7 @@ class TriedAverage:
         mine = [] if self._is_tried else [torch.full_like(tensors[0][:1], self._data.part)]
         returned = self._average([*tensors, *mine])
         if returned is not None:
-            raise PluginError(RETURNED.format(self._name, type(returned).__name__))
+            raise PluginError(RETURNED.format(self._name, an(type(returned).__name__)))
         for number in mine:
             self._check(float(number))
         self._is_tried = True

@@ -21,7 +21,8 @@ LOOKS = 5
 class ReplicaWatch:
     """Warns once if all ranks had the same losses in the first steps: then nothing was divided.
 
-    Inputs are compared too, because dropout makes the losses differ.
+    Inputs are compared too, because dropout makes the losses differ; but not if they are those of
+    the step before, as in episodes that begin in the same state.
     """
 
     def __init__(self, session: Context) -> None:
@@ -29,14 +30,17 @@ class ReplicaWatch:
         self._looks = 0
         self._equal = 0
         self.input_sum = 0.0
+        self._has_input = False
+        self._input = 0.0  # that of the step before
         self._rows = 0  # of the first input of a forward
         self._pass: Origin | None = None  # the latest one that may train
 
     @hookimpl
     def module_called(self, module: Module, inputs: tuple[object, ...]) -> None:
         """Look at the first call after a backward: it gets the batch."""
-        if not self.input_sum:
-            tensors = [value.detach() for value in inputs if isinstance(value, Tensor)]
+        tensors = [value.detach() for value in inputs if isinstance(value, Tensor)]
+        if tensors and not self._has_input:
+            self._has_input = True
             self.input_sum = sum(map(weighted_sum, tensors))
             self._rows = max([self._rows, *(len(tensor) for tensor in tensors[:1] if tensor.dim())])
 
@@ -50,9 +54,10 @@ class ReplicaWatch:
         if self._looks >= LOOKS:
             return
         self._looks += 1
-        self.input_sum = 0.0
-        self._equal += any(
-            _equal(mean[slot], sent[slot]) for slot in (header.RAW_LOSS, header.INPUT)
+        self.input_sum, self._has_input = 0.0, False
+        is_new, self._input = sent[header.INPUT] != self._input, sent[header.INPUT]
+        self._equal += _equal(mean[header.RAW_LOSS], sent[header.RAW_LOSS]) or (
+            is_new and _equal(mean[header.INPUT], sent[header.INPUT])
         )
         if self._session.share.indices:
             self._looks = LOOKS

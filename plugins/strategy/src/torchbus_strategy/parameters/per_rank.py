@@ -77,11 +77,17 @@ class PerRankTensors:
             return []  # copying rank 0's values will raise
         numbers = [number for tensor in loose for number in _view(tensor, share, parts)]
         reported = extremes(numbers, self._session.world_size)
+        doubtful: dict[str, list[Tensor]] = {}
         found = [
             tensor
             for place, tensor in enumerate(loose)
-            if self._is_local(tensor, reported[NUMBERS * place : NUMBERS * (place + 1)], what)
+            if self._is_local(
+                tensor, reported[NUMBERS * place : NUMBERS * (place + 1)], what, doubtful
+            )
         ]
+        for text, tensors in doubtful.items():
+            more = f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
+            self._warn(text.format(what, f"{tuple(tensors[0].shape)}{more}"))
         if found and parts != self._session.world_size:
             raise Unsupported(
                 f"{what}: a tensor of shape {tuple(found[0].shape)} belongs to the samples of a"
@@ -94,7 +100,13 @@ class PerRankTensors:
         self._fed_by |= {id(tensor): 0 for tensor in found}
         return found
 
-    def _is_local(self, tensor: Tensor, reported: Sequence[tuple[float, float]], what: str) -> bool:
+    def _is_local(
+        self,
+        tensor: Tensor,
+        reported: Sequence[tuple[float, float]],
+        what: str,
+        doubtful: dict[str, list[Tensor]],
+    ) -> bool:
         """``reported``: the least and the greatest over ranks of each number."""
         shape, has_rows, values = reported
         mine = bool(has_rows[0])
@@ -105,7 +117,7 @@ class PerRankTensors:
                 " are not synchronised"
             )
         if mine is equal and shape[0] == shape[1]:
-            self._warn((ALIKE if mine else UNLIKE).format(what, tuple(tensor.shape)))
+            doubtful.setdefault(ALIKE if mine else UNLIKE, []).append(tensor)
         return mine
 
     def _warn(self, text: str) -> None:

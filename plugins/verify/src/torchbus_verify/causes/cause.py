@@ -138,6 +138,16 @@ def divided(what: str) -> Cause:
     )
 
 
+def skipped(what: str) -> Cause:
+    return Cause(
+        "steps by the size of a batch",
+        f"{what}; with whole batches on every rank the difference is gone",
+        "A loop that skips batches of another size than the loader's skips each rank's share. Pass"
+        " drop_last=True to the loader instead.",
+        False,
+    )
+
+
 def local_number(what: str, adds_up: bool) -> Cause:
     found = f"{what}; the ranks' own numbers add up to the plain run's" if adds_up else what
     return Cause(
@@ -191,8 +201,8 @@ def ranks(what: str) -> Cause:
     return Cause(
         "ranks that differ",
         what,
-        "Something changes parameters on one rank: draws, or a step by hand. s.reduce(gradient)"
-        " averages what backward does not make.",
+        "Something changes parameters on one rank: draws, or a step by hand. Gradients that"
+        " backward does not make are averaged if assigned to p.grad before optimizer.step().",
         False,
     )
 
