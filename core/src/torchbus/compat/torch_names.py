@@ -104,9 +104,7 @@ def require_hooked(kind: type[Optimizer]) -> None:
 
 
 def has_begun(scheduler: LRScheduler) -> bool:
-    """Whether its constructor is over, which steps as well. Without ``_step_count``: see
-    ``require_step_count``.
-    """
+    """Whether it is made, which steps too. Without ``_step_count``: see ``require_step_count``."""
     mine = vars(scheduler)  # a SequentialLR does not count, nor step as it is made
     return mine.get("_step_count", 0) > 0 or "best" in mine or "_schedulers" in mine
 

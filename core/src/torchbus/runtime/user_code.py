@@ -50,15 +50,6 @@ def users_frame() -> tuple[FrameType, int]:
     return frames[level], level
 
 
-def users_frames() -> list[FrameType]:
-    """Return the frames of the user's code, the innermost first."""
-    return [
-        one
-        for one in outwards(current_frame(1))
-        if not is_inside(one.f_globals) and not one.f_code.co_filename.startswith(LIBRARIES)
-    ]
-
-
 def caller() -> FrameType:
     """Return the frame that enters a session: the innermost outside torchbus and contextlib."""
     frames = outwards(current_frame(1))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import FrameType
 
-from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, users_frames, warn
+from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 from torchbus_sampler import loop_source as source
+from torchbus_strategy.user_code import users_frames
 
 COUNTED = (
     "the loop in line {} of {} computes {} from this rank's share of the batches, so what it prints"
@@ -52,23 +54,26 @@ class CountedMetrics:
     def after_backward(self, call: BackwardCall) -> None:
         if self._begun is None:
             return
-        places = (*map(_place, users_frames()), self._begun)
+        places = (*map(_place, users_frames(self._session.frame)), self._begun)
         self._begun = None
         if places in self._seen:
             return
         self._seen.add(places)
+        with suppress(RecursionError):  # a file of deeply nested expressions
+            self._look(places)
+
+    def _look(self, places: tuple[source.Place, ...]) -> None:
         finder = finder_of(*places)
         if finder is None or (finder.place,) in self._seen:
             return
-        place = finder.place
-        self._seen.add((place,))
+        self._seen.add((finder.place,))
+        file, line = finder.place
         held, counted = finder.held(), finder.found()
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
-            remedy = ", ".join(found.values())
-            warn(COUNTED.format(place[1], place[0], _quoted(found), remedy))
+            warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
         if held:
-            warn(HELD.format(place[1], place[0], _quoted(held)))
+            warn(HELD.format(line, file, _quoted(held)))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -334,14 +339,14 @@ class CountFinder:
         """Return the nodes of which what the program combines over ranks is made."""
         gathered = self._program.gathered
         made = [value for name, value in self._program.values if name in gathered]
-        fed = [
+        updated = [
             node
             for node in self._nodes
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and source.base_name(node.func.value) in gathered
         ]
-        return {id(inner) for one in (*made, *fed) for inner in ast.walk(one)}
+        return {id(inner) for one in (*made, *updated) for inner in ast.walk(one)}
 
     def _numbers_in(
         self, nodes: list[ast.AST], counted: set[str]

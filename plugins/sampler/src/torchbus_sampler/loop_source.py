@@ -437,7 +437,7 @@ class _Flat(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(0), node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._visit(node, {name: f"{name}@{node.name}" for name in _own(node)})
+        return self._visit(node, {name: f"{name}@{node.name}" for name in _local_names(node)})
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 
@@ -462,7 +462,7 @@ class _Flat(ast.NodeTransformer):
         return node
 
 
-def _own(function: Function) -> set[str]:
+def _local_names(function: Function) -> set[str]:
     """Return the variables of a function itself."""
     nodes = list(ast.walk(function))
     foreign = {
@@ -477,8 +477,8 @@ def _own(function: Function) -> set[str]:
 
 def _parameters(function: Function, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     given = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    own = [name for name in given if name != "self"]
-    yield from zip(own, call.args, strict=False)
+    parameters = [name for name in given if name != "self"]
+    yield from zip(parameters, call.args, strict=False)
     by_name = {one.arg: one.value for one in call.keywords}
-    every = (*own, *(one.arg for one in function.args.kwonlyargs))
+    every = (*parameters, *(one.arg for one in function.args.kwonlyargs))
     yield from ((name, by_name[plain(name)]) for name in every if plain(name) in by_name)
