@@ -279,7 +279,7 @@ def test_one_process_has_all_items_and_every_verb() -> None:
         assert s.on_main(lambda: 7)() == 7
         wrong = {"int": 3, "str": "prompt", "generator": (one for one in [1])}
         for name, items in wrong.items():
-            with pytest.raises(UsageError, match=f"a {name} has no items to divide"):
+            with pytest.raises(UsageError, match=f"an? {name} has no items to divide"):
                 s.split_between_processes(items).__enter__()
         with pytest.raises(UsageError, match=r"different lengths: {'a': 1, 'b': 2}"):
             s.split_between_processes({"a": [1], "b": [1, 2]}).__enter__()

@@ -44,7 +44,7 @@ def test_a_sum_over_a_number_that_one_process_knows_is_one_over_all_ranks(device
     assert not found.stderr, found.stderr
 
 
-IN_WINDOWS = """
+LOOP = """
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,16 +52,33 @@ from torchbus import session
 
 net = torch.nn.Linear(5, 3)
 data = DataLoader(TensorDataset(torch.randn(32, 5), torch.arange(32) % 3), 16)
-with session(strategy="ddp", devices=2, launch="fork", batch="global", accumulate_grad_batches=2):
+with session(strategy="ddp", devices=2, launch="fork", batch="global", {options}):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for rows, labels in data:
         out = net(rows)
-        (cross_entropy(out, labels) + out.square().sum() / 16).backward()
+        ({loss}).backward()
         optimizer.step()
         optimizer.zero_grad()
 """
 
 
-def test_a_sum_over_a_constant_beside_a_mean_is_warned_of_in_windows() -> None:
-    found = fork_script(IN_WINDOWS, timeout_s=110)
-    assert "a term of the loss is a sum over samples, and the others" in found.stderr
+@pytest.mark.parametrize(
+    ("loss", "options", "warning"),
+    [
+        (
+            "cross_entropy(out, labels) + out.square().sum() / 16",
+            "accumulate_grad_batches=2",
+            "a term of the loss is a sum over samples, and the others",
+        ),
+        (
+            "torch.einsum('bc,bc->', out, out.detach()) / 16",
+            "accumulate_grad_batches=1",
+            "the loss is divided by 16, a number of samples of all ranks",
+        ),
+    ],
+)
+def test_a_constant_whose_meaning_is_open_is_warned_of(
+    loss: str, options: str, warning: str
+) -> None:
+    found = fork_script(LOOP.format(loss=loss, options=options), timeout_s=110)
+    assert warning in found.stderr

@@ -217,7 +217,7 @@ def test_anything_becomes_json() -> None:
     )
     json.dumps(told)
     assert (
-        told["c"] == "a Broken"
+        told["c"] == "<Broken>"
         and told["d"] == "nan"
         and told["a"]["all"] == ["...", "..."]
         and "..." in written(told["b"])

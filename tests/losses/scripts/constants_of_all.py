@@ -1,10 +1,10 @@
-"""Sums over a number of samples that one process knows: of the batch, or of the data set."""
+"""Sums over a number of samples or elements that one process knows: of the batch, of the data."""
 
 import json
 import sys
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid, softplus
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
@@ -15,6 +15,19 @@ x, y = torch.randn(SAMPLES, 5, generator=g), torch.randint(0, 3, (SAMPLES,), gen
 LOSSES = {
     "over the batch": lambda out, y: cross_entropy(out, y, reduction="sum") / BATCH,
     "over the data": lambda out, y: cross_entropy(out, y, reduction="sum") / SAMPLES,
+    "over elements": lambda out, y: out.square().sum() / (BATCH * 3),
+    "over elements, beside a mean": lambda out, y: (
+        cross_entropy(out, y) + out.square().sum() / (BATCH * 3)
+    ),
+    "of selected rows": lambda out, y: (
+        softplus(-out[y == 1, 0]).sum() / BATCH - logsigmoid(out[y != 1, 0]).sum() / BATCH
+    ),
+    "picked": lambda out, y: (
+        cross_entropy(out, y) - out.log_softmax(1).gather(1, y[:, None]).squeeze(1).sum() / BATCH
+    ),
+    "of means": lambda out, y: (
+        softplus(out[y == 1]).mean(1).mean() + out.exp().log1p().sum() / BATCH
+    ),
     "beside a mean": lambda out, y: cross_entropy(out, y) + out.square().sum() / BATCH,
     "with a factor": lambda out, y: cross_entropy(out, y) + 0.1 * out.square().sum() / BATCH,
     "data, with a factor": lambda out, y: cross_entropy(out, y) + 3 * out.square().sum() / SAMPLES,
@@ -25,12 +38,15 @@ def train(loss_of, epochs=2):
     net = torch.nn.Linear(5, 3)
     torch.nn.init.ones_(net.weight), torch.nn.init.zeros_(net.bias)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    shown = []
     for _ in range(epochs):
         for rows, labels in DataLoader(TensorDataset(x, y), BATCH):
             optimizer.zero_grad()
-            loss_of(net(rows), labels).backward()
+            loss = loss_of(net(rows), labels)
+            loss.backward()
             optimizer.step()
-    return net.weight.detach()
+            shown.append(loss.item())
+    return torch.cat([net.weight.detach().flatten(), torch.tensor(shown)])
 
 
 apart = {}

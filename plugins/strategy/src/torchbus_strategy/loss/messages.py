@@ -80,10 +80,11 @@ SUM_BESIDE = (
     " the gradient of the sum is too small. Divide the sum by its number of samples, or call"
     " backward for each term"
 )
-SHOWN_TOO_SMALL = (
-    "the gradients are exact, but the loss that the loop shows is too small: it is the mean of the"
-    " ranks' losses, and a term of it is a sum over samples whose value the graph has not kept. To"
-    " show the exact loss, reduce such terms by s.reduce(term, 'sum')"
+SHOWN_OTHERWISE = (
+    "the gradients are exact, but the loss that the loop shows is not: it is the mean of the ranks'"
+    " losses, whose terms weigh differently, and the graph has not kept the terms' values. To show"
+    " the exact loss, reduce each term: s.reduce(term, 'sum') for a sum over samples,"
+    " s.reduce(values.sum(), 'sum') / s.reduce(count, 'sum') for a mean over count of them"
 )
 NORMALISED = (
     "the loss multiplies this rank's samples by weights that add up to one, or are one on average:"
@@ -103,6 +104,11 @@ TIMES_ROWS = (
     " sum over samples, pass loss_reduction='sum': as a mean, its gradients are too small by the"
     " number of ranks and of batches in a window. If the factor is a constant that happens to be"
     " equal, all is well"
+)
+UNKNOWN_OVER = (
+    "the loss is divided by {:g}, a number of samples of all ranks, and its graph does not show"
+    " whether it is a sum over samples: it counts as a mean. If it is a sum, pass"
+    " loss_reduction='sum'; if it is a mean, all is well"
 )
 MIXED = (
     "a term of the loss counts {:g} things for {} samples, and another term can't be read from the"

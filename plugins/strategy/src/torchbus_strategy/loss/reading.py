@@ -192,7 +192,8 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
         return _dot(node, given[0], divisors)
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
-    unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
+    hidden = "hidden" if name.startswith("CompiledFunction") else "unknown"
+    unknown = Term(hidden, over=divisors)
     return _compared(node) or [unknown]
 
 

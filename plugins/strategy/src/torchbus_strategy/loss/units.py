@@ -83,7 +83,9 @@ class ConstantDivisors:
     def may_be_of_all(
         self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]
     ) -> bool:
-        """Whether it is a number of samples that one process knows, as far as this rank sees."""
+        """Whether it is a number of samples that one process knows, or of their elements, as far as
+        this rank sees.
+        """
         share, parts = self._session.share, self._session.world.data.parts
         if divisor is None or isinstance(divisor, Tensor) or not share.count:
             return False
@@ -92,7 +94,9 @@ class ConstantDivisors:
             share.count >= 2 * parts
             and divisor not in self._of_each
             and any(
-                self._divides_by(count, divisors, sizes) for count in counts_of_all(self._session)
+                self._divides_by(count * elements, divisors, sizes)
+                for count in counts_of_all(self._session)
+                for elements in (1, *accumulate(sizes[1:], operator.mul))
             )
         )
 

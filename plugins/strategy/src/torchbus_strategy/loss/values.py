@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from torchbus_strategy import compat
-from torchbus_strategy.loss.reading import below
+from torchbus_strategy.loss.reading import SHAPES, below
 from torchbus_strategy.loss.terms import Number, Term
 
 Gradients = tuple[Tensor | None, ...]
@@ -96,6 +96,18 @@ WITH_TARGETS: dict[str, Callable[[Node, str], Tensor]] = {
     "NllLossBackward0": lambda node, reduction: _nll(node, reduction),
     "NllLoss2DBackward0": lambda node, reduction: _nll(node, reduction),
 }
+ELEMENTWISE: dict[str, Callable[[Node, Tensor], Tensor]] = {
+    "AbsBackward0": lambda node, x: x.abs(),
+    "GatherBackward0": lambda node, x: x.gather(
+        compat.signed(compat.dim(node)), compat.index(node)
+    ),
+    "LogBackward0": lambda node, x: x.log(),
+    "Log1PBackward0": lambda node, x: x.log1p(),
+    "LogSigmoidBackward0": lambda node, x: F.logsigmoid(x),
+    "PowBackward0": lambda node, x: x ** compat.exponent(node),
+    "SoftplusBackward0": lambda node, x: F.softplus(x, compat.beta(node)),
+}
+"""What nodes make of the tensor that they have saved."""
 DEPTH = 8
 
 
@@ -154,7 +166,10 @@ def _value(node: Node) -> Tensor | None:
         return torch.as_tensor(first * second if name == "MulBackward0" else first / second)
     if name not in ("MeanBackward0", "SumBackward0"):
         return None
-    values = _elements(below(node), DEPTH)
+    child = below(node)
+    while type(child).__name__ in SHAPES:
+        child = below(child)
+    values = _elements(child, DEPTH)
     return None if values is None else values.mean() if name == "MeanBackward0" else values.sum()
 
 
@@ -164,11 +179,9 @@ def _elements(node: Node, depth: int) -> Tensor | None:
     result: Tensor | None = compat.saved(node, compat.RESULT)
     if result is not None:
         return result
-    if name == "PowBackward0":
-        power: Tensor = compat.operand(node) ** compat.exponent(node)
-        return power
-    if name == "AbsBackward0":
-        return torch.abs(compat.operand(node))
+    if name in ELEMENTWISE:
+        given = compat.saved(node, compat.SELF)
+        return None if given is None else ELEMENTWISE[name](node, given)
     if name in WITH_TARGETS:
         return WITH_TARGETS[name](node, REDUCTIONS[compat.reduction(node)])
     return _of_elements(node, name, depth) if depth else None
@@ -180,7 +193,7 @@ def _of_elements(node: Node, name: str, depth: int) -> Tensor | None:
         first = _side(node, compat.SELF, 0, depth)
         second = None if first is None else _side(node, compat.OTHER, 1, depth)
         return None if first is None or second is None else first * second
-    if name not in ("NegBackward0", "SumBackward1", "IndexBackward0"):
+    if name not in ("NegBackward0", "SumBackward1", "MeanBackward1", "IndexBackward0"):
         return None
     values = _elements(below(node), depth - 1)
     if values is None or name == "NegBackward0":
@@ -189,9 +202,9 @@ def _of_elements(node: Node, name: str, depth: int) -> Tensor | None:
         return values[
             tuple(slice(None) if index is None else index for index in compat.indices(node))
         ]
-    return values.sum(
-        [compat.signed(dim) for dim in compat.dim(node)], keepdim=compat.keepdim(node)
-    )
+    reduce = torch.sum if name == "SumBackward1" else torch.mean
+    dims = [compat.signed(dim) for dim in compat.dim(node)]
+    return reduce(values, dims, keepdim=compat.keepdim(node))
 
 
 def _side(node: Node, name: str, place: int, depth: int) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchbus.plugin import Context, Share, UsageError
 
 from torchbus_strategy import compat
-from torchbus_strategy.batches import only_evaluate
+from torchbus_strategy.batches import counts_of_all, only_evaluate
 from torchbus_strategy.loss import messages
 from torchbus_strategy.loss.clamped import Clamps, unless_clamped
 from torchbus_strategy.loss.deciding import BySamples, Deciding, host_knows
@@ -26,6 +26,7 @@ from torchbus_strategy.loss.terms import (
     RATIO_SQUARED,
     UNTOLD,
     Count,
+    Measured,
     Number,
     Scales,
     Term,
@@ -232,8 +233,8 @@ class LossWeights:
         value = self._each.multiply(terms, weights)
         if value is not None:
             new.weighted_terms, new.weights = terms, weights
-        elif terms.note == "sums":
-            self._say(messages.SHOWN_TOO_SMALL)
+        else:
+            self._say(messages.SHOWN_OTHERWISE)
         new.value = terms.loss.detach() * self._session.share.weight if value is None else value
         new.isolated = count.isolated
         return new
@@ -335,7 +336,16 @@ class LossWeights:
             self._say(text)
         if not may_sync and self._each.mixes_constants(terms):
             self._say(messages.SUM_BESIDE)
+        for number in self._constants_over_unknown(terms):
+            self._say(messages.UNKNOWN_OVER.format(number))
         return found
+
+    def _constants_over_unknown(self, terms: list[Term]) -> list[float]:
+        """Return the constants that count samples by which the loop divides what can't be read."""
+        over = [one for term in terms if term.reduction == "unknown" for one in term.over]
+        constants = [one for one in over if not isinstance(one, Tensor | Measured)]
+        counts = counts_of_all(self._session) if constants else []
+        return [one for one in constants if any(same(one, count) for count in counts)]
 
     def state_dict(self) -> dict[str, object]:
         """Return the facts about the losses so far, the same on all ranks, for checkpoints.
