@@ -24,6 +24,7 @@ ENDLESS = {
     "checkpoint/plugin.py::session_end": THREAD,
     "checkpoint/remote/mirror.py::_run": "a thread that waits for work",
     "checkpoint/state/snapshot.py::wait": THREAD,
+    "checkpoint/state/snapshot.py::write_value": THREAD,
     "compress/averaging.py::exchange": COLLECTIVE,
     "compress/averaging.py::finish": COLLECTIVE,
     "compress/averaging.py::state": COLLECTIVE,
