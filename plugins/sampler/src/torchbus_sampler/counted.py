@@ -54,8 +54,10 @@ class CountedMetrics:
     def after_backward(self, call: BackwardCall) -> None:
         if self._begun is None:
             return
-        places = (*map(_place, users_frames(self._session.frame)), self._begun)
-        self._begun = None
+        begun, self._begun = self._begun, None
+        if (begun,) in self._seen:
+            return
+        places = (*map(_place, users_frames(self._session.frame)), begun)
         if places in self._seen:
             return
         self._seen.add(places)

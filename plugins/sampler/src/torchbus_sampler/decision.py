@@ -113,7 +113,7 @@ class TrainingLoaders:
         return len(self._trains) > 0
 
     def take(self, loader: DataLoader[object], share: Share | None) -> None:
-        """The loop takes a batch of a divided pass."""
+        """The loop takes the first batch of a divided pass."""
         self._rows = len(share.indices) if share is not None else 0
         self._size = (self._rows and loader.batch_size) or self._rows
         self._largest = max(self._rows, self._largest)

@@ -240,10 +240,10 @@ class Divider:
             self._between.takes(iterator.origin)
             self._session.random.use("own")
             iterator.origin.share = share
-            self._training.take(loader, share)
             begun = divided is not None and divided.began_whole
             if self._decisions[loader].divide and iterator.num_yielded == 1 + begun:
                 self._parts.add(loader)
+                self._training.take(loader, share)
         return instead
 
     @hookimpl

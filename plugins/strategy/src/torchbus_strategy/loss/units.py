@@ -316,6 +316,8 @@ class Unit:
 
     def scales(self, mean: Sequence[float], alike: bool, windows: bool) -> Scales | None:
         """Return the factors for gradients and loss. None: change nothing."""
+        if not (mean[COUNTED] or alike):
+            return None
         target = self._target(alike)
         if not mean[COUNTED] and target == 1.0:
             return None
