@@ -15,6 +15,7 @@ from types import FrameType
 from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 from torchbus_sampler import loop_source as source
+from torchbus_sampler.loop_program import Loop, Place, Program, plain
 from torchbus_strategy.user_code import users_frames
 
 COUNTED = (
@@ -41,8 +42,8 @@ class CountedMetrics:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._seen: set[tuple[source.Place, ...]] = set()
-        self._begun: source.Place | None = None
+        self._seen: set[tuple[Place, ...]] = set()
+        self._begun: Place | None = None
 
     def begins(self) -> None:
         """A pass over divided data begins, in the line that runs now."""
@@ -64,7 +65,7 @@ class CountedMetrics:
         with suppress(RecursionError):  # a file of deeply nested expressions
             self._look(places)
 
-    def _look(self, places: tuple[source.Place, ...]) -> None:
+    def _look(self, places: tuple[Place, ...]) -> None:
         finder = finder_of(*places)
         if finder is None or (finder.place,) in self._seen:
             return
@@ -82,17 +83,17 @@ def _quoted(names: Iterable[str]) -> str:
     return " and ".join(f"{name!r}" for name in names)
 
 
-def _place(frame: FrameType) -> source.Place:
+def _place(frame: FrameType) -> Place:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def finder_of(*places: source.Place) -> CountFinder | None:
+def finder_of(*places: Place) -> CountFinder | None:
     """Return the finder for a loop, or None if there is none.
 
     ``places``: of the frames of the loop's backward, the innermost first. The last is where the
     pass begins.
     """
-    program = source.Program(places)
+    program = Program(places)
     found = program.loop(places)
     return None if found is None else CountFinder(*found, program)
 
@@ -104,7 +105,7 @@ class CountFinder:
     averages over all ranks.
     """
 
-    def __init__(self, file: str, loop: source.Loop, program: source.Program) -> None:
+    def __init__(self, file: str, loop: Loop, program: Program) -> None:
         self.place = file, loop.lineno
         self._loop = loop
         self._program = program
@@ -115,7 +116,9 @@ class CountFinder:
         self._nodes = list(program.evaluated([*begin, *loop.body], self._is_other_pass))
         self._values = [pair for node in self._nodes for pair in program.given(node)]
         if takes:
-            self._batch = {name for name, value in self._values if source.takes(value)}
+            self._batch = {
+                name for name, value in self._values if any(map(source.is_next, ast.walk(value)))
+            }
         self._made = {
             node.id
             for node in self._nodes
@@ -142,7 +145,7 @@ class CountFinder:
         counted = self._counted()
         found = self._read_of_batch(set(counted)) | self._per_sample() | counted
         return {
-            source.plain(name): source.plain(remedy)
+            plain(name): plain(remedy)
             for name, remedy in found.items()
             if _base(name) not in self._program.gathered
         }
@@ -244,7 +247,7 @@ class CountFinder:
             if name in filled and (source.names(value) - {name} - roots) & of_batch
         }
         found = of_samples & in_loss - roots - self._batch
-        return sorted(source.plain(name) for name in found if not name.startswith("self."))
+        return sorted(plain(name) for name in found if not name.startswith("self."))
 
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
         """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
@@ -318,10 +321,9 @@ class CountFinder:
         """
         if not self._averages or not any(map(source.losses, self._nodes)):
             return {}
-        nodes = list(
-            self._program.evaluated(self._loop.body, lambda one: isinstance(one, source.Loop))
-        )
-        nodes = [node for node in nodes if id(node) not in self._reduced()]
+        nodes = list(self._program.evaluated(self._loop.body, lambda one: isinstance(one, Loop)))
+        reduced = self._reduced()
+        nodes = [node for node in nodes if id(node) not in reduced]
         values = [pair for node in nodes for pair in source.assignments(node)]
         found = [
             name

@@ -155,8 +155,9 @@ class TrainingLoaders:
     def explain(self, error: BaseException) -> None:
         """Add a note to an error of the loop that speaks of the size of the undivided batch."""
         size, rows = self._size, self._rows
-        if rows != size and re.search(rf"\b{size}\b", str(error)):
-            getattr(error, "add_note", str)(SHARE.format(rows, size))  # since Python 3.11
+        add_note = getattr(error, "add_note", None)  # since Python 3.11
+        if add_note is not None and rows != size and re.search(rf"\b{size}\b", str(error)):
+            add_note(SHARE.format(rows, size))
 
     def wait_for(self, kind: type, origin: Origin) -> None:
         """A pass over a data set of this class is over, but something still holds its batches.

@@ -1,7 +1,9 @@
-"""The script's own frames and modules, and warnings of what may make its gradients wrong."""
+"""The script's own frames and files, and warnings of what may make its gradients wrong."""
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 import sys
 import warnings
@@ -19,6 +21,14 @@ def users_frames(outermost: FrameType | None) -> list[FrameType]:
     if outermost in frames:
         frames = frames[: frames.index(outermost) + 1]
     return [frame for frame in frames if is_users_module(frame.f_globals.get("__name__") or "")]
+
+
+def parsed(file: str) -> ast.Module:
+    """Parse a file of the user's code. It is empty if it can't be read."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def warn_of_gradients(text: str) -> None:

@@ -210,7 +210,7 @@ def described(batch: object) -> str:
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return f"{an(kind)} of {len(batch)}: {_listed(type(part).__name__ for part in batch)}"
     names = [] if isinstance(batch, Tensor) else [*getattr(batch, "__dict__", ())]
-    return f"{an(kind)}" + (f" with the attributes {_listed(names)}" if names else "")
+    return an(kind) + (f" with the attributes {_listed(names)}" if names else "")
 
 
 def _listed(names: Any) -> str:

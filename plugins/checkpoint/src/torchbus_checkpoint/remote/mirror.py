@@ -125,32 +125,31 @@ class RemoteMirror:
             data = (copy / MANIFEST).read_bytes()
             known = store.there(self._store)
             try:
-                if not self._is_there(one.name, known, copy / MANIFEST):
-                    self._send_files(copy, store.free(one.name, known))
+                self._bring(copy, one.name, known)
             except CheckpointError as error:
                 say(f"{one} is not sent to {self._store.url}: {error}")
             self._sent[one.name] = store.digest(data)
         self._tidy()
 
-    def _is_there(self, local: str, known: list[store.There], manifest: Path) -> bool:
-        """Whether the store has it. If only its value has changed, send the manifest."""
-        alike = [there.name for there in known if there.local == local and there.is_whole]
-        data, name = manifest.read_bytes(), f"{alike[-1] if alike else local}/{MANIFEST}"
-        known_data = self._store.read(name) if alike else None
-        if known_data == data:
-            return True
-        is_there = bool(alike) and _facts(known_data).get("files") == _facts(data)["files"]
-        if is_there:
-            self._metrics.pop(alike[-1], None)
-            self._store.put(manifest, name, self._moved)
-        return is_there
-
-    def _send_files(self, copy: Path, name: str) -> None:
-        """Send the files, and the manifest last: it makes them a checkpoint."""
-        self._metrics.pop(name, None)
+    def _bring(self, copy: Path, local: str, known: list[store.There]) -> None:
+        """Send what the store lacks: nothing, the manifest with another value, or all files."""
+        mine = (copy / MANIFEST).read_bytes()
+        alike = [one.name for one in known if one.local == local and one.is_whole]
+        theirs = self._store.read(f"{alike[-1]}/{MANIFEST}") if alike else None
+        if theirs == mine:
+            return
+        if alike and _facts(theirs).get("files") == _facts(mine)["files"]:
+            self._send_file(copy, alike[-1], MANIFEST)
+            return
+        name = store.free(local, known)
+        # the manifest last: it makes them a checkpoint
         for file in [*folder.manifest(copy)["files"], MANIFEST]:
-            self._store.put(copy / file, f"{name}/{file}", self._moved)
-            self._moved()
+            self._send_file(copy, name, file)
+
+    def _send_file(self, copy: Path, name: str, file: str) -> None:
+        self._metrics.pop(name, None)
+        self._store.put(copy / file, f"{name}/{file}", self._moved)
+        self._moved()
 
     def _tidy(self) -> None:
         """Delete from the store the checkpoints that ``keep`` excludes, and unfinished ones."""

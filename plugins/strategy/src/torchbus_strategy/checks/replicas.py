@@ -38,8 +38,10 @@ class ReplicaWatch:
     @hookimpl
     def module_called(self, module: Module, inputs: tuple[object, ...]) -> None:
         """Look at the first call after a backward: it gets the batch."""
+        if self._has_input:
+            return
         tensors = [value.detach() for value in inputs if isinstance(value, Tensor)]
-        if tensors and not self._has_input:
+        if tensors:
             self._has_input = True
             self.input_sum = sum(map(weighted_sum, tensors))
             self._rows = max([self._rows, *(len(tensor) for tensor in tensors[:1] if tensor.dim())])

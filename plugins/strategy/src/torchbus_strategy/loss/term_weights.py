@@ -85,11 +85,14 @@ class TermWeights:
 
     def mixes_constants(self, terms: Sequence[Term]) -> bool:
         """Whether some of the terms, not all, are sums over a constant that counts samples."""
-        each = [
-            seen.may_be_of_all(term.number, term.divisors, term.sizes)
-            for term, seen in zip(unique(terms), self.constants, strict=False)
-        ]
+        each = self._may_be_of_all(unique(terms))
         return any(each) and not all(each)
+
+    def _may_be_of_all(self, terms: Sequence[Term]) -> list[bool]:
+        return [
+            seen.may_be_of_all(term.number, term.divisors, term.sizes)
+            for term, seen in zip(terms, self.constants, strict=False)
+        ]
 
     def _summary(self, found: WeightedTerms | None) -> list[float]:
         reported = [0.0] * NUMBERS
@@ -99,10 +102,7 @@ class TermWeights:
             counts = [float(count) for count in _counts(found)]
             reported[HEAD : HEAD + size] = counts
             reported[SQUARES : SQUARES + size] = [count * count for count in counts]
-            reported[OF_ALL : OF_ALL + size] = [
-                float(seen.may_be_of_all(term.number, term.divisors, term.sizes))
-                for term, seen in zip(found.terms, self.constants, strict=False)
-            ]
+            reported[OF_ALL : OF_ALL + size] = map(float, self._may_be_of_all(found.terms))
             ratio = found.ratio() if all(found.weights) else 0.0
             reported[HAVE], reported[RATIO] = float(ratio > 0.0), ratio
             reported[RATIO_SQUARED] = ratio * ratio

@@ -42,6 +42,18 @@ no sample. The weighted sum of its values.
 """
 
 
+def _judge(reported: Sequence[tuple[float, float]]) -> tuple[bool, str]:
+    """Whether a tensor is each rank's own, and the text of a warning if that is in doubt.
+
+    ``reported``: the least and the greatest over ranks of each number.
+    """
+    shape, has_rows, values = reported
+    mine = bool(has_rows[0])
+    equal = all(least == greatest for least, greatest in (shape, values))
+    is_doubtful = mine is equal and shape[0] == shape[1]
+    return mine, (ALIKE if mine else UNLIKE) if is_doubtful else ""
+
+
 class PerRankTensors:
     """Such tensors, of which each rank keeps its own values.
 
@@ -77,17 +89,21 @@ class PerRankTensors:
             return []  # copying rank 0's values will raise
         numbers = [number for tensor in loose for number in _view(tensor, share, parts)]
         reported = extremes(numbers, self._session.world_size)
-        doubtful: dict[str, list[Tensor]] = {}
-        found = [
-            tensor
-            for place, tensor in enumerate(loose)
-            if self._is_local(
-                tensor, reported[NUMBERS * place : NUMBERS * (place + 1)], what, doubtful
-            )
+        judged = [
+            _judge(reported[NUMBERS * place : NUMBERS * (place + 1)]) for place in range(len(loose))
         ]
-        for text, tensors in doubtful.items():
-            more = f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
-            self._warn(text.format(what, f"{tuple(tensors[0].shape)}{more}"))
+        found = [tensor for tensor, (mine, _) in zip(loose, judged, strict=True) if mine]
+        for text in (ALIKE, UNLIKE):
+            self._warn_of(
+                what,
+                text,
+                [one for one, (_, doubt) in zip(loose, judged, strict=True) if doubt is text],
+            )
+        if found:
+            self.note = (
+                f"{what} steps tensors that have a row for each sample of this rank's batch: these"
+                " are not synchronised"
+            )
         if found and parts != self._session.world_size:
             raise Unsupported(
                 f"{what}: a tensor of shape {tuple(found[0].shape)} belongs to the samples of a"
@@ -100,25 +116,10 @@ class PerRankTensors:
         self._fed_by |= {id(tensor): 0 for tensor in found}
         return found
 
-    def _is_local(
-        self,
-        tensor: Tensor,
-        reported: Sequence[tuple[float, float]],
-        what: str,
-        doubtful: dict[str, list[Tensor]],
-    ) -> bool:
-        """``reported``: the least and the greatest over ranks of each number."""
-        shape, has_rows, values = reported
-        mine = bool(has_rows[0])
-        equal = all(least == greatest for least, greatest in (shape, values))
-        if mine:
-            self.note = (
-                f"{what} steps tensors that have a row for each sample of this rank's batch: these"
-                " are not synchronised"
-            )
-        if mine is equal and shape[0] == shape[1]:
-            doubtful.setdefault(ALIKE if mine else UNLIKE, []).append(tensor)
-        return mine
+    def _warn_of(self, what: str, text: str, tensors: list[Tensor]) -> None:
+        if tensors:
+            more = f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
+            self._warn(text.format(what, f"{tuple(tensors[0].shape)}{more}"))
 
     def _warn(self, text: str) -> None:
         if self._session.is_main and text not in self._warned:

@@ -101,7 +101,7 @@ class Search:
             return cause.local_number(
                 f"{where}: it was decided by a number of the rank's own part of the batch", False
             )
-        if first.kind == "order" and "makes 0 steps" in where:
+        if first.kind == "order" and not self._lab.session().ranks[0].of("step"):
             return cause.skipped(where)
         by_dp = self._same(self._lab.suspects, strategy="dp")
         return (
