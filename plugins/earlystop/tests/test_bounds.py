@@ -219,8 +219,9 @@ def test_bad_input(options: dict[str, Any], words: str) -> None:
 # When values are judged ------------------------------------------------------------------------
 
 
-def train(s: Any, epochs: int, log: Any) -> list[bool]:
+def train(s: Any, epochs: int, log: Any, loss: float = 0.0) -> list[bool]:
     net = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(net.bias, loss)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     stops = []
     for epoch in range(epochs):
@@ -242,6 +243,16 @@ def test_one_value_for_each_training_pass() -> None:
     with session(early_stop="loss", patience=2, check_on_train_epoch_end=True) as s:
         found = train(s, 4, lambda place, *_: place == "after" and s.log("loss", 1.0))
         assert found == [False, False, True, True]
+
+
+@pytest.mark.parametrize("loss", [-9.0, 9.0])
+@pytest.mark.parametrize("once", [False, True])
+def test_automatic_values_do_not_count_beside_those_of_the_loop(loss: float, once: bool) -> None:
+    """The end of the first pass is a log point, before the loop logs its own."""
+    values = iter([3.0, 2.0, 3.0, 2.5, 9.0])
+    with session(early_stop="loss", patience=2, check_on_train_epoch_end=once) as s:
+        found = train(s, 5, lambda at, *_: at == "after" and s.log("loss", next(values)), loss)
+    assert found == [False, False, False, True, True]
 
 
 def test_a_name_that_may_be_missing() -> None:

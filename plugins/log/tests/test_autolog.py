@@ -57,6 +57,24 @@ def test_the_session_logs_what_it_hears():
     assert hears.of("lr") == [(6, 3.0)]  # the script's own names are its own
 
 
+def test_a_resumed_run_knows_the_names_of_the_loop(tmp_path):
+    def run(max_steps: int) -> list[tuple[int, float]]:
+        hears, net = RecordingLogger(), torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        options = {"checkpoint": str(tmp_path), "max_steps": max_steps, "log_every_n_steps": 1}
+        with session(strategy=None, logger=hears, **options) as s:
+            for epoch in s.epochs(3):
+                for x in DataLoader(torch.ones(4, 1), batch_size=2):
+                    net(x).mean().backward()
+                    optimizer.step()
+                    s.log("loss", 100.0 + epoch)
+        return hears.of("loss")
+
+    run(3)
+    resumed = run(9)
+    assert resumed == [(4, 101.0), (5, 102.0), (6, 102.0)]
+
+
 def test_two_optimizers_have_two_losses():
     hears = RecordingLogger()
     nets = [torch.nn.Linear(1, 1) for _ in range(2)]

@@ -45,8 +45,11 @@ class StopJudge:
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
         self._enough, self._too_bad = stopping_threshold, divergence_threshold
-        self.best = math.inf
-        self.waited = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all values."""
+        self.best, self.waited = math.inf, 0
 
     def ends(self, value: float) -> bool:
         """Judge a value. Return whether the loop ends with it."""

@@ -108,8 +108,12 @@ class EarlyStop:
         return None if self._is_strict else self._monitor
 
     @hookimpl(optionalhook=True)
-    def monitored_value(self, name: str, value: float) -> None:
-        if name != self._monitor or self.should_stop or (self._once_a_pass and not self._is_due):
+    def monitored_value(self, name: str, value: float, is_first: bool) -> None:
+        if name != self._monitor or self.should_stop:
+            return
+        if is_first:
+            self._judge.restart()
+        elif self._once_a_pass and not self._is_due:
             return
         self._is_due = False
         self._is_no_better = self._judge.ends(value)

@@ -64,12 +64,13 @@ def optional_name() -> str | None:
 
 
 @hookspec
-def monitored_value(name: str, value: float) -> None:
+def monitored_value(name: str, value: float, is_first: bool) -> None:
     """A value that some plugin monitors is complete: at ``s.log``, or with ``on_epoch`` when the
     pass over the loader ends.
 
     It is reduced over ranks: the same on all of them, and the one that loggers get. Sent on every
-    rank.
+    rank. ``is_first``: the loop logs this name for the first time, so values before it were
+    automatic ones (see ``autolog``) and no longer count.
     """
 
 

@@ -72,11 +72,12 @@ class Gatherer:
         self.waiting: list[LoggedValue] = []
         self.names: set[str] = set()
 
-    def state_dict(self) -> dict[str, int | None]:
-        return {"epoch": self.passes.epoch}
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.passes.epoch, "names": sorted(self.names)}
 
-    def load_state_dict(self, state: dict[str, int | None]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes.epoch = state["epoch"]
+        self.names.update(state.get("names", ()))
 
     # What the loop logs --------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class Gatherer:
             records = self._autolog.records(self.names)
             if self._monitors is not None:
                 self._monitors.also_written([record.name for record in records])
-                records = self._monitors.judged(records)
+                records = self._monitors.judged(records, automatic=True)
             self.waiting += records
         for one in [*self.passes.left(), self.passes.outside]:
             self._close(one)

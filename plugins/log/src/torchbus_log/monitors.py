@@ -23,6 +23,7 @@ class Monitors:
         self._names = frozenset(names)
         self._missing = set(self._names).difference(session.bus.hook.optional_name())
         self._logged: set[str] = set()
+        self._automatic: set[str] = set()  # names of which only automatic values have come
         self._bases: dict[str, str] = {}
         self._alone: dict[str, int] = {}
         self._evaluated: tuple[int | None, int] | None = None
@@ -38,10 +39,13 @@ class Monitors:
         """An epoch's value of ``name`` will be written as ``written``."""
         self._bases[written] = name
 
-    def judged(self, records: Sequence[LoggedValue], *, divided: bool = False) -> list[LoggedValue]:
+    def judged(
+        self, records: Sequence[LoggedValue], *, divided: bool = False, automatic: bool = False
+    ) -> list[LoggedValue]:
         """Reduce the monitored ones of these, and pass them to their monitors. Returns all records.
 
-        All ranks call it. ``divided``: some ranks may lack some of them.
+        All ranks call it. ``divided``: some ranks may lack some of them. ``automatic``: the loop
+        has not logged them.
         """
         found = list(records)
         asked = {index: self._names_of(one) for index, one in enumerate(found)}
@@ -67,7 +71,9 @@ class Monitors:
             )
         for name, value in values.items():
             self._missing.discard(name)
-            self._session.bus.hook.monitored_value(name=name, value=value)
+            is_first = not automatic and name in self._automatic
+            (self._automatic.add if automatic else self._automatic.discard)(name)
+            self._session.bus.hook.monitored_value(name=name, value=value, is_first=is_first)
         return found
 
     def _gathered(
