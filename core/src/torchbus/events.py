@@ -216,7 +216,7 @@ def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
 def batches_skipped(loader: DataLoader[object], order: LoaderPass | None, count: int) -> None:
     """``iterator.skip(count)`` has skipped ``count`` batches, which the loop does not get.
 
-    Sent once per call.
+    Sent once per call, and with ``count=0`` for a whole pass that has trained in an earlier run.
     """
 
 

@@ -131,3 +131,39 @@ def test_generators_of_the_script_go_on_bit_for_bit(
         assert run(NOISY, ranks, kind, die, folder=folder).status != 0
         rest = run(NOISY, ranks, kind, -1, folder=folder).ok().stdout.splitlines()
         assert rest and rest == whole[-len(rest) :]
+
+
+MODES = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+ranks, kind, max_steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+with session(devices=ranks, batch="global", checkpoint="kept", max_steps=max_steps) as s:
+    torch.manual_seed(0)
+    x = torch.randn(24, 3)
+    train, test = DataLoader(TensorDataset(x), 6, shuffle=True), DataLoader(TensorDataset(x), 6)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for epoch in s.epochs(3) if kind == "epochs" else range(3):
+        for (a,) in train:
+            model.train()
+            optimizer.zero_grad()
+            model(a).square().mean().backward()
+            optimizer.step()
+        model.eval()
+        print(epoch, sum(model(a).sum().item() for (a,) in test), flush=True)
+"""
+
+
+@pytest.mark.parametrize("steps", [6, 8])
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "range"), (2, "range"), (2, "epochs")])
+def test_passes_that_begin_in_eval_mode(
+    run: Any, tmp_path: Path, ranks: int, kind: str, steps: int
+) -> None:
+    """A loader that has trained is divided, and one that evaluates is not, in later runs too."""
+    whole = run(MODES, ranks, kind, -1, folder=tmp_path / "whole").ok().stdout.splitlines()
+    run(MODES, ranks, kind, steps, folder=tmp_path / "cut").ok()
+    rest = run(MODES, ranks, kind, -1, folder=tmp_path / "cut").ok().stdout.splitlines()
+    assert rest and rest == whole[-len(rest) :]

@@ -251,7 +251,9 @@ class Divider:
         self, loader: DataLoader[object], order: LoaderPass | None, count: int
     ) -> None:
         decision, divided = self._decisions.get(loader), divided_order(order)
-        if decision is not None and decision.divide and not decision.evaluation:
+        if not count:
+            self._training.add(loader)
+        elif decision is not None and decision.divide and not decision.evaluation:
             self._training.add(loader)  # it fed one in an earlier run
             self._between.takes(self._passes[loader])
         if divided is not None:

@@ -128,11 +128,15 @@ NESTED = -1
 
 @dataclass
 class RecordedPass:
-    """A pass: its data, whether it came before the first step, and the gap before it."""
+    """A pass: its data, whether it came before the first step, and the gap before it.
+
+    ``trained``: its batches have fed a backward.
+    """
 
     over: str
     before_training: bool
     gap: RecordedGap | None = None
+    trained: bool = False
 
 
 @dataclass
@@ -183,6 +187,12 @@ class History:
                 [section, [one.over for one in passes], [one.before_training for one in passes]]
                 for section, passes in self.passes.items()
             ],
+            "trained": [
+                [section, number]
+                for section, passes in self.passes.items()
+                for number, one in enumerate(passes)
+                if one.trained
+            ],
             "gaps": [
                 [section, number, one.gap]
                 for section, passes in self.passes.items()
@@ -201,4 +211,6 @@ def read(saved: State) -> dict[Section, list[RecordedPass]]:
     }
     for section, number, gap in saved.get("gaps", ()):
         found[tuple(section)][number].gap = gap
+    for section, number in saved.get("trained", ()):
+        found[tuple(section)][number].trained = True
     return found

@@ -147,6 +147,13 @@ class LoopPosition:
             self.gaps.begin(user_frames(self._session.frame), fetched_ahead=one.origin.ahead)
 
     @hookimpl
+    def before_backward(self) -> None:
+        origins = [batch.origin for batch in self._session.batches.current]
+        for one in self.open:
+            if one.origin in origins and one.section in self.history.passes:
+                self.history.passes[one.section][one.ordinal].trained = True
+
+    @hookimpl
     def after_backward(self) -> None:
         """Whether the loop may still use the last batches of a pass that a wrapper has read."""
         if self.gaps.fetched_ahead:

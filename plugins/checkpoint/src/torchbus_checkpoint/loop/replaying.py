@@ -127,6 +127,8 @@ class LoopReplay:
         if saved.before_training:
             return None
         position.history.begin(saved, frames)
+        if saved.trained:
+            self._session.bus.hook.batches_skipped(loader=loader, order=None, count=0)
         if self._target.ended and self._target.next_pass is None:
             # the run had ended: code after its last pass sees its result
             self.put_back()
