@@ -60,5 +60,14 @@ def test_constants_of_the_loss() -> None:
         and "a factor of the loss is not the same on all ranks" in warned[0]
         and "s.reduce(number)" in warned[0]
     )
+    told, warned = found["uneven scaled"]
+    assert told == "ok" and ["a factor of the loss is not the same" in text for text in warned] == [
+        True
+    ]
+    told, warned = found["uneven factor"]
+    assert told == "ok" and any("0.4 on rank 1, 0.4 on rank 2" in text for text in warned)
+    for name in ("by_rows", "tokens", "same"):
+        told, warned = found[f"uneven {name}"]
+        assert told == "ok" and not [text for text in warned if "on rank 1" in text], found
     told, warned = found["whole"]
     assert told == "ok" and any("3 on rank 0, 2 on rank 1" in text for text in warned)

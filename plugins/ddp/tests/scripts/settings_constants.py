@@ -61,4 +61,19 @@ cases = {
     "same": same,
     "whole": whole,
 }
-print(json.dumps({name: train(plain, loss) for name, loss in cases.items()}))
+
+
+def scaled(s, out, target, step):
+    loss = F.cross_entropy(out, target)
+    return loss / loss.detach()
+
+
+def by_rows(s, out, target, step):
+    return (len(out) / 8) * F.cross_entropy(out, target) + 0.1 / len(out) * out.square().sum()
+
+
+found = {name: train(plain, loss) for name, loss in cases.items()}
+uneven = {"devices": 3, "batch": "global", "batch_size": 8}
+for loss in (scaled, factor, by_rows, tokens, same):
+    found[f"uneven {loss.__name__}"] = train(plain, loss, **uneven)
+print(json.dumps(found))

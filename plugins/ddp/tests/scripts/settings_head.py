@@ -12,14 +12,14 @@ x, y = torch.randn(96, 4), torch.randint(3, (96,))
 F = nn.functional
 
 
-def train(make, loss_of=None, change=lambda optimizer, step, s: None, **options):
+def train(make, loss_of=None, change=lambda optimizer, step, s: None, batch_size=4, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         told = "ok"
         try:
-            with session(strategy="ddp", devices=2, launch="fork", **options) as s:
+            with session(**{"strategy": "ddp", "devices": 2, "launch": "fork", **options}) as s:
                 model, optimizer = make(s)
-                for step, (xb, yb) in enumerate(DataLoader(TensorDataset(x, y), 4)):
+                for step, (xb, yb) in enumerate(DataLoader(TensorDataset(x, y), batch_size)):
                     optimizer.zero_grad()
                     loss = (
                         F.cross_entropy(model(xb), yb)

@@ -245,31 +245,40 @@ class Constants:
                 for look in reported
             ]
         )
-        if (
-            len({look.kinds for look in reported}) == 1
-            and len({round(look.weight, 6) for look in reported}) == 1
-        ):
-            self._judge_loss(reported[0].kinds, [look.values for look in reported])
+        weights = [round(look.weight, 6) for look in reported]
+        if len({look.kinds for look in reported}) == 1 and all(weights):
+            self._judge_loss(reported[0].kinds, [look.values for look in reported], weights)
 
-    def _judge_loss(self, kinds: tuple[str, ...], reported: list[tuple[float, ...]]) -> None:
+    def _judge_loss(
+        self, kinds: tuple[str, ...], reported: list[tuple[float, ...]], weights: list[float]
+    ) -> None:
         """Judge by two looks.
 
         The same numbers twice are a setting. Other numbers each time come from the data, or are
-        random.
+        random. Numbers that follow the sizes of uneven shares are right.
         """
-        columns = [tuple(column) for column in zip(*reported, strict=True)]
+        columns = [
+            () if _follows(column, weights) else tuple(column)
+            for column in zip(*reported, strict=True)
+        ]
         before, stayed = self._unlike.get(kinds, ([()] * len(columns), [0] * len(columns)))
         stays = [
-            count + 1 if old and _alike(column, old) else 0
+            count + 1 if column and old and _alike(column, old) else 0
             for column, old, count in zip(columns, before, stayed, strict=True)
         ]
         self._unlike[kinds] = columns, stays
         for kind, column, old, count in zip(kinds, suspicious(columns), before, stays, strict=True):
             if column and old:
-                self._judge(kind, column, old, count)
+                self._judge(kind, column, old, count, is_even=_equal(weights))
 
     def _judge(
-        self, kind: str, column: tuple[float, ...], old: tuple[float, ...], stays: int
+        self,
+        kind: str,
+        column: tuple[float, ...],
+        old: tuple[float, ...],
+        stays: int,
+        *,
+        is_even: bool,
     ) -> None:
         """Judge one column of numbers.
 
@@ -279,9 +288,9 @@ class Constants:
         shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in enumerate(column))
         # also that of a mask that leaves nothing
         counts = all(_is_count(value) or (not value and max(column) > 1.0) for value in column)
-        if stays and not counts:
+        if stays and not counts and is_even:
             raise RanksDiverged(FIXED.format(shown, hyperparameters.searches()))
-        if stays >= COUNTS_STAY:
+        if stays >= COUNTS_STAY and (is_even or not counts):
             self._warn(FIXED.format(shown, hyperparameters.searches()))
         elif kind.endswith(OF_MEANS) and not _equal(old):
             self._warn(BALANCES)
@@ -308,7 +317,7 @@ def suspicious(columns: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
     Each constant has a value for every rank. Two that add up to one on every rank may differ: they
     are weights of a mixture (mixup), which each rank draws for its own samples.
     """
-    differ = [() if _equal(column) else column for column in columns]
+    differ = [() if not column or _equal(column) else column for column in columns]
     pairs = [
         (
             [a + b for a, b in zip(one, other, strict=True)]
@@ -333,6 +342,15 @@ def _is_count(value: float) -> bool:
         for number in (value, inverse)
         if math.isfinite(number)
     )
+
+
+def _follows(column: Sequence[float], weights: Sequence[float]) -> bool:
+    """Whether numbers are in proportion to uneven weights of the ranks, or to their inverses."""
+    found = [
+        [value * weight for value, weight in zip(column, weights, strict=True)],
+        [value / weight for value, weight in zip(column, weights, strict=True)],
+    ]
+    return not _equal(weights) and any(map(_equal, found))
 
 
 def _equal(column: Sequence[float]) -> bool:
