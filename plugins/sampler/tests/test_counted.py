@@ -216,6 +216,56 @@ def test_numbers_of_one_batch_that_are_read_or_shown(
     assert counted(str(file), 2) == {name: f"s.reduce({name})" for name in names}
 
 
+AFTER = """
+def train(loader, held_out, model, s):
+    for epoch in range(3):
+        right = running = 0
+        for x, y in loader:
+            out = model(x)
+            loss = criterion(out, y)
+            loss.backward()
+            acc = (out.argmax(1) == y).float().mean()
+            hits = (out.argmax(1) == y).sum()
+            right += (out.argmax(1) == y).sum().item()
+            running += loss.item()
+            losses.update(loss.item(), len(x))
+        {after}
+    {last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "last", "names"),
+    [
+        ("print(epoch, acc.item())", "pass", {"acc": ""}),
+        ("pass", "print(f'{acc:.3f}')", {"acc": ""}),
+        ("if epoch: print('%.3f' % (hits / len(y)))", "pass", {"hits / len(y)": ""}),
+        ("print(hits)", "pass", {"hits": ", 'sum'"}),
+        (
+            "print((out.argmax(1) == y).sum().item())",
+            "pass",
+            {"(out.argmax(1) == y).sum()": ", 'sum'"},
+        ),
+        ("acc = acc.item(); print(acc)", "pass", {"acc": ""}),
+        ("pass", "writer.add_scalar('acc', accuracy(out, y), 1)", {"accuracy(out, y)": ""}),
+        # right as they are, found as counts, or of other batches
+        ("print(loss.item(), running / len(loader), losses.avg, epoch)", "print(loss)", {}),
+        ("acc = right / len(loader.dataset); print(acc)", "pass", {}),
+        ("acc = s.reduce(acc); print(acc.item())", "print(s.reduce(hits, 'sum').item())", {}),
+        ("for x, y in held_out: acc = top1(model(x), y)", "print(acc.item())", {}),
+        ("acc = evaluate(model, held_out); print(acc.item())", "print(acc.item())", {}),
+        ("out, y = model(x_test), y_test", "print((out.argmax(1) == y).float().mean().item())", {}),
+    ],
+)
+def test_numbers_of_the_last_batch_that_are_read_after_the_loop(
+    tmp_path: Path, after: str, last: str, names: dict[str, str]
+) -> None:
+    file = tmp_path / "after.py"
+    file.write_text(AFTER.format(after=after, last=last))
+    expected = {name: f"s.reduce({name}{how})" for name, how in names.items()}
+    assert counted(str(file), 5) == expected | {"right": "s.reduce(right, 'sum')"}
+
+
 def test_a_loop_whose_backward_is_elsewhere_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "elsewhere.py"
     file.write_text("for x, y in loader:\n    loss = step(x, y)\n    print(loss, loss.item())\n")

@@ -316,28 +316,74 @@ class CountFinder:
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
         """A number of one batch that is read or shown, and is neither the loss nor a part of it.
 
-        ``accuracy.item()``, ``print(top1(out, y))``. Loops inside the loop are left out: they
-        evaluate, or go on with what they were given.
+        ``accuracy.item()``, ``print(top1(out, y))``, also of the last batch after the loop. Other
+        loops are left out: they evaluate, or go on with what they were given.
         """
         if not self._averages or not any(map(source.losses, self._nodes)):
             return {}
-        nodes = list(self._program.evaluated(self._loop.body, lambda one: isinstance(one, Loop)))
+        statements = [*self._loop.body, *self._of_last_batch()]
+        nodes = list(self._program.evaluated(statements, lambda one: isinstance(one, Loop)))
         reduced = self._reduced()
         nodes = [node for node in nodes if id(node) not in reduced]
-        values = [pair for node in nodes for pair in source.assignments(node)]
-        found = [
-            name
+        read = [
+            (name, value)
             for name, value in self._numbers_in(nodes, counted)
             if source.base_name(value) not in self._in_loss and source.names(value) & self._apart
         ]
-        shown = {name for node in nodes for name in source.shown(node)}
-        found += [
-            name
-            for name, value in values
-            if name in shown & self._apart - self._batch - self._in_loss
-            and _is_measure(value, self._apart)
-        ]
-        return {name: f"s.reduce({name})" for name in found}
+        divided = {
+            part
+            for node in nodes
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+            for part in map(ast.unparse, ast.walk(node.left))
+        }
+        return {
+            name: f"s.reduce({name}, 'sum')"
+            if isinstance(value, ast.Call)
+            and _is_count(value)
+            and divided.isdisjoint((name, ast.unparse(value)))
+            else f"s.reduce({name})"
+            for name, value in [*read, *self._shown_in(nodes)]
+        }
+
+    def _shown_in(self, nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+        """Yield what is shown without being read: ``print(acc)``, ``print(hits / len(y))``."""
+        measures = {
+            name: value
+            for node in nodes
+            for name, value in source.assignments(node)
+            if name not in self._batch | self._in_loss and self._is_measure_apart(value)
+        }
+        for one in [value for node in nodes for value in source.shown(node)]:
+            part = one.left if isinstance(one, ast.BinOp) else one
+            name = source.base_name(part)
+            if part is one and name in measures and not source.is_size(one):
+                yield name, measures[name]
+            elif (part is not one and name in measures) or self._is_measure_apart(part):
+                yield ast.unparse(one), one
+
+    def _is_measure_apart(self, value: ast.expr) -> bool:
+        is_apart = bool(source.names(value) & self._apart)
+        is_read = source.number_of(value) is not None and source.called(value) == "item"
+        return is_apart and not is_read and _is_measure(value, self._apart)
+
+    def _of_last_batch(self) -> list[ast.stmt]:
+        """Return the statements after the loop that use what its last batch has left."""
+        found = []
+        grown = {_base(name) for node in self._nodes for name, *_ in source.grows(node)}
+        left = self._of_batch | self._batch | self._made
+        for one in self._program.after(self._loop):
+            stored = {
+                node.id
+                for node in ast.walk(one)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            if grown.isdisjoint(source.names(one)) and (
+                stored.isdisjoint(left) or isinstance(one, ast.Assign)
+            ):
+                found.append(one)
+            if not stored.isdisjoint(left):
+                break
+        return found
 
     def _reduced(self) -> set[int]:
         """Return the nodes of which what the program combines over ranks is made."""

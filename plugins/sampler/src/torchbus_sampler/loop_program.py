@@ -72,6 +72,16 @@ class Program:
         ]
         return next(iter([*reversed(passes), *around]), None)
 
+    def after(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return what follows a statement in its function, without what follows in a branch."""
+        for node in self.nodes:
+            for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+                if isinstance(block, list) and statement in block:
+                    rest = block[block.index(statement) + 1 :]
+                    is_outermost = isinstance(node, Function | ast.Module)
+                    return rest if is_outermost else rest + self.after(node)  # type: ignore[arg-type]
+        return []
+
     def _takes(self, loop: Loop) -> bool:
         made = self.meanings(loop.iter) if isinstance(loop, ast.For) else []
         calls = [self.function(node) for one in made for node in ast.walk(one)]

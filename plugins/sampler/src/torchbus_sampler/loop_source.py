@@ -193,15 +193,14 @@ def number_of(node: ast.AST) -> ast.expr | None:
     return node.args[0] if called(node) in ("float", "int") and len(node.args) == 1 else None
 
 
-def shown(node: ast.AST) -> set[str]:
-    """The variables that a call shows as they are; ``s.log("acc", acc)`` reduces them."""
+def shown(node: ast.AST) -> list[ast.expr]:
+    """What a call shows as it is; ``s.log("acc", acc)`` reduces it."""
     if not isinstance(node, ast.Call) or called(node) not in PRINTING:
-        return set()
+        return []
     given = [*node.args, *(one.value for one in node.keywords)]
     if not given or (called(node) == "log" and isinstance(given[0], ast.Constant)):
-        return set()
-    values = given + [one for value in given for part in ast.walk(value) for one in filled(part)]
-    return {base_name(one) for one in values if not is_size(one)}
+        return []
+    return given + [one for value in given for part in ast.walk(value) for one in filled(part)]
 
 
 def filled(part: ast.AST) -> list[ast.expr]:
