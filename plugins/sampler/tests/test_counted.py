@@ -75,6 +75,8 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
         ("top1.update(accuracy(out, y), n=len(x))", "1", ["top1"]),
         # right as they are, or not of the samples
         ("losses[i] = loss.item()", "1", []),
+        ("bar.update(len(x))\nlast.append(loss.item() if len(x) > 3 else 0)", "1", []),
+        ("correct += out.argmax(1).eq(y).sum()\nbar.update(batch)", "1", ["correct"]),
         ("meter.update(loss.item(), x.size(0))", "1", []),
         ("bar.update(len(x))\nbest.update({'loss': loss.item()})", "1", []),
         ("onehot = torch.zeros(3, 3)\nonehot[range(3), y] = 1", "1", []),
@@ -187,6 +189,10 @@ for i, (x, y) in enumerate(loader):
         ("if (out.argmax(1) != y).float().mean().item() < 0.1: break", None),
         ("last = each[:, -1].mean(); going = last.item() > 0.3", ["last"]),
         ("acc = accuracy(out, y); print(f'{acc}')", ["acc"]),
+        (
+            "mask = y.ge(1).float(); (each * mask).mean().backward(); print(mask.mean().item())",
+            ["mask.mean()"],
+        ),
         ("acc = accuracy(out, y); print('%d %f' % (i, acc))", ["acc"]),
         ("acc = accuracy(out, y); print('{}'.format(acc))", ["acc"]),
         ("top1, top5 = accuracy(out, y); writer.add_scalar('acc', top1[0], i)", ["top1"]),
@@ -241,6 +247,7 @@ def train(loader, held_out, model, s):
         ("pass", "print(f'{acc:.3f}')", {"acc": ""}),
         ("if epoch: print('%.3f' % (hits / len(y)))", "pass", {"hits / len(y)": ""}),
         ("print(hits)", "pass", {"hits": ", 'sum'"}),
+        ("print(y.ne(-1).sum().item())", "pass", {"y.ne(-1).sum()": ", 'sum'"}),
         (
             "print((out.argmax(1) == y).sum().item())",
             "pass",
@@ -264,6 +271,38 @@ def test_numbers_of_the_last_batch_that_are_read_after_the_loop(
     file.write_text(AFTER.format(after=after, last=last))
     expected = {name: f"s.reduce({name}{how})" for name, how in names.items()}
     assert counted(str(file), 5) == expected | {"right": "s.reduce(right, 'sum')"}
+
+
+SEEN = """
+def train(loader, model, s):
+    seen, losses = 0, 0.0
+    for x, y in loader:
+        {before}
+        loss = criterion(model(x).reshape(-1, x.shape[1]), y)
+        loss.backward()
+        losses += {loss}
+        seen += len(x)
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "loss", "after", "is_found"),
+    [
+        ("if seen >= 5000: break", "loss.item()", "pass", True),
+        ("rate = 0.1 * max(0.1, 1 - seen / 5000)", "loss.item()", "pass", True),
+        ("pass", "loss.item()", "return losses / seen", True),
+        ("pass", "loss.item() * len(x)", "return losses / seen", False),
+        ("pass", "len(x) * loss.item()", "return losses / seen if seen > 0 else 0.0", False),
+        ("writer.add_scalar('step', 1, seen)", "loss.item()", "return losses / len(loader)", False),
+    ],
+)
+def test_a_number_of_samples_that_decides_or_divides(
+    tmp_path: Path, before: str, loss: str, after: str, is_found: bool
+) -> None:
+    file = tmp_path / "seen.py"
+    file.write_text(SEEN.format(before=before, loss=loss, after=after))
+    assert counted(str(file), 4) == ({"seen": "s.reduce(seen, 'sum')"} if is_found else {})
 
 
 def test_a_loop_whose_backward_is_elsewhere_is_left_alone(tmp_path: Path) -> None:

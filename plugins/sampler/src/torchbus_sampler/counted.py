@@ -29,7 +29,7 @@ HELD = (
     " as in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
     " s.reduce(x.mean(0))` (s is the session: torchbus.current())"
 )
-COMPARING = {"eq", "equal", "isclose"}
+COMPARING = {"eq", "ne", "lt", "le", "gt", "ge", "equal", "isclose"}
 PREDICTING = {"argmax", "topk", "tolist", "numpy"}
 MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
 SHOWING = {*source.PRINTING, "append", "update"}
@@ -127,7 +127,8 @@ class CountFinder:
         roots = [
             one for node in self._nodes for one in source.losses(node) if not source.retains(node)
         ]
-        self._added_up = source.reached(source.parts, roots, self._values)
+        masks = {name for name, value in self._values if _is_mask(value)}
+        self._added_up = source.reached(source.parts, roots, self._values) - masks
         self._in_loss = source.reached(source.names, roots, self._values)
         self._of_batch = source.made_of(self._batch, self._values, set())
         self._apart = source.made_of(self._batch, self._values, self._added_up) - self._added_up
@@ -167,13 +168,40 @@ class CountFinder:
                     sums |= total
                 elif self._measures(name, value):
                     sums[name] = f"s.reduce({name})"
-                elif self._any(source.is_size, value):
+                elif self._any(source.is_size, value) and not source.names(value) & self._added_up:
                     besides |= total
                 elif joins and source.names(value) & self._batch:
                     besides[name] = _gathered(name)
             sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
         sums |= self._read_early()
-        return sums | besides if sums else {}
+        return {
+            name: remedy
+            for name, remedy in (sums | besides).items()
+            if sums or self._is_used_alone(name, grown)
+        }
+
+    def _is_used_alone(self, name: str, grown: set[str]) -> bool:
+        """Whether a number of samples decides or scales something: ``if seen >= 5000``,
+        ``0.1 * (1 - seen / 5000)``, ``total_loss / seen``. ``(loss.item() * len(x)) / seen`` is
+        right: ranks have the same.
+        """
+        weighted = {
+            _base(one)
+            for node in self._nodes
+            for one, value, _ in source.grows(node)
+            if self._is_weighted(value)
+        }
+        for node in self._program.nodes:
+            operands: list[ast.expr] = []
+            if isinstance(node, ast.Compare):
+                operands = [node.left, *node.comparators]
+                operands = [] if any(map(_is_trivial, operands)) else operands
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                is_right = not weighted.isdisjoint(self._named_in(node.left))
+                operands = [] if is_right else [node.left, node.right]
+            if name in map(source.variable, operands):
+                return True
+        return False
 
     def _any(self, is_so: Callable[[ast.expr], bool], value: ast.expr) -> bool:
         """Whether it is so for an expression, or for what it names or calls."""
@@ -485,13 +513,30 @@ def _is_of_items(items: ast.expr, batch: set[str]) -> bool:
     )
 
 
+def _is_trivial(value: ast.expr) -> bool:
+    """``0`` in ``if total > 0``."""
+    return isinstance(value, ast.Constant) and value.value in (0, 1, None)
+
+
 def _is_count(value: ast.expr) -> bool:
     """A sum of what is equal: ``(prediction == target).sum()``."""
-    nodes = list(ast.walk(value))
-    compares = any(
-        isinstance(node, ast.Compare) or source.called(node) in COMPARING for node in nodes
+    return _compares(value) and any(source.called(node) == "sum" for node in ast.walk(value))
+
+
+def _is_mask(value: ast.expr) -> bool:
+    """``confidence.ge(0.9).float()``, ``(y > 0).to(x)``."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if source.called(value) in COMPARING:
+            return True
+        value = value.func.value
+    return isinstance(value, ast.Compare)
+
+
+def _compares(value: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Compare) or source.called(node) in COMPARING
+        for node in ast.walk(value)
     )
-    return compares and any(source.called(node) == "sum" for node in nodes)
 
 
 def _collects(value: ast.expr, batch: set[str]) -> bool:

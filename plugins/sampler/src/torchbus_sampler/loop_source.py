@@ -141,12 +141,13 @@ def grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
         and node.func.attr in COLLECTING
         and len(node.args) == 1
     ):
-        added = node.args[0]
-        yield (
-            ast.unparse(node.func.value),
-            ast.List([added], ast.Load()),
-            isinstance(added, ast.Name),
-        )
+        added, is_set = node.args[0], node.func.attr == "update"
+        if not (is_set and is_size(added)):  # a progress bar
+            yield (
+                ast.unparse(node.func.value),
+                ast.List([added], ast.Load()),
+                isinstance(added, ast.Name) and not is_set,
+            )
 
 
 def retains(backward: ast.AST) -> bool:
