@@ -311,3 +311,46 @@ def test_ranks_judge_as_one_process() -> None:
     assert all(one == group[0] for group in groups for one in group), groups
     assert [group[0] for group in groups][::3] == [[12, True], [24, False]]
     assert groups[1][0] == [8, True] and groups[2][0][1]
+
+
+def endless(s: Any) -> None:
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(3, 1)))
+    while True:
+        for (x,) in loader:
+            net(x).mean().backward()
+            optimizer.step()
+            s.log("loss", 1.0)
+
+
+def by_next(s: Any) -> None:
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(3, 1)))
+    batches = iter(loader)
+    while True:
+        try:
+            (x,) = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            (x,) = next(batches)
+        net(x).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "loop", "words"),
+    [
+        ({"max_steps": 4}, endless, "by max_steps or max_time, .* 100000 passes without a batch"),
+        ({"early_stop": "loss"}, endless, "by early_stop='loss', .* passes without a batch"),
+        ({"max_steps": 4}, by_next, r"next\(...\) has found no batch. Leave it with `if s.should_"),
+    ],
+)
+def test_loops_that_would_go_on_without_batches(
+    options: dict[str, Any], loop: Any, words: str
+) -> None:
+    before = torch_state()
+    with pytest.raises(UsageError, match=words), session(**options) as s:
+        loop(s)
+    assert_torch_unchanged(before)

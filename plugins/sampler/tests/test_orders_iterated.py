@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -87,6 +88,18 @@ def test_samplers_of_1e10_draws_are_drawn_as_far_as_needed() -> None:
     )
     indices.skip(3 * 10**8)
     assert next(indices) == list(range(16 * 3 * 10**8 + 8, 16 * 3 * 10**8 + 16))
+
+
+class Endless(Sampler[int]):
+    """Of iteration alone: it has no length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return count()
+
+
+def test_a_sampler_without_a_length() -> None:
+    order = sliced(BatchSampler(Endless(), 4, False), 1, 2, 2, True, RandomStreams())
+    assert not order.is_ragged and list(islice(order, 2)) == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
 
 def first_difference(one: Any, other: Any, steps: int = 8) -> int | None:

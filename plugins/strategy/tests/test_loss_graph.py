@@ -25,6 +25,8 @@ Y = torch.tensor([0, 1, -100, 2])
 ONE_LABEL = torch.tensor([-100, 1, -100, -100])
 MASK = Y >= 0
 NUMBERS = torch.tensor([0.5, 1.0, 3.0, 0.1])
+TABLE = torch.arange(12.0).view(4, 3)
+PLACES = (TABLE % 5 > 0).float()
 W = torch.tensor([0.3, 0.7])
 V = torch.nn.Parameter(torch.ones(2))
 P = torch.nn.Parameter(torch.ones(5))
@@ -87,6 +89,15 @@ def losses() -> Tensor:
         (lambda: X.sum(1) @ (NUMBERS / NUMBERS.sum()), [("normalised", None)]),
         (lambda: (X.sum(1) * NUMBERS / NUMBERS.mean()).mean(), [("mean", 4)]),
         (lambda: (X.sum(1) * (NUMBERS / NUMBERS.mean())).mean(), [("normalised", None)]),
+        (lambda: (X * (TABLE / TABLE.sum())).sum(), [("normalised", None)]),
+        (lambda: (X.abs() * (PLACES / PLACES.mean())).mean(), [("normalised", None)]),
+        (
+            lambda: torch.where(X > 9, 0.0, X.abs() * (PLACES / PLACES.mean())).mean(),
+            [("normalised", None)],
+        ),
+        (lambda: (X.abs() * PLACES).mean(), [("mean", 4)]),
+        (lambda: (X * (TABLE / 7)).mean(), [("mean", 4)]),
+        (lambda: (X.sum(1) * torch.tensor([2.0, 0.0, 0.0, 2.0])).mean(), [("mean", 4)]),
         (lambda: (X.sum(1) * MASK).sum(), [("sum", None)]),
         # a task's weight that is a parameter
         (lambda: (-P[0]).exp() * X.mean() + P[0], [("mean", 4)]),

@@ -12,6 +12,11 @@ from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, seconds
 from torchbus_strategy.evaluating import TrainedLoaders
 
 UNBOUNDED = -1
+EMPTY_PASSES_AT_MOST = 100_000
+GOES_ON = (
+    "the training has ended, by {}, but the loop goes on: {}. Leave it with `if s.should_stop:"
+    " break` (s is the session: torchbus.current())"
+)
 
 
 class StopState(TypedDict):
@@ -89,6 +94,7 @@ class EarlyStop:
         self._trained = TrainedLoaders()
         self._steps_bound: MaxSteps | None = None
         self._is_no_better = self._is_cut = False
+        self._num_empty_passes = 0
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -147,7 +153,22 @@ class EarlyStop:
 
     @hookimpl
     def skip_pass(self, loader: DataLoader[object]) -> bool | None:
-        return True if self.should_stop and loader in self._trained else None
+        if not (self.should_stop and loader in self._trained):
+            self._num_empty_passes = 0
+            return None
+        self._num_empty_passes += 1
+        if self._num_empty_passes > EMPTY_PASSES_AT_MOST:
+            raise UsageError(self._goes_on(f"{EMPTY_PASSES_AT_MOST} passes without a batch"))
+        return True
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        if isinstance(error, StopIteration) and self.should_stop:
+            raise UsageError(self._goes_on("next(...) has found no batch")) from error
+
+    def _goes_on(self, how: str) -> str:
+        ended_by = "max_steps or max_time" if self._is_cut else f"early_stop={self._monitor!r}"
+        return GOES_ON.format(ended_by, how)
 
     @hookimpl(optionalhook=True)
     def end_epochs(self) -> bool | None:

@@ -158,7 +158,7 @@ def is_plain(inner: object) -> TypeGuard[BatchSampler]:
 
 def _length(sized: object) -> int:
     """Return its length. Raises TypeError if it has none."""
-    return cast(Sized, sized).__len__()
+    return len(cast(Sized, sized))
 
 
 def steps_in(inner: Iterable[object], num_ranks: int, batches_per_step: int) -> int:

@@ -120,7 +120,7 @@ class ShardedItems:
         )
 
     def __len__(self) -> int:
-        whole, remaining = divmod(cast(Sized, self._items).__len__(), self._num_ranks)
+        whole, remaining = divmod(len(cast(Sized, self._items)), self._num_ranks)
         return whole + bool(remaining if self._repeat else self._rank < remaining)
 
 

@@ -69,19 +69,23 @@ EACH_DEPTH = 3
 
 
 def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
-    """Whether samples are multiplied by numbers that add up to one, or are one on average.
+    """Whether samples, or elements of them, are multiplied by numbers that add up to one, or are
+    one on average, also within a ``torch.where``.
 
-    Those of 0 and 1 are a mask, and equal ones are none.
+    Those of 0 and 1 are a mask, and equal ones are none. A mask may have been divided by its mean.
     """
+    if type(node).__name__ == "WhereBackward0":
+        children = [child for child, _ in node.next_functions if child is not None]
+        return any(has_normalised_weights(child, sizes) for child in children)
     weights = _weights_of(node, sizes)
     if weights is None:
         return False
-    total, unlike = float(weights.double().sum()), len(set(weights.tolist()) - {0.0, 1.0}) > 1
-    return (
-        unlike
-        and any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, len(weights)))
-        and samples_in(node, weights.shape).dims == (0,)
-    )
+    total = float(weights.double().sum())
+    if not any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, weights.numel())):
+        return False
+    values = weights.unique()
+    is_mask = len(values) == 2 and not values[0] and float(values[1]).is_integer()
+    return len(values) > 1 and not is_mask and samples_in(node, weights.shape).dims[:1] == (0,)
 
 
 def has_standardised_weights(node: Node, sizes: Sequence[int], depth: int = EACH_DEPTH) -> bool:
@@ -89,7 +93,7 @@ def has_standardised_weights(node: Node, sizes: Sequence[int], depth: int = EACH
     within a maximum or minimum, as in PPO.
     """
     weights = _weights_of(node, sizes)
-    if weights is not None:
+    if weights is not None and weights.dim() == 1:
         each = weights.double()
         deviations = (float(each.std()), float(each.std(correction=0)))
         is_one = any(math.isclose(one, 1.0, rel_tol=1e-5) for one in deviations)
@@ -101,15 +105,15 @@ def has_standardised_weights(node: Node, sizes: Sequence[int], depth: int = EACH
 
 
 def _weights_of(node: Node, sizes: Sequence[int]) -> Tensor | None:
-    """The numbers by which a vector is multiplied, of which there are several."""
+    """The numbers by which a tensor is multiplied, of which there are several."""
     if type(node).__name__ not in COMPARING_PRODUCTS:
         return None
     sides = [compat.saved(node, name) for name in (*compat.FACTORS, compat.TENSOR)]
     given = [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]
     weights = given[0].detach() if len(given) == 1 and given[0].is_cpu else None
-    if weights is None or weights.dim() != 1 or not weights.is_floating_point():
+    if weights is None or not weights.dim() or not weights.is_floating_point():
         return None
-    fits = len(weights) > 1 and (not sizes or tuple(sizes) == weights.shape)
+    fits = weights.numel() > 1 and (not sizes or tuple(sizes) == weights.shape)
     return weights if fits else None
 
 
