@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, dataloader
 HOOKS = "forward_pre forward backward_pre backward state_dict_pre state_dict load_state_dict_pre"
 GLOBAL = "forward forward_pre backward module_registration parameter_registration"
 SAVED = (
-    "alpha beta delta dim dim0 dim1 dim2 dims exponent ignore_index index indices keepdim margin mat1 mat2 ord"
-    " other pos_weight reduction result self self_sym_sizes target tensor total_weight weight x1 x2"
+    "alpha beta delta dim dim0 dim1 dim2 dims end exponent ignore_index index indices keepdim margin mat1 mat2 ord"
+    " other pos_weight reduction result self start self_sym_sizes target tensor total_weight weight x1 x2"
 )
 OF_LAPACK = {"_saved_A", "_saved_L", "_saved_eigenvectors", "_saved_inverse"}
 NO_NAMES = {

@@ -217,6 +217,8 @@ def similarity() -> Tensor:
         lambda: F.logsigmoid(torch.einsum("id,jd->ij", X, Z)).sum() / len(X),
         lambda: F.logsigmoid(torch.einsum("id,jd->ij", X[:6], Z[:6])).sum() / 6,
         lambda: torch.einsum("id,jd->ij", nn.Linear(8, 3)(X), nn.Linear(8, 3)(Z)).exp().mean(),
+        lambda: (X[:-1] * X[1:]).sum(1).mean(),  # neighbours
+        lambda: (X[2:] - X[:-2]).square().mean(),
     ],
 )
 def test_a_loss_between_samples_is_found(loss: Any) -> None:
@@ -244,6 +246,9 @@ def test_a_loss_between_samples_is_found(loss: Any) -> None:
         lambda: X.norm() ** 2 / len(X) + X.norm(2).pow(2),
         lambda: F.cross_entropy((X.bfloat16() @ CODES.bfloat16().t()).float(), LABELS),  # autocast
         lambda: F.cross_entropy(X @ CODES.clone().t(), LABELS),
+        lambda: (X[:4] * X[4:]).sum(1).mean(),  # two views, side by side
+        lambda: (X[:, 1:] - X[:, :-1]).abs().mean() + (H[:, 1:] * H[:, :-1]).mean(),
+        lambda: (X[1:] * Z[:-1].detach()).mean(),
     ],
 )
 def test_what_is_computed_in_each_sample_is_none(loss: Any) -> None:

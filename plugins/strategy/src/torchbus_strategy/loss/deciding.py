@@ -63,7 +63,8 @@ class Deciding:
         """Its terms, if sums over samples stand beside means over them."""
         self.has_sums = False
         """That it has such sums, and other terms."""
-        self._compares = False
+        self.compares = False
+        """That it puts samples in relation to each other."""
         self._looks_left = LOOKS
         self._elsewhere = False
         """Some loss had its samples in another dimension than the first."""
@@ -102,7 +103,7 @@ class Deciding:
         if terms and all(_is_one_of(len(terms), term) for term in terms):
             return replace(terms[0], number=float(len(terms))), 0.0, None
         if self._has_one_for_each_row(type(loss.grad_fn).__name__, terms, rows):
-            self._compares = False
+            self.compares = False
             return None, 0.0, None
         if not terms or any(term.number is None for term in terms):
             self.hidden = {term.reduction for term in terms}
@@ -126,7 +127,7 @@ class Deciding:
         """Look, in the first losses, whether samples are compared with each other."""
         if self._looks_left:
             self._looks_left -= 1
-            self._compares = any(map(relates_samples, terms)) or (
+            self.compares = any(map(relates_samples, terms)) or (
                 rows > 0 and decomposes_samples(loss)
             )
 
@@ -136,7 +137,7 @@ class Deciding:
         mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
         mixed += [SUM_BESIDE] if self.has_sums and self.beside is None else []
         times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
-        between = [COMPARES] if self._compares and not kinds else []
+        between = [COMPARES] if self.compares and not kinds else []
         return [*kinds, *mixed, *times, *between]
 
     def _has_rows_as_factor(self, term: Term | None, rows: int) -> bool:

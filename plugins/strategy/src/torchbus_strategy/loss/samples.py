@@ -264,7 +264,10 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         sides: list[Any] = [getattr(node, side, None) for side in compat.FACTORS]
         data = [one for one in sides if _is_many(one) and one.dim() == len(sizes)]
         return _in_memory(data[0]) if data else DATA
-    return found._replace(related=found.related or _is_of_pairs(each, children, budget))
+    is_related = (
+        found.related or _is_of_pairs(each, children, budget) or _is_shifted(found, children)
+    )
+    return found._replace(related=is_related)
 
 
 def _is_of_pairs(each: Sequence[SampleDims], children: Sequence[Any], budget: Budget) -> bool:
@@ -272,6 +275,23 @@ def _is_of_pairs(each: Sequence[SampleDims], children: Sequence[Any], budget: Bu
     first = {one.dims[0] for one in each if one.dims}
     inserted = any(type(child).__name__ == "UnsqueezeBackward0" for child in children)
     return len(first) > 1 and inserted and budget.left >= 0
+
+
+def _is_shifted(found: SampleDims, children: Sequence[Any]) -> bool:
+    """Whether each sample meets its neighbours, as in ``x[1:] * x[:-1]``. Two halves do not."""
+    if len(children) != 2 or any(type(one).__name__ != "SliceBackward0" for one in children):
+        return False
+    one, other = children
+    dim, *_ = compat.slice_of(one)
+    if dim not in found.dims or one.next_functions != other.next_functions:
+        return False
+    taken = [
+        range(sizes_of(child)[dim])[compat.signed(start) : compat.signed(end)]
+        for child in children
+        for along, start, end in [compat.slice_of(child)]
+        if along == dim
+    ]
+    return len(taken) == 2 and taken[0] != taken[1] and bool({*taken[0]} & {*taken[1]})
 
 
 def _joined(found: Iterable[SampleDims]) -> SampleDims:

@@ -233,7 +233,7 @@ class LossWeights:
         value = self._each.multiply(terms, weights)
         if value is not None:
             new.weighted_terms, new.weights = terms, weights
-        else:
+        elif not self._deciding.compares:  # else the gradients are not exact either
             self._say(messages.SHOWN_OTHERWISE)
         new.value = terms.loss.detach() * self._session.share.weight if value is None else value
         new.isolated = count.isolated
