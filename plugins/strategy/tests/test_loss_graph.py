@@ -97,6 +97,7 @@ def losses() -> Tensor:
         ),
         (lambda: (X.abs() * PLACES).mean(), [("mean", 4)]),
         (lambda: (X * (TABLE / 7)).mean(), [("mean", 4)]),
+        (lambda: (X * (TABLE % 3)).mean(), [("mean", 4)]),
         (lambda: (X.sum(1) * torch.tensor([2.0, 0.0, 0.0, 2.0])).mean(), [("mean", 4)]),
         (lambda: (X.sum(1) * MASK).sum(), [("sum", None)]),
         # a task's weight that is a parameter

@@ -72,7 +72,8 @@ def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
     """Whether samples, or elements of them, are multiplied by numbers that add up to one, or are
     one on average, also within a ``torch.where``.
 
-    Those of 0 and 1 are a mask, and equal ones are none. A mask may have been divided by its mean.
+    Whole numbers are a mask or data, and equal ones are none. A mask may have been divided by its
+    mean.
     """
     if type(node).__name__ == "WhereBackward0":
         children = [child for child, _ in node.next_functions if child is not None]
@@ -84,8 +85,8 @@ def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
     if not any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, weights.numel())):
         return False
     values = weights.unique()
-    is_mask = len(values) == 2 and not values[0] and float(values[1]).is_integer()
-    return len(values) > 1 and not is_mask and samples_in(node, weights.shape).dims[:1] == (0,)
+    are_whole = bool((values == values.round()).all())
+    return len(values) > 1 and not are_whole and samples_in(node, weights.shape).dims[:1] == (0,)
 
 
 def has_standardised_weights(node: Node, sizes: Sequence[int], depth: int = EACH_DEPTH) -> bool:
