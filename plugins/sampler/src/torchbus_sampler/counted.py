@@ -379,17 +379,17 @@ class CountFinder:
             name: value
             for node in nodes
             for name, value in source.assignments(node)
-            if name not in self._batch | self._in_loss and self._is_measure_apart(value)
+            if name not in self._batch | self._in_loss and self._is_other_measure(value)
         }
         for one in [value for node in nodes for value in source.shown(node)]:
             part = one.left if isinstance(one, ast.BinOp) else one
             name = source.base_name(part)
             if part is one and name in measures and not source.is_size(one):
                 yield name, measures[name]
-            elif (part is not one and name in measures) or self._is_measure_apart(part):
+            elif (part is not one and name in measures) or self._is_other_measure(part):
                 yield ast.unparse(one), one
 
-    def _is_measure_apart(self, value: ast.expr) -> bool:
+    def _is_other_measure(self, value: ast.expr) -> bool:
         is_apart = bool(source.names(value) & self._apart)
         is_read = source.number_of(value) is not None and source.called(value) == "item"
         return is_apart and not is_read and _is_measure(value, self._apart)

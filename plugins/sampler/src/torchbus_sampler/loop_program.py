@@ -77,9 +77,9 @@ class Program:
         for node in self.nodes:
             for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
                 if isinstance(block, list) and statement in block:
-                    rest = block[block.index(statement) + 1 :]
+                    following = block[block.index(statement) + 1 :]
                     is_outermost = isinstance(node, Function | ast.Module)
-                    return rest if is_outermost else rest + self.after(node)  # type: ignore[arg-type]
+                    return following + ([] if is_outermost else self.after(node))  # type: ignore[arg-type]
         return []
 
     def _takes(self, loop: Loop) -> bool:

@@ -49,7 +49,8 @@ def _skip(
     if saved["wanted"] is not None and not iterator.num_yielded:
         position.random.put(saved["wanted"], iterator.loader)
     try:
-        iterator.skip(max(0, count - iterator.num_yielded))
+        if count > iterator.num_yielded:
+            iterator.skip(count - iterator.num_yielded)
     except StopIteration:
         raise UsageError(
             f"the interrupted pass had given {count} batches, and the loader of"

@@ -285,13 +285,13 @@ def _is_shifted(found: SampleDims, children: Sequence[Any]) -> bool:
     dim, *_ = compat.slice_of(one)
     if dim not in found.dims or one.next_functions != other.next_functions:
         return False
-    taken = [
+    ranges = [
         range(sizes_of(child)[dim])[compat.signed(start) : compat.signed(end)]
         for child in children
         for along, start, end in [compat.slice_of(child)]
         if along == dim
     ]
-    return len(taken) == 2 and taken[0] != taken[1] and bool({*taken[0]} & {*taken[1]})
+    return len(ranges) == 2 and ranges[0] != ranges[1] and bool({*ranges[0]} & {*ranges[1]})
 
 
 def _joined(found: Iterable[SampleDims]) -> SampleDims:
