@@ -169,6 +169,36 @@ def test_other_optimizers_finish_the_last_step() -> None:
     assert_torch_unchanged(before)
 
 
+def models_in_turn(num_models: int = 3, **options: Any) -> tuple[list[torch.Tensor], list[float]]:
+    """Return the weights of models that one block trains one after the other, 6 steps each, and
+    how far each model has moved.
+    """
+    weights, moved = [], []
+    with session(**options):
+        torch.manual_seed(0)
+        for _ in range(num_models):
+            net = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.Adam(net.parameters())
+            before = net.weight.detach().clone()
+            for _ in range(2):
+                for (x,) in DataLoader(TensorDataset(torch.randn(6, 3)), 2, shuffle=True):
+                    optimizer.zero_grad()
+                    net(x).square().mean().backward()
+                    optimizer.step()
+            weights.append(net.weight.detach().clone())
+            moved.append((net.weight - before).abs().max().item())
+    return weights, moved
+
+
+def test_models_that_the_loop_trains_after_the_last_step_make_none(tmp_path: Path) -> None:
+    whole, _ = models_in_turn()
+    there = {"checkpoint": str(tmp_path)}
+    cut, moved = models_in_turn(max_steps=4, **there)
+    assert moved[0] > 0.0 == moved[1] == moved[2]
+    resumed, _ = models_in_turn(**there)
+    assert all(map(torch.equal, resumed, whole)) and not torch.equal(cut[0], whole[0])
+
+
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}])
 def test_windows_count_once(options: dict[str, Any]) -> None:
     net = torch.nn.Linear(1, 1)

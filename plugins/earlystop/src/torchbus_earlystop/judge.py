@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -77,14 +78,21 @@ class StopJudge:
 class MaxSteps:
     """Calls ``stop`` once the loop has made so many real steps, those of earlier runs included.
 
-    Whatever the loop then does, no further step begins. ``has_left_out``: it has called one.
+    Whatever the loop then does, no further step begins, and no optimizer that it makes steps.
+    ``has_left_out``: it has called a further step.
     """
 
     def __init__(self, session: Context, max_steps: int, stop: Callable[[], None]) -> None:
         self._steps = session.steps.follow()
         self._max_steps = max_steps
         self._stop = stop
+        self._made_later: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.has_left_out = False
+
+    @hookimpl
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        if self._steps.count >= self._max_steps:
+            self._made_later.add(optimizer)
 
     @hookimpl
     def after_optimizer_step(self) -> None:
@@ -93,7 +101,11 @@ class MaxSteps:
 
     @hookimpl
     def step_called(self, optimizer: Optimizer) -> Answer | None:
-        if self._steps.count < self._max_steps or not self._steps.has_stepped(optimizer):
+        if self._steps.count < self._max_steps:
+            return None
+        if optimizer in self._made_later:  # the loop trains its next model
+            return Answer()
+        if not self._steps.has_stepped(optimizer):
             return None
         self._stop()
         self.has_left_out = True
