@@ -58,7 +58,7 @@ def test_constants_of_the_loss() -> None:
         told == "ok"
         and len(warned) == 1
         and "a factor of the loss is not the same on all ranks" in warned[0]
-        and "s.reduce(number)" in warned[0]
+        and "s.reduce(mask.sum(), 'sum') / s.reduce(mask.numel(), 'sum')" in warned[0]
     )
     told, warned = found["uneven scaled"]
     assert told == "ok" and ["a factor of the loss is not the same" in text for text in warned] == [
@@ -71,3 +71,41 @@ def test_constants_of_the_loss() -> None:
         assert told == "ok" and not [text for text in warned if "on rank 1" in text], found
     told, warned = found["whole"]
     assert told == "ok" and any("3 on rank 0, 2 on rank 1" in text for text in warned)
+
+
+REMEDIES = """
+import torch, torchbus
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(48, 6, dtype=torch.float64, generator=generator)
+kept = torch.rand(48, 4, generator=generator) > 0.4
+def total(count):
+    return torchbus.current().reduce(count, "sum") if torchbus.current() else count
+def whole(rows):
+    return torch.cat(torchbus.current().all_gather(rows)) if torchbus.current() else rows
+def by_two_sums(out, y, mask):
+    return ((out - y).abs() * mask).mean() / (total(mask.sum()) / total(mask.numel()))
+def by_gathering(out, y, mask):
+    return F.mse_loss(out, y) / whole(y).var()
+def train(loss):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for a, y, mask in DataLoader(TensorDataset(x, x[:, :4] * 2, kept), batch_size=16):
+        optimizer.zero_grad()
+        loss(model(a), y, mask).backward()
+        optimizer.step()
+    return model.weight.detach()
+for loss in by_two_sums, by_gathering:
+    alone = train(loss)
+    with session(strategy="ddp", devices=3, batch="global", launch="fork", accelerator="cpu"):
+        difference = (train(loss) - alone).abs().max().item()
+    assert difference < 1e-14, (loss, difference)
+"""
+
+
+def test_what_the_warning_of_a_factor_advises_is_exact_with_uneven_shares() -> None:
+    result = fork_script(REMEDIES)
+    assert result.ok() and "factor" not in result.stderr, result
