@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -186,6 +187,57 @@ def own_class(s: Any, clock: Clock) -> Any:
     return [*trainer.model.parameters(), torch.tensor(trainer.losses)]
 
 
+class Going:
+    """A sampler whose passes go on where the last one has ended."""
+
+    def __init__(self) -> None:
+        self.start, self.order = 0, np.arange(len(DATA))
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            if self.start % len(DATA) == 0:
+                np.random.shuffle(self.order)
+            self.start += 1
+            yield int(self.order[self.start % len(DATA)])
+
+    def __len__(self) -> int:
+        return 15
+
+
+def samples_that_go_on(s: Any, clock: Clock) -> Any:
+    model, optimizer = make()
+    loader = DataLoader(DATA, batch_size=4, sampler=Going())
+    for _ in s.epochs(4):
+        for (x,) in loader:
+            step(model, optimizer, x)
+            clock()
+    return [*model.parameters()]
+
+
+class Groups:
+    """A batch sampler that each pass shuffles in place."""
+
+    def __init__(self) -> None:
+        self.groups = [list(range(start, min(start + 4, len(DATA)))) for start in range(0, 22, 4)]
+
+    def __iter__(self) -> Any:
+        random.shuffle(self.groups)
+        yield from self.groups
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+def groups_in_place(s: Any, clock: Clock) -> Any:
+    model, optimizer = make()
+    loader = DataLoader(DATA, batch_sampler=Groups())
+    for _ in range(3):
+        for (x,) in loader:
+            step(model, optimizer, x)
+            clock()
+    return [*model.parameters()]
+
+
 LOOPS = [
     manual_accumulation,
     plateau_of_a_running_loss,
@@ -198,4 +250,6 @@ LOOPS = [
     frozen_then_thawed,
     streamed,
     own_class,
+    samples_that_go_on,
+    groups_in_place,
 ]

@@ -1,41 +1,81 @@
-"""Random generators of torch, Python and NumPy: those of a loader, its samplers and its dataset."""
+"""What iterating changes in a loader, its samplers and its dataset, first of all generators of
+random numbers: those of torch, Python and NumPy.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeGuard
 
+from torch import Tensor
 from torch.utils.data import DataLoader
-from torchbus.plugin import an
+from torchbus.plugin import UsageError, an
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
+from torchbus_checkpoint.state.plain import (
+    AS_THEY_ARE,
+    State,
+    Stateful,
+    decode,
+    digest,
+    encode,
+    is_stateful,
+)
 from torchbus_strategy import script_generators
 from torchbus_strategy.script_generators import Generator
 
 PARTS = ("sampler", "batch_sampler", "dataset")
 INNER = {"dataset": ("dataset",), "sampler": ("sampler",), "batch_sampler": PARTS[:2]}
 """What a part may wrap: a batch sampler a sampler, or another batch sampler."""
+LOOKED_AT = 1000
 
 
-def read(loader: DataLoader[object]) -> State:
-    """Return the state of each generator by its place, and of each sampler with a state_dict."""
-    found = {path: state_of(thing) for path, thing in _generators(loader)}
-    stateful = {
-        path: encode(thing.state_dict(), f"the {path} of a loader")
-        for path, thing in _stateful(loader)
-    }
-    return found | stateful
+class LoaderStates:
+    """Reads and restores what iterating changes in loaders: random generators, samplers with a
+    ``state_dict``, and fields of the script's other samplers, such as a list that each pass
+    shuffles.
 
+    A field that has not changed since the loader was ``known`` is left alone: a script may give a
+    sampler another batch size in the next run.
+    """
 
-def write(loader: DataLoader[object], states: State, but: Sequence[Generator] = ()) -> None:
-    """Set generators, except for some, and samplers to the states that ``read`` returned."""
-    for path, thing in _generators(loader):
-        if path in states and not any(thing is one for one in but):
-            set_state(thing, states[path])
-    for path, thing in _stateful(loader):
-        if path in states:
-            thing.load_state_dict(decode(states[path]))
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[DataLoader[object], dict[str, str]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def know(self, loader: DataLoader[object]) -> None:
+        """Called once, before the first pass over a loader."""
+        self._known[loader] = {path: _digest(value) for path, _, _, value in _fields(loader)}
+
+    def read(self, loader: DataLoader[object]) -> State:
+        """Return each state by the place of its object in the loader."""
+        known = self._known.get(loader, {})
+        found = {path: state_of(thing) for path, thing in _generators(loader)}
+        for path, thing in _stateful(loader):
+            found[path] = encode(thing.state_dict(), f"the {path} of a loader")
+        for path, _, _, value in _fields(loader):
+            if path in known and _digest(value) != known[path]:
+                with suppress(UsageError):  # it holds objects
+                    found[path] = encode(value, path)
+        return found
+
+    def write(
+        self, loader: DataLoader[object], states: State, but: Sequence[Generator] = ()
+    ) -> None:
+        """Restore the states that ``read`` returned, except those of some generators."""
+        for path, thing in _generators(loader):
+            if path in states and not any(thing is one for one in but):
+                set_state(thing, states[path])
+        for path, thing in _stateful(loader):
+            if path in states:
+                thing.load_state_dict(decode(states[path]))
+        for path, part, name, value in _fields(loader):
+            saved = decode(states[path]) if path in states else None
+            if type(saved) is type(value):
+                setattr(part, name, saved)
 
 
 def parts(loader: DataLoader[object]) -> Iterator[tuple[str, object]]:
@@ -71,6 +111,38 @@ def _stateful(loader: DataLoader[object]) -> Iterator[tuple[str, Stateful]]:
     for path, part in parts(loader):
         if path != "loader" and is_stateful(part):
             yield path, part
+
+
+def _fields(loader: DataLoader[object]) -> Iterator[tuple[str, object, str, object]]:
+    """Yield what the script's samplers hold: its place, the sampler, the name and the value."""
+    for path, part in parts(loader):
+        is_of_script = not type(part).__module__.startswith("torch.")
+        if "sampler" in path and is_of_script and not is_stateful(part):
+            for name, value in list(getattr(part, "__dict__", {}).items()):
+                if isinstance(value, (*AS_THEY_ARE, list, tuple)) or _is_vector(value):
+                    yield f"{path}.{name}", part, name, value
+
+
+def _digest(value: object) -> str:
+    """Return what a shuffle changes: of a long sequence a part is read."""
+    return digest(_sample(value))
+
+
+def _sample(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [_sample(one) for one in some(value)]
+    if _is_vector(value):
+        return value[:: max(1, len(value) // LOOKED_AT)].tolist()
+    return value if isinstance(value, AS_THEY_ARE) else id(value)
+
+
+def _is_vector(value: object) -> TypeGuard[Tensor]:
+    """Whether it is one, of torch or NumPy."""
+    return getattr(value, "ndim", 0) == 1
+
+
+def some(value: Sequence[object] | Tensor) -> Sequence[object] | Tensor:
+    return value[:: max(1, len(value) // LOOKED_AT)] if len(value) else []
 
 
 def is_one(thing: object) -> bool:

@@ -16,7 +16,7 @@ from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters
-from torchbus_checkpoint.loop.generators import parts
+from torchbus_checkpoint.loop.generators import LoaderStates, parts, some
 from torchbus_checkpoint.loop.history import Section
 from torchbus_checkpoint.loop.variables import same
 from torchbus_checkpoint.state.plain import State, digest
@@ -65,8 +65,14 @@ class KnownLoaders:
     over another loader, a rank's states are those that are common to all.
     """
 
-    def __init__(self, session: Context, in_use: Callable[[DataLoader[object]], bool]) -> None:
+    def __init__(
+        self,
+        session: Context,
+        states: LoaderStates,
+        in_use: Callable[[DataLoader[object]], bool],
+    ) -> None:
         self._session = session
+        self._states = states
         self._in_use = in_use
         self._loaders: list[weakref.ref[DataLoader[object]]] = []
         self._waiting: list[tuple[str, State]] = []
@@ -81,6 +87,7 @@ class KnownLoaders:
         """Called when the loop reads a loader. Sets a new one's generators to a pending state."""
         if not any(known is loader for known in self):
             self._loaders = [*map(weakref.ref, self), weakref.ref(loader)]
+            self._states.know(loader)
             self._put(loader)
 
     def state(self) -> list[list[object]]:
@@ -88,7 +95,7 @@ class KnownLoaders:
         found: list[list[object]] = []
         for loader in self:
             with self._stream_of(loader):
-                found.append([signature(loader), generators.read(loader)])
+                found.append([signature(loader), self._states.read(loader)])
         return found
 
     def load(self, saved: list[tuple[str, State]], restored: list[Generator]) -> None:
@@ -109,7 +116,7 @@ class KnownLoaders:
     def _put(self, loader: DataLoader[object]) -> None:
         for index, (over, states) in enumerate(self._waiting):
             if over == signature(loader):
-                generators.write(loader, states, self._restored)
+                self._states.write(loader, states, self._restored)
                 del self._waiting[index]
                 return
 
@@ -148,14 +155,13 @@ class OpenPass:
 
 
 CHOICES = ("indices", "weights")  # of Subset, SubsetRandomSampler, WeightedRandomSampler
-LOOKED_AT = 1000
 
 
 def look(loader: DataLoader[object]) -> dict[str, str]:
     """Return digests of the chosen indices and of the tensors, of large ones only of a part."""
     return {
         "chosen": digest(list(_choices(loader))),
-        "held": digest([_some(tensor) for tensor in _tensors(loader)]),
+        "held": digest([some(tensor) for tensor in _tensors(loader)]),
     }
 
 
@@ -180,17 +186,13 @@ def _choices(loader: DataLoader[object]) -> Iterator[Sequence[object] | Tensor]:
         for name in CHOICES:
             value = getattr(part, "__dict__", {}).get(name)
             if isinstance(value, list | tuple | range | Tensor):
-                yield _some(value)
+                yield some(value)
 
 
 def _tensors(loader: DataLoader[object]) -> Iterator[Tensor]:
     for _, part in parts(loader):
         if isinstance(part, TensorDataset):
             yield from part.tensors
-
-
-def _some(value: Sequence[object] | Tensor) -> Sequence[object] | Tensor:
-    return value[:: max(1, len(value) // LOOKED_AT)] if len(value) else []
 
 
 class Workers:

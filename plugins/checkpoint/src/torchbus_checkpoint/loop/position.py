@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl, warn
 
 from torchbus_checkpoint._compat import check_bytecode, has_iterator, open_iterator
-from torchbus_checkpoint.loop import frames, generators, loaders
+from torchbus_checkpoint.loop import frames, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop.course import refuse_hidden
 from torchbus_checkpoint.loop.frames import Counters, user_frames
+from torchbus_checkpoint.loop.generators import LoaderStates
 from torchbus_checkpoint.loop.history import NESTED, Gaps, History, RecordedPass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
 from torchbus_checkpoint.loop.variables import Variables, put_generators
@@ -44,10 +45,11 @@ class LoopPosition:
         self.trains = self.was_left = False
         self.expected: Counters = {}
         self.expected_after = 0
-        self.random = RandomNumbers(session)
+        states = LoaderStates()
+        self.random = RandomNumbers(session, states)
         self.workers = Workers()
         self.loaders = KnownLoaders(
-            session, lambda loader: any(one.loader() is loader for one in self._in_use())
+            session, states, lambda loader: any(one.loader() is loader for one in self._in_use())
         )
         self._opening: OpenPass | None = None
 
@@ -250,8 +252,9 @@ class LoopPosition:
 class RandomNumbers:
     """Restore the streams. ``alike``: the states were saved by this rank."""
 
-    def __init__(self, session: Context) -> None:
+    def __init__(self, session: Context, states: LoaderStates) -> None:
         self._session = session
+        self._states = states
         self.alike = True
 
     def streams(self) -> State:
@@ -261,7 +264,7 @@ class RandomNumbers:
 
     def state(self, loader: DataLoader[object]) -> State:
         """Return the streams, and the generators of a loader."""
-        return {"random": self.streams(), "generators": generators.read(loader)}
+        return {"random": self.streams(), "generators": self._states.read(loader)}
 
     def put(self, state: Mapping[str, Any], loader: DataLoader[object] | None) -> None:
         """Restore a ``state``. From another rank's state, restore only the common streams."""
@@ -271,7 +274,7 @@ class RandomNumbers:
         else:
             self._session.random.load_common(streams, self._session.rank, self._session.world_size)
         if loader is not None:
-            generators.write(loader, state["generators"])
+            self._states.write(loader, state["generators"])
 
     def put_standing(self, standing: Standing, frames: list[FrameType]) -> None:
         """Restore the random states at the start of a gap."""

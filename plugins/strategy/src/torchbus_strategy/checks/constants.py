@@ -170,8 +170,8 @@ FIXED = (
     " torch.tensor([value]).{}"
 )
 MOVES = (
-    "a factor of the loss is not the same on all ranks: {}. If each rank computes it, do so from the"
-    " samples of all ranks: a mean from two sums, s.reduce(mask.sum(), 'sum') /"
+    "a factor of the loss is not the same on all ranks: {}. If each rank computes it, do so from"
+    " the samples of all ranks: a mean from two sums, s.reduce(mask.sum(), 'sum') /"
     " s.reduce(mask.numel(), 'sum'), another statistic from torch.cat(s.all_gather(y)). Take rank"
     " 0's draw by s.all_gather_object(number)[0]; one that belongs to this rank's samples, as a"
     " reward does, must be a tensor: torch.tensor([number])"
