@@ -46,7 +46,7 @@ class Guard:
     ``beat()``: called as often as ``look()``, and still called while this rank leaves.
     ``away(seconds)``: returns an error, or None, for a look that has not returned for so long.
     ``report(error)``: records a reason that this rank has detected.
-    ``last_phrases()``: prints why the job ends, before this rank is ended by force.
+    ``before_kill()``: prints why the job ends, before this rank is ended by force.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Guard:
         beat: Callable[[], None] = lambda: None,
         away: Callable[[float], BaseException | None] = lambda seconds: None,
         report: Callable[[BaseException], object] = lambda error: None,
-        last_phrases: Callable[[], object] = lambda: None,
+        before_kill: Callable[[], object] = lambda: None,
     ) -> None:
         self._rank = rank
         self._look = look
@@ -66,7 +66,7 @@ class Guard:
         self._beat = beat
         self._away = away
         self._report = report
-        self._last_phrases = last_phrases
+        self._before_kill = before_kill
         self._handled_before = sys.exc_info()[1]
         self._raised = False
         self._late: int | None = None
@@ -246,7 +246,7 @@ class Guard:
         ]
         where = "".join(traceback.format_list(innermost))
         text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
-        self._last_phrases()
+        self._before_kill()
         say(text)
         os._exit(1)
 

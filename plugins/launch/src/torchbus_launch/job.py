@@ -113,7 +113,7 @@ class Job:
             beat=lambda: self._freeze.beat(),
             away=self._away,
             report=lambda error: self._health_checks.report(error),
-            last_phrases=lambda: self._show_first(),
+            before_kill=lambda: self._show_first(),
         )
         guard.on_raise(lambda: self._freeze.end_workers())
         return guard

@@ -122,7 +122,7 @@ class ShardedBackward:
         number = self._job.backwards + 1
         agreement = self._models.agreement
         self._job.wait_in("backward", number, "after", agreement.collectives(), "collectives")
-        if not self._counts.losses.meets:
+        if not self._counts.losses.gathers:
             what = f"backward {number}"
             agreement.sync(what) if number <= CLOSELY else agreement.enter(what, "backward")
         return self._counts.losses.weigh_terms(count)

@@ -56,9 +56,7 @@ class ParameterHolder(nn.Module):
 class Reducer:
     """Averages the parameters numbered ``members``, and the header with them."""
 
-    def __init__(
-        self, session: Context, members: Sequence[int], ddp: DistributedDataParallel
-    ) -> None:
+    def __init__(self, members: Sequence[int], ddp: DistributedDataParallel) -> None:
         self.members = frozenset(members)
         self._ddp = ddp
         self.has_order: bool = getattr(ddp, "keeps_buckets", False)
@@ -100,6 +98,4 @@ def make_reducer(
         made: DistributedDataParallel | None = session.bus.hook.configure_ddp(
             session=session, module=holder, options=options
         )
-        return Reducer(
-            session, members, made if made is not None else ReducerOnly(holder, **options)
-        )
+        return Reducer(members, ReducerOnly(holder, **options) if made is None else made)

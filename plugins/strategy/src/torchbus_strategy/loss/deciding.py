@@ -84,7 +84,7 @@ class Deciding:
         rows: int,
         share: Share,
         may_sync: bool,
-        meets: bool,
+        gathers: bool,
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed, self.beside = None, 0.0, None
@@ -113,7 +113,7 @@ class Deciding:
             return None, 0.0, None
         first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
         self.numbers = [term.number for term in terms if term.number is not None]
-        may_gather = may_sync and meets
+        may_gather = may_sync and gathers
         weighted = of_one_batch(loss, unique(terms), rows, share) if may_gather else None
         known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
         if len(known) == len(self.numbers) and len(set(known)) == 1:

@@ -55,7 +55,7 @@ class TermWeights:
         self._pending: tuple[Tensor, accelerators.Event, list[Number | None]] | None = None
 
     @property
-    def meets(self) -> bool:
+    def gathers(self) -> bool:
         """Whether the ranks exchange their counts in the next backward."""
         return self.differs or self._looks < LOOKS
 

@@ -143,7 +143,7 @@ SLOTS = 12
     LOCAL,
 ) = range(SLOTS)
 MODES = ("auto", "samples", "tokens")  # of loss_weight=
-UNTOLD = -1e9
+UNREPORTED = -1e9
 """As a ratio: which terms are means of what is unknown."""
 
 

@@ -24,7 +24,7 @@ from torchbus_strategy.loss.terms import (
     MAY_BE_CLAMPED,
     RATIO,
     RATIO_SQUARED,
-    UNTOLD,
+    UNREPORTED,
     Count,
     Measured,
     Number,
@@ -77,7 +77,7 @@ class LossWeights:
         self._shared = Share()
         self._sources = LossSources(session)
         self._silent = BySamples(session)
-        self._have_met = False
+        self._are_gathered = False
 
     def read(
         self, loss: Tensor | None, expected: float = 0.0, share: Share | None = None
@@ -138,7 +138,7 @@ class LossWeights:
         """Return the count of a loss like many before, if the host has its numbers."""
         session = self._session
         is_known = self._waits or (terms is not None and all(map(host_knows, terms)))
-        if terms is None or not is_known or (self._each.meets and not expected):
+        if terms is None or not is_known or (self._each.gathers and not expected):
             self._repeated.forget()
             return None
         current = session.batches.current
@@ -186,9 +186,9 @@ class LossWeights:
         count.weight, count.norm, count.total = count.weight / by, count.norm / by, count.total / by
 
     @property
-    def meets(self) -> bool:
+    def gathers(self) -> bool:
         """Whether the ranks exchange numbers ahead of the next backward; equal on all ranks."""
-        return self.mode != "samples" and self._each.meets
+        return self.mode != "samples" and self._each.gathers
 
     def weigh_terms(self, count: Count) -> Count:
         """Put weights into the graph for terms that weigh differently.
@@ -198,11 +198,11 @@ class LossWeights:
         """
         if self.is_usual(count):
             return count
-        if id(count) == self._first and self.meets and self._may_reduce:
+        if id(count) == self._first and self.gathers and self._may_reduce:
             self._begin(count)
         terms = count.weighted_terms
-        weights = self._each.gather(terms) if self.meets else None
-        self._have_met = weights is not None
+        weights = self._each.gather(terms) if self.gathers else None
+        self._are_gathered = weights is not None
         self._look_at_constants(terms)
         if self._each.are_unlike:
             self._say(messages.BRANCH.format(1 if terms is None else len(terms.terms)))
@@ -224,11 +224,11 @@ class LossWeights:
 
     def _multiplied(self, count: Count, terms: WeightedTerms, weights: Sequence[Number]) -> Count:
         self._unit.reset()
-        new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
+        new = Count(1.0, ratio=0.0 if self._are_gathered else count.ratio)
         new.may_be_clamped = float(count.is_clamped) or count.may_be_clamped
-        if self._have_met:
+        if self._are_gathered:
             new.may_be_clamped = float(self._clamps.may_hide_none(terms))
-        if self._have_met and new.may_be_clamped:
+        if self._are_gathered and new.may_be_clamped:
             self._say(messages.MAY_BE_NONE)
         value = self._each.multiply(terms, weights)
         if value is not None:
@@ -267,8 +267,8 @@ class LossWeights:
         if loss is not None and self._is_empty(loss):
             return self._of_empty()
         if loss is None or term is None or term.number is None:
-            return Count(share.weight, ratio=UNTOLD * (not self._sources.is_reported))
-        ratio = ratio if self._sources.is_reported else UNTOLD
+            return Count(share.weight, ratio=UNREPORTED * (not self._sources.is_reported))
+        ratio = ratio if self._sources.is_reported else UNREPORTED
         scale = expected * self._unit.value
         count = self._weighted(
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
@@ -328,7 +328,7 @@ class LossWeights:
         self._deciding.beside = None
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
-        found = self._deciding.find(loss, terms, rows, self._shared, may_sync, self._each.meets)
+        found = self._deciding.find(loss, terms, rows, self._shared, may_sync, self._each.gathers)
         hidden = self._deciding.hidden
         if hidden is not None and self.mode == "tokens":
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
@@ -380,7 +380,7 @@ class LossWeights:
         if self._repeated.changes_nothing(mean):
             return None
         self._each.let_go()
-        if self._have_met:
+        if self._are_gathered:
             if mean[MAY_BE_CLAMPED] > 0.0:
                 self._say(messages.MAY_BE_NONE)
             return None
@@ -403,7 +403,7 @@ class LossWeights:
         Tensors are of one element.
         """
         self._each.let_go()
-        return None if self._have_met else self._unit.scales_on_device(mean, windows)
+        return None if self._are_gathered else self._unit.scales_on_device(mean, windows)
 
     def _unlike(self, windows: bool) -> None:
         """Warn of terms that count different things, which was unknown before."""
