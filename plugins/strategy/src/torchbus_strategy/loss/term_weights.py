@@ -29,7 +29,8 @@ WAITS = 3
 """The first backwards, in which the host waits for a GPU. From then on it looks one later."""
 TERMS_AT_MOST = 16
 SPREAD = 1e-5  # relative, of squares
-HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, HEAD = range(6)
+HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, TRAIN, TRAINED, TRAINED_SQUARED, HEAD = range(9)
+"""TRAIN: 1 on ranks whose batch does not only fill in for missing samples; TRAINED: their terms."""
 SQUARES, OF_ALL, NUMBERS = (HEAD + kind * TERMS_AT_MOST for kind in (1, 2, 3))
 
 
@@ -98,6 +99,8 @@ class TermWeights:
         reported = [0.0] * NUMBERS
         size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
         reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
+        if self._session.share.weight if found is None else any(found.weights):
+            reported[TRAIN], reported[TRAINED : TRAINED_SQUARED + 1] = 1.0, [size, size * size]
         if found is not None and size:
             counts = [float(count) for count in _counts(found)]
             reported[HEAD : HEAD + size] = counts
@@ -114,7 +117,7 @@ class TermWeights:
         ``numbers``: what this rank's terms are divided by.
         """
         is_one = _is_one(mean, self._session.world_size)
-        self.are_unlike = mean[TERMS] > 0.0 and not is_one
+        self.are_unlike = not is_one and _are_unlike(mean)
         both = zip(mean[HEAD:SQUARES], mean[SQUARES:OF_ALL], strict=True)
         self.alike = [square - one * one <= SPREAD * square for one, square in both if is_one]
         self.differs |= is_one and _differs(mean)
@@ -278,6 +281,12 @@ def _unless_clamped(term: Term, count: Number) -> Number:
 def _is_one(mean: Sequence[float], world_size: int) -> bool:
     """Whether all ranks' losses have the same number of terms, more than one."""
     return mean[TERMS] > 1.0 and mean[TERMS_SQUARED] - mean[TERMS] ** 2 < 0.25 / world_size**2
+
+
+def _are_unlike(mean: Sequence[float]) -> bool:
+    """Whether the losses of the ranks that train have different numbers of terms."""
+    terms, squared = (mean[place] / (mean[TRAIN] or 1.0) for place in (TRAINED, TRAINED_SQUARED))
+    return squared - terms * terms > SPREAD * squared
 
 
 def _differs(mean: Sequence[float]) -> bool:

@@ -98,6 +98,8 @@ def are_apart(terms: Sequence[Term], rows: int) -> bool:
     """
     if any(term.node is None or term.place is not None for term in terms):
         return True
+    if all(_has_target_for_each(term, rows) for term in terms):
+        return False
     groups: list[set[Any]] = []
     for mine in [_below(term.reduced_by) for term in terms]:
         joined = [one for one in groups if not one.isdisjoint(mine)]
@@ -129,6 +131,16 @@ def _is_pick(node: Any) -> bool:
         return compat.signed(compat.dim(node)) == 0
     dims = samples_in(node.next_functions[0][0], sizes).dims
     return compat.signed(compat.dim(node)) % len(sizes) in dims[:1]
+
+
+def _has_target_for_each(term: Term, rows: int) -> bool:
+    """Whether it compares with targets that have a row for each of ``rows`` samples."""
+    target = getattr(term.node, compat.TARGET, None)
+    if not isinstance(target, Tensor):
+        return False
+    whole = compat.viewed(target)
+    whole = target if whole is None else whole
+    return target.numel() == whole.numel() and tuple(whole.shape[:1]) == (rows,)
 
 
 def _target(term: Term) -> int:
