@@ -53,6 +53,8 @@ def losses() -> Tensor:
         (lambda: F.mse_loss(X, torch.zeros(4, 3)), [("mean", 4)]),
         (lambda: F.mse_loss(X, torch.zeros(4, 3), reduction="sum"), [("sum", None)]),
         (lambda: X.t().square().mean(), [("mean", 4)]),  # samples in another dimension
+        (lambda: F.mse_loss(X.t(), torch.zeros(3, 4)), [("mean", 4)]),
+        (lambda: F.smooth_l1_loss(torch.zeros(3, 4), X.t()), [("mean", 4)]),
         (lambda: 1 - X.mean().view(1).squeeze(), [("mean", 4)]),
         (lambda: torch.stack([X.mean(), X[:2].mean()]).mean(), [("mean", 4), ("mean", 2)]),
         (lambda: (W * losses()).sum(), [("mean", 4), ("mean", 2)]),

@@ -45,6 +45,7 @@ MEANS: dict[str, Any] = {
     "transposed": (lambda m: m.one.t().square().mean(), False),
     "permuted": (lambda m: _l1(m.steps.permute(2, 1, 0)), False),
     "time first": (lambda m: m.recurrent.square().mean(), False),
+    "time first, mse": (lambda m: F.mse_loss(m.recurrent, m.recurrent.detach() + 1.0), False),
     "time first, a head": (lambda m: nn.Linear(m.recurrent.shape[2], 4)(m.recurrent).mean(), False),
     "stacked steps": (lambda m: torch.stack(m.steps.unbind(1)).square().mean(), False),
     "in two steps": (lambda m: m.one.square().mean(0).sum(), False),

@@ -297,10 +297,15 @@ def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> T
     if reduction == SUM:
         return _summed(sizes, divisors, node)
     return (
-        Term("mean", _length(node, sizes, rows), sizes=sizes, over=divisors, node=node)
+        Term("mean", _length(_data_of(node), sizes, rows), sizes=sizes, over=divisors, node=node)
         if reduction == MEAN
         else UNKNOWN
     )
+
+
+def _data_of(node: Node) -> Node:
+    """Return the node of the argument of a loss that needs a gradient."""
+    return next(child for child, _ in node.next_functions if child is not None)
 
 
 def _mean(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
