@@ -16,7 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
 torch.set_default_dtype(torch.float64)
+FISHER, OLD = torch.rand(2, 4, 5, generator=torch.Generator().manual_seed(1))
 LOSSES = {
+    "mean and anchor": lambda net, z, out, a: F.mse_loss(out, a) + (FISHER * (net[0].weight - OLD) ** 2).sum(),
+    "mean and distance": lambda net, z, out, a: out.square().mean() + 5 * F.mse_loss(net[0].weight, OLD, reduction="sum"),
+    "sum and decay": lambda net, z, out, a: F.mse_loss(out, a, reduction="sum") + sum(p.square().sum() for p in net.parameters()),
+    "sum and anchor": lambda net, z, out, a: out.square().sum() + (net[0].weight - OLD).norm() ** 2 + (FISHER * net[0].weight).abs().sum(),
+    "sum and orthogonal": lambda net, z, out, a: z.square().sum() + (net[0].weight @ net[0].weight.T - torch.eye(4)).square().sum(),
     "mean and sum": lambda net, z, out, a: F.mse_loss(out, a) + z.square().sum(),
     "targets and sum": lambda net, z, out, a: F.cross_entropy(out, a.argmax(1)) + 2 * z.abs().sum(1).sum(),
     "two of each": lambda net, z, out, a: out.mean() + F.l1_loss(z, a[:, :4]) - z.sum() - F.mse_loss(out, a, reduction="sum"),
@@ -51,6 +57,7 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     with session(devices=2, accumulate_grad_batches=2, launch="fork", accelerator="cpu"):
         train("mean and sum")
+        train("sum and decay")
 found["window"] = [str(one.message) for one in said]
 print(json.dumps(found))
 """
@@ -67,7 +74,11 @@ def test_each_term_is_what_it_is_in_one_process() -> None:
                 continue
             assert theirs == pytest.approx(losses, rel=1e-9), (name, ranks)
             assert not said, (name, said)
-    assert any("a term of the loss is a sum over samples" in one for one in found["window"])
+    for words in (
+        "a term of the loss is a sum over samples",
+        "the loss adds a penalty of the param",
+    ):
+        assert any(words in one for one in found["window"])
 
 
 OF_ZERO = """

@@ -31,6 +31,7 @@ W = torch.tensor([0.3, 0.7])
 V = torch.nn.Parameter(torch.ones(2))
 P = torch.nn.Parameter(torch.ones(5))
 Q = torch.nn.Parameter(torch.ones(3, 2))
+W2 = torch.nn.Parameter(torch.ones(2, 2))
 
 
 def losses() -> Tensor:
@@ -75,6 +76,12 @@ def losses() -> Tensor:
         (lambda: (X.mean(1) * W.sum()).sum(), [("sum", None)]),
         # weight decay is alike on all ranks
         (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),
+        (lambda: X.mean() + (TABLE[:, 0].view(2, 2) * (W2 - 1) ** 2).sum(), [("mean", 4)]),
+        (lambda: X.mean() + F.mse_loss(P, torch.zeros(5)) + (P - 1).norm() ** 2, [("mean", 4)]),
+        (lambda: X.mean() + torch.cat([P - 1, W2.view(-1)]).abs().sum(), [("mean", 4)]),
+        (lambda: X.mean() + (Q.t() @ Q - torch.eye(2)).pow(2).sum(), [("mean", 4)]),
+        (lambda: X.mean() + (P - TABLE[:, :1]).pow(2).sum(), [("mean", 4), ("sum", None)]),
+        (lambda: X.mean() + (P * 2 - torch.ones(4, 5)).pow(2).mean(), [("mean", 4), ("mean", 4)]),
         (lambda: X.mean() + 0 * X.sum(), [("mean", 4)]),
         (lambda: X.sum(), [("sum", None)]),
         (lambda: X.norm() ** 2, [("sum", None)]),

@@ -9,7 +9,14 @@ from itertools import accumulate
 from torch import Tensor
 from torchbus.plugin import Context, Share
 
-from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, SUM_BESIDE, TIMES_ROWS
+from torchbus_strategy.loss.messages import (
+    BY_KIND,
+    COMPARES,
+    MIXED,
+    SILENT,
+    SUM_BESIDE,
+    TIMES_ROWS,
+)
 from torchbus_strategy.loss.reading import (
     is_elsewhere,
     is_sum,
@@ -29,7 +36,7 @@ from torchbus_strategy.loss.terms import (
     WeightedTerms,
     same,
 )
-from torchbus_strategy.loss.walks import are_apart, decomposes_samples
+from torchbus_strategy.loss.walks import adds_parameters, are_apart, decomposes_samples
 
 ALIKE_FOR = 3
 """Losses in a row with the number of rows as a factor, until it is not a coincidence."""
@@ -60,7 +67,7 @@ class Deciding:
         self.is_sum = self.is_empty = False
         """That it is a plain sum over samples; that it reaches none."""
         self.beside: WeightedTerms | None = None
-        """Its terms, if sums over samples stand beside means over them."""
+        """Its terms, if sums over samples stand beside means over them, or beside a penalty."""
         self.has_sums = False
         """That it has such sums, and other terms."""
         self.compares = False
@@ -92,7 +99,10 @@ class Deciding:
         self.is_sum, self.is_empty = is_sum(terms), not terms
         self._look_between(loss, terms, rows)
         if self.is_sum:
-            return None, 0.0, None
+            if self._sums and may_sync and adds_parameters(loss, terms):
+                self.beside = of_sums(loss, unique(terms), rows, share, self._parts)
+                self.is_sum = self.beside is None
+            return None, 0.0, self.beside
         self.has_sums = self._sums and any(map(sums_samples, terms))
         if self.has_sums and may_sync:
             self.beside = of_sums(loss, unique(terms), rows, share, self._parts)

@@ -15,8 +15,8 @@ from torchbus.plugin import BackwardCall, users_frame
 
 from torchbus_strategy.compat import is_view
 from torchbus_strategy.graph import nodes_below
+from torchbus_strategy.loss.of_parameters import is_of_parameters
 from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
-from torchbus_strategy.loss.samples import is_of_parameters
 from torchbus_strategy.loss.terms import Count, Number, weighted
 from torchbus_strategy.loss.values import weighed
 

@@ -74,6 +74,11 @@ COMPARES = (
 SUM = (
     "the loss is a sum over samples, as its graph says: losses and gradients are summed over ranks"
 )
+PENALTY = (
+    "the loss adds a penalty of the parameters to a sum over samples, and in this backward whole"
+    " losses are summed over ranks and over the batches of a window: the penalty is too large by"
+    " their number. Divide it by that, or give the optimizer weight_decay"
+)
 SUM_BESIDE = (
     "a term of the loss is a sum over samples, and the others are not means over samples whose"
     " number the graph shows: all are averaged over ranks and over the batches of a window, so"

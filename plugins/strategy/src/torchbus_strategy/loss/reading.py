@@ -12,16 +12,19 @@ from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
 from torchbus_strategy.graph import children_of
-from torchbus_strategy.loss.samples import (
-    LINEAR,
-    NONE,
+from torchbus_strategy.loss.of_parameters import (
     OF_ONE_NUMBER,
-    ORDERING,
-    REDUCING,
-    dims_of,
+    is_of_elements,
     is_of_parameters,
     may_be_of_parameters,
     reduces_a_parameter,
+)
+from torchbus_strategy.loss.samples import (
+    LINEAR,
+    NONE,
+    ORDERING,
+    REDUCING,
+    dims_of,
     samples_in,
     sizes_of,
 )
@@ -176,7 +179,7 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
     if name == "MeanBackward0":
         return _mean(node, rows, divisors, depth)
     if hasattr(node, compat.REDUCTION):
-        return [_reduced(compat.reduction(node), node, rows, divisors)]
+        return _reduced(compat.reduction(node), node, rows, divisors)
     if name in SUMS:
         return _sum(node, rows, divisors, depth)
     if name in ARITHMETIC and depth:
@@ -186,7 +189,9 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
     if name in READING_PRODUCTS and depth:
         return _reading_product(node, name, rows, divisors, depth)
     if name == "PowBackward0" and _is_squared_norm(node):
-        return [_summed(sizes_of(below(node)), divisors, below(node))]
+        sizes = sizes_of(below(node))
+        is_penalty = is_of_elements(below(below(node)), math.prod(sizes), rows.rows)
+        return [] if is_penalty else [_summed(sizes, divisors, below(node))]
     if name in OF_PLACES and depth:
         places = OF_PLACES[name](node)
         if places is not None:
@@ -194,7 +199,7 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
     if is_of_parameters(node):
         return []
     if name == "DotBackward0" and len(given := list(filter(None, children_of(node)))) == 1:
-        return _dot(node, given[0], divisors)
+        return _dot(node, given[0], rows, divisors)
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
     hidden = "hidden" if name.startswith("CompiledFunction") else "unknown"
@@ -289,18 +294,19 @@ def _with_count(node: Node, divisors: Divisors) -> Term:
     return Term("mean", count.item() if count.is_cpu else count, over=divisors, node=node)
 
 
-def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> Term:
+def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> list[Term]:
     values = compat.saved(node, compat.SELF)
     sizes = () if values is None else tuple(values.shape)
     if compat.is_packed(node, compat.SELF):
         sizes = compat.sizes_given(node)
+    if is_of_elements(_data_of(node), math.prod(sizes), rows.rows):
+        return []
     if reduction == SUM:
-        return _summed(sizes, divisors, node)
-    return (
-        Term("mean", _length(_data_of(node), sizes, rows), sizes=sizes, over=divisors, node=node)
-        if reduction == MEAN
-        else UNKNOWN
-    )
+        return [_summed(sizes, divisors, node)]
+    if reduction != MEAN:
+        return [UNKNOWN]
+    length = _length(_data_of(node), sizes, rows)
+    return [Term("mean", length, sizes=sizes, over=divisors, node=node)]
 
 
 def _data_of(node: Node) -> Node:
@@ -326,9 +332,11 @@ def _sum(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term
     return [_summed(sizes, divisors, node)] if found is None else found
 
 
-def _dot(node: Node, child: Node, divisors: Divisors) -> list[Term]:
+def _dot(node: Node, child: Node, rows: Counted, divisors: Divisors) -> list[Term]:
     """A sum over products with given weights."""
     sizes = next(tuple(one.shape) for one in compat.sides_of_dot(node) if one is not None)
+    if is_of_elements(child, math.prod(sizes), rows.rows):
+        return []
     found = _in_two_steps(child, sizes, divisors, node) or _of_statistics(child, sizes)
     return found or _compared(node, sizes) or [_summed(sizes, divisors, node)]
 
@@ -370,6 +378,8 @@ def _made_of(
     if depth and math.prod(sizes) == 1 and not samples_in(child, sizes).dims:
         return _terms(child, rows, divisors, depth - 1)
     if reduces_a_parameter(child) or may_be_of_parameters(child, surely=True):
+        return []
+    if is_of_elements(child, math.prod(sizes), rows.rows):
         return []
     return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
 

@@ -10,139 +10,7 @@ import torch
 from torch import nn
 
 from torchbus_strategy import compat
-
-OF_ONE_TENSOR = (
-    "PowBackward0",
-    "AbsBackward0",
-    "LinalgVectorNormBackward0",
-    "NormBackward0",
-    "SquareBackward0",
-)
-OF_ONE_NUMBER = (
-    "SqrtBackward0",
-    "PowBackward0",
-    "ExpBackward0",
-    "LogBackward0",
-    "Log1PBackward0",
-    "ReciprocalBackward0",
-    "AbsBackward0",
-    "ReluBackward0",
-    "ClampBackward1",
-    "ClampMinBackward0",
-    "TanhBackward0",
-    "SigmoidBackward0",
-    "SoftplusBackward0",
-    "NormBackward0",
-    "LinalgVectorNormBackward0",
-)
-"""Functions of one number that are not linear."""
-REDUCED = ("SumBackward0", "NansumBackward0", "MeanBackward0")
-OF_NUMBERS = {
-    "AddBackward0",
-    "SubBackward0",
-    "NegBackward0",
-    "RsubBackward1",
-    "MulBackward0",
-    "DivBackward0",
-    *OF_ONE_NUMBER,
-    "SelectBackward0",
-    "UnbindBackward0",
-    "StackBackward0",
-    "SqueezeBackward0",
-    "SqueezeBackward1",
-    "ViewBackward0",
-}
-"""What one computes with single numbers."""
-OF_MATRICES = (
-    "MmBackward0",
-    "BmmBackward0",
-    "CdistBackward0",
-    "LinalgVectorNormBackward0",
-    "NormBackward0",
-)
-OF_SHAPES = (
-    "TBackward0",
-    "TransposeBackward0",
-    "PermuteBackward0",
-    "ExpandBackward0",
-    "TrilBackward0",
-    "TriuBackward0",
-)
-OF_COPIES = ("ToCopyBackward0", "CloneBackward0")
-"""Autocast makes the first of a weight."""
-OF_MANY = {*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES, *OF_COPIES, *REDUCED}
-DEPTH = 16
-
-
-def reduces_a_parameter(node: Any) -> bool:
-    """Whether what is reduced is a function of one parameter and of nothing else."""
-    for _ in range(4):
-        name = type(node).__name__
-        if name == "AccumulateGrad":
-            return True
-        if name not in OF_ONE_TENSOR and name != "MulBackward0":
-            return False
-        children = {child for child, _ in node.next_functions}
-        if len(children) != 1 or None in children:
-            return False
-        node = children.pop()
-    return False
-
-
-def is_of_parameters(node: Any, depth: int = DEPTH) -> bool:
-    """Whether a number is made of parameters, constants and nothing else.
-
-    Examples are the weight of a task that is a parameter itself, and a penalty of weights.
-    """
-    name = type(node).__name__
-    if reduces_a_parameter(node):
-        return True
-    if name in REDUCED:
-        return reduces_a_parameter(node.next_functions[0][0])
-    if name not in OF_NUMBERS or not depth:
-        return False
-    children = [child for child, _ in node.next_functions if child is not None]
-    return (
-        bool(children)
-        and not any(_is_many(getattr(node, side, None)) for side in compat.FACTORS)
-        and all(is_of_parameters(child, depth - 1) for child in children)
-    )
-
-
-def may_be_of_parameters(node: Any, depth: int = DEPTH, surely: bool = False) -> bool:
-    """Whether it may be a function of parameters, as ``(w.T @ w - I).norm()`` is.
-
-    The graph does not show what was subtracted: it may be the batch. ``surely``: it is not.
-    """
-    name = type(node).__name__
-    if name == "AccumulateGrad":
-        return not surely or isinstance(node.variable, nn.Parameter)
-    if name not in OF_MANY or not depth:
-        return False
-    children = [child for child, _ in node.next_functions]
-    if name in OF_MATRICES and None in children:
-        return False
-    given = [getattr(node, side, None) for side in compat.FACTORS]
-    if any(map(_is_many, given)):
-        return False
-    if (
-        surely
-        and None in children
-        and (name not in ("MulBackward0", "DivBackward0") or any(map(_has_dims, given)))
-    ):
-        return False
-    found = [child for child in children if child is not None]
-    return bool(found) and all(may_be_of_parameters(child, depth - 1, surely) for child in found)
-
-
-def _has_dims(side: Any) -> bool:
-    return isinstance(side, torch.Tensor) and side.dim() > 0 and not side.requires_grad
-
-
-def _is_many(side: Any) -> bool:
-    """Whether a factor holds several numbers, as a batch does."""
-    return hasattr(side, "numel") and side.numel() > 1 and not side.requires_grad
-
+from torchbus_strategy.loss.of_parameters import is_many, may_be_of_parameters
 
 Sizes = Sequence[int]
 NODES_AT_MOST = 64
@@ -262,7 +130,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     found = _joined(each)
     if found == NONE and not may_be_of_parameters(node):
         sides: list[Any] = [getattr(node, side, None) for side in compat.FACTORS]
-        data = [one for one in sides if _is_many(one) and one.dim() == len(sizes)]
+        data = [one for one in sides if is_many(one) and one.dim() == len(sizes)]
         return _in_memory(data[0]) if data else DATA
     is_related = (
         found.related or _is_of_pairs(each, children, budget) or _is_shifted(found, children)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
-from torchbus_strategy.loss.samples import is_of_parameters
+from torchbus_strategy.loss.of_parameters import is_of_parameters
 from torchbus_strategy.loss.terms import Coefficient, Divisors, Number
 
 LISTS = ("StackBackward0", "CatBackward0")

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from torchbus_strategy import compat
 from torchbus_strategy.graph import children_of, nodes_below
-from torchbus_strategy.loss.samples import may_be_of_parameters, samples_in, sizes_of
+from torchbus_strategy.loss.of_parameters import may_be_of_parameters
+from torchbus_strategy.loss.samples import samples_in, sizes_of
 from torchbus_strategy.loss.terms import Term
 
 
@@ -49,6 +50,17 @@ def _is_over_samples(node: Any) -> bool:
         return False
     shape = matrix.shape
     return not {len(shape) - 2, len(shape) - 1}.isdisjoint(samples_in(child, shape).dims)
+
+
+def adds_parameters(loss: Tensor, terms: Sequence[Term]) -> bool:
+    """Whether something of parameters alone, such as weight decay, is added to the terms."""
+    reduced = {term.node for term in terms}
+
+    def children(node: Any) -> Iterable[Any]:
+        return () if node in reduced else children_of(node)
+
+    found = nodes_below([loss.grad_fn], children=children)
+    return None not in reduced and any(type(node).__name__ == "AccumulateGrad" for node in found)
 
 
 def is_made_zero(loss: Tensor, is_trained: Callable[[Tensor], bool]) -> bool:

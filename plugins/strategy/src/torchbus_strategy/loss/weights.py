@@ -35,7 +35,7 @@ from torchbus_strategy.loss.terms import (
     spread,
 )
 from torchbus_strategy.loss.units import SPREAD, Unit
-from torchbus_strategy.loss.walks import is_made_zero, is_parameter
+from torchbus_strategy.loss.walks import adds_parameters, is_made_zero, is_parameter
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
 
@@ -310,6 +310,8 @@ class LossWeights:
         current = self._session.batches.current
         parts = 1.0 if only_evaluate(current) else float(self._session.world.data.parts)
         share, terms = self._sources.find(loss, False, False)
+        if loss is not None and adds_parameters(loss, self.read(loss)):
+            self._say(messages.PENALTY)
         terms = terms and terms._replace(
             weights=[parts if weight else 0.0 for weight in terms.weights]
         )
