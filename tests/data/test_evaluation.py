@@ -255,3 +255,25 @@ def test_counts_in_methods_of_a_while_loop_are_said_once() -> None:
     assert result.stderr.count("from this rank's share") == 1, result.stderr
     assert "the loop in line" in result.stderr
     assert "s.reduce(self.correct, 'sum')" in result.stderr
+
+
+WINDOWS = """
+net = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+shown = 0.0
+for (x,) in DataLoader(TensorDataset(torch.randn(12, 2)), batch_size=2):
+    optimizer.zero_grad()
+    loss = net(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    shown += {shown}
+found["shown"] = len(set(s.all_gather_object(shown)))
+"""
+
+
+@pytest.mark.parametrize(("shown", "count"), [("loss.item()", 2), ("s.reduce(loss).item()", 1)])
+def test_the_losses_of_a_window_are_said_to_be_of_one_rank(shown: str, count: int) -> None:
+    result = run(WINDOWS.format(shown=shown), "accumulate_grad_batches=3").ok()
+    assert result.json() == {"shown": count}
+    said = "computes 'loss' from this rank's share" in result.stderr
+    assert said == (count == 2) == ("use s.reduce(loss)" in result.stderr), result.stderr

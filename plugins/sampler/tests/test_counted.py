@@ -166,6 +166,14 @@ def test_a_loss_that_is_read_before_its_backward(
     assert counted(str(file), 2) == names
 
 
+def test_a_loss_whose_backward_does_not_synchronise(tmp_path: Path) -> None:
+    file = tmp_path / "window.py"
+    file.write_text(EARLY.format(before="pass", after="total += loss.item()"))
+    finder = finder_of((str(file), 2))
+    assert finder is not None and finder.found() == {}
+    assert finder.found(is_synced=False) == {"loss": "s.reduce(loss)"}
+
+
 READ = """
 for i, (x, y) in enumerate(loader):
     optimizer.zero_grad()

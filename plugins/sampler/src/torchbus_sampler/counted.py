@@ -42,7 +42,7 @@ class CountedMetrics:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._seen: set[tuple[Place, ...]] = set()
+        self._seen: set[tuple[Place | bool, ...]] = set()
         self._begun: Place | None = None
 
     def begins(self) -> None:
@@ -56,22 +56,22 @@ class CountedMetrics:
         if self._begun is None:
             return
         begun, self._begun = self._begun, None
-        if (begun,) in self._seen:
+        if (begun, call.sync) in self._seen:
             return
         places = (*map(_place, users_frames(self._session.frame)), begun)
-        if places in self._seen:
+        if (*places, call.sync) in self._seen:
             return
-        self._seen.add(places)
+        self._seen.add((*places, call.sync))
         with suppress(RecursionError):  # a file of deeply nested expressions
-            self._look(places)
+            self._look(places, call.sync)
 
-    def _look(self, places: tuple[Place, ...]) -> None:
+    def _look(self, places: tuple[Place, ...], is_synced: bool) -> None:
         finder = finder_of(*places)
-        if finder is None or (finder.place,) in self._seen:
+        if finder is None or (finder.place, is_synced) in self._seen:
             return
-        self._seen.add((finder.place,))
+        self._seen.add((finder.place, is_synced))
         file, line = finder.place
-        held, counted = finder.held(), finder.found()
+        held, counted = finder.held(), finder.found(is_synced)
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
@@ -141,9 +141,13 @@ class CountFinder:
             and not source.names(node.iter) & self._batch
         )
 
-    def found(self) -> dict[str, str]:
-        """Return names of numbers, and expressions that give those of all ranks."""
-        counted = self._counted()
+    def found(self, is_synced: bool = True) -> dict[str, str]:
+        """Return names of numbers, and expressions that give those of all ranks.
+
+        ``is_synced``: the loop's backward gives losses the mean over ranks. In a window of several
+        backwards it does not.
+        """
+        counted = self._counted(is_synced)
         found = self._read_of_batch(set(counted)) | self._per_sample() | counted
         return {
             plain(name): plain(remedy)
@@ -151,7 +155,7 @@ class CountFinder:
             if _base(name) not in self._program.gathered
         }
 
-    def _counted(self) -> dict[str, str]:
+    def _counted(self, is_synced: bool) -> dict[str, str]:
         sums: dict[str, str] = {}
         besides: dict[str, str] = {}
         grown = {_base(name) for node in self._nodes for name, *_ in source.grows(node)}
@@ -173,7 +177,7 @@ class CountFinder:
                 elif joins and source.names(value) & self._batch:
                     besides[name] = _gathered(name)
             sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
-        sums |= self._read_early()
+        sums |= self._read_early(is_synced)
         return {
             name: remedy
             for name, remedy in (sums | besides).items()
@@ -314,8 +318,10 @@ class CountFinder:
         name = ast.unparse(node.func.value)
         return {name: f"s.reduce({name}.avg)"}
 
-    def _read_early(self) -> dict[str, str]:
-        """A loss that is added up or shown before its backward, which gives it all ranks' mean."""
+    def _read_early(self, is_synced: bool) -> dict[str, str]:
+        """A loss that is added up or shown before its backward, which gives it all ranks' mean if
+        it synchronises.
+        """
         place = {id(node): index for index, node in enumerate(self._nodes)}
         made = {
             name: at
@@ -336,9 +342,12 @@ class CountFinder:
         ]
         return {
             name: f"{name}.item() after {backwards[name][1]}.backward()"
+            if is_synced
+            else f"s.reduce({name})"
             for node in shown
             for name in _read_as_number(node) & set(backwards)
-            if made.get(name, -1) < place[id(node)] < backwards[name][0]
+            if made.get(name, -1) < place[id(node)]
+            and (not is_synced or place[id(node)] < backwards[name][0])
         }
 
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
