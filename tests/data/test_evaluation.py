@@ -267,13 +267,11 @@ for (x,) in DataLoader(TensorDataset(torch.randn(12, 2)), batch_size=2):
     loss.backward()
     optimizer.step()
     shown += {shown}
-found["shown"] = len(set(s.all_gather_object(shown)))
 """
 
 
-@pytest.mark.parametrize(("shown", "count"), [("loss.item()", 2), ("s.reduce(loss).item()", 1)])
-def test_the_losses_of_a_window_are_said_to_be_of_one_rank(shown: str, count: int) -> None:
-    result = run(WINDOWS.format(shown=shown), "accumulate_grad_batches=3").ok()
-    assert result.json() == {"shown": count}
-    said = "computes 'loss' from this rank's share" in result.stderr
-    assert said == (count == 2) == ("use s.reduce(loss)" in result.stderr), result.stderr
+@pytest.mark.parametrize(("shown", "warned"), [("loss.item()", 1), ("s.reduce(loss).item()", 0)])
+def test_the_losses_of_a_window_are_said_to_be_of_one_rank(shown: str, warned: int) -> None:
+    stderr = run(WINDOWS.format(shown=shown), "accumulate_grad_batches=3").ok().stderr
+    assert stderr.count("computes 'loss' from this rank's share") == warned, stderr
+    assert stderr.count("use s.reduce(loss)") == warned
