@@ -147,6 +147,14 @@ def test_the_core_alone_is_whole(tmp_path):
         ({"hang_timeout": None}, "hang_timeout=None is a NoneType: it must be a number of seconds"),
         ({"hang_timeout": 0.0}, "hang_timeout=0.0: it must be positive"),
         (
+            {"timeout_s": float("inf")},
+            "timeout_s=inf: torch.distributed waits for at most 1e+09 seconds",
+        ),
+        (
+            {"accelerator": ""},
+            "accelerator='' is empty: it must be 'auto', 'cpu', 'gpu' or a device type",
+        ),
+        (
             {"accelerator": 1},
             "accelerator=1 is an int: it must be 'auto', 'cpu', 'gpu' or a device type",
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given
@@ -63,6 +65,13 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
             "gpu",
             1,
             "devices=2, but torch sees 1 GPU: ask for at most 1, or for accelerator='cpu'",
+        ),
+        (
+            10**6,
+            "cpu",
+            0,
+            f"devices=1000000: these are 1000000 ranks on {os.cpu_count()} cores, and each takes a"
+            f" process; ask for at most {64 * (os.cpu_count() or 1)} on CPU",
         ),
         (-2, "auto", 2, f"devices=-2 is negative: {ADVICE}"),
         ("-2", "auto", 2, f"devices='-2' is negative: {ADVICE}"),

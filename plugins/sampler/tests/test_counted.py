@@ -68,6 +68,7 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
         ("targets.append(y)\npredictions.append(out.argmax(1))", "1", ["predictions", "targets"]),
         ("for t, p in zip(y.tolist(), out.argmax(1)):\n    matrix[t, p] += 1", "1", ["matrix"]),
         ("for t, p in zip(y, out.argmax(1)):\n    right[t].append(t == p)", "1", ["right"]),
+        ("for t, p in zip(y, criterion(out, y)):\n    table[t] = p.item()", "1", ["table"]),
         ("seen.update(y.tolist())", "1", ["seen"]),
         ("certain[epoch, y] = out.detach().max(1)[0]", "1", ["certain"]),
         ("counts[y] += 1", "1", ["counts"]),

@@ -28,10 +28,12 @@ def plain(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def expect(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
-    """Raise UsageError unless an option has one of these types. A bool does not count as an int."""
+    """Raise UsageError unless an option has one of these types. Empty texts and bools are none."""
     wanted = types if isinstance(types, tuple) else (types,)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise UsageError(f"{name}={value!r} is {an(type(value).__name__)}: it must be {expected}")
+    is_empty = isinstance(value, str) and not value
+    if is_empty or not isinstance(value, wanted) or (type(value) is bool and bool not in wanted):
+        found = "empty" if is_empty else an(type(value).__name__)
+        raise UsageError(f"{name}={value!r} is {found}: it must be {expected}")
 
 
 def check(given: dict[str, Any]) -> None:
@@ -53,9 +55,8 @@ def check(given: dict[str, Any]) -> None:
     if given["num_nodes"] < 1:
         raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")
     if given["launch"] not in FORMS:
-        raise UsageError(
-            f"launch={given['launch']!r} is unknown: use {' or '.join(map(repr, FORMS))}"
-        )
+        known = " or ".join(map(repr, FORMS))
+        raise UsageError(f"launch={given['launch']!r} is unknown: use {known}")
 
 
 Maker = TypeVar("Maker", bound=Callable[..., object])

@@ -26,6 +26,7 @@ NO_TPU = (
     "accelerator={!r}: torch {} sees no TPU. Install torch_tpu on a host with TPUs; torch_xla ends"
     " with torch 2.9. torchbus-tpu is experimental, never run on a TPU (contrib/tpu/README.md)"
 )
+RANKS_PER_CORE = 64
 ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '1,3'"
 
 
@@ -173,6 +174,12 @@ def _counted(
     if count == 0:
         return DevicePlan("cpu", 1)
     if kind is None:
+        at_most = RANKS_PER_CORE * (os.cpu_count() or 1)
+        if count > at_most:
+            raise UsageError(
+                f"devices={given!r}: these are {count} ranks on {os.cpu_count()} cores, and each"
+                f" takes a process; ask for at most {at_most} on CPU"
+            )
         return DevicePlan("cpu", count, automatic=automatic)
     if count > there and kind in accelerators.ONE_DEVICE:
         raise UsageError(

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torchbus.errors import UsageError
 from torchbus.runtime import services
 
 from torchbus_device.devices import DevicePlan, plan_devices
@@ -19,6 +20,10 @@ from torchbus_launch.starting import start
 
 if TYPE_CHECKING:
     from torchbus.runtime.context import Context
+
+
+LONGEST_TIMEOUT_S = 1e9
+"""Torch counts milliseconds in 64 bits; this is 32 years."""
 
 
 class RankLauncher(services.Launcher):
@@ -75,7 +80,12 @@ class RankLauncher(services.Launcher):
 
 
 def _request(options: Mapping[str, Any], devices: DevicePlan) -> LaunchRequest:
-    """Return what the session asks of the launcher."""
+    """Return what the session asks of the launcher. Raises UsageError for too long a timeout."""
+    if options["timeout_s"] > LONGEST_TIMEOUT_S:
+        raise UsageError(
+            f"timeout_s={options['timeout_s']:g}: torch.distributed waits for at most"
+            f" {LONGEST_TIMEOUT_S:g} seconds"
+        )
     return LaunchRequest(
         devices,
         options["num_nodes"],

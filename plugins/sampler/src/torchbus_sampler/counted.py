@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
@@ -287,10 +287,15 @@ class CountFinder:
             return {}
         inside = [inner for one in node.body for inner in ast.walk(one)]
         names = {_base(name) for inner in inside for name, _, _ in source.grows(inner)}
-        return {name: _gathered(name) for name in sorted(names - self._made)}
+        found = {name: _gathered(name) for name in sorted(names - self._made)}
+        of_item = source.names(node.target)
+        return found | {k: v for one in inside for k, v in self._by_index(one, of_item).items()}
 
-    def _by_index(self, node: ast.AST) -> dict[str, str]:
-        """Rows that the samples of the batch have: ``seen[index] = ...``."""
+    def _by_index(self, node: ast.AST, of_item: Collection[str] = ()) -> dict[str, str]:
+        """Rows that the samples of the batch have: ``seen[index] = ...``.
+
+        ``of_item``: names of one sample's parts.
+        """
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AugAssign):
             targets = [node.target]
@@ -300,7 +305,7 @@ class CountFinder:
             if isinstance(one, ast.Subscript)
             and source.variable(one.value)
             and source.variable(one.value) not in self._made | self._batch
-            and source.names(one.slice) & self._batch
+            and source.names(one.slice) & self._batch.union(of_item)
         }
 
     def _averaged(self, node: ast.AST) -> dict[str, str]:

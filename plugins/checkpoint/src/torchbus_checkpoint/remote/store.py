@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.disk.folder import MANIFEST
+from torchbus_checkpoint.errors import CheckpointError
 
 NAME = re.compile(r"(step-(\d+))(?:\.(\d+))?")
 
@@ -270,8 +271,15 @@ def refuse_unknown(url: str) -> None:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system, and the path in it."""
+    """Return fsspec's file system, and the path in it.
+
+    Raises CheckpointError if it can't be reached: some connect here.
+    """
     from fsspec.core import url_to_fs
 
-    found, path = url_to_fs(url)
+    try:
+        found, path = url_to_fs(url)
+    except Exception as error:  # each file system has its own errors
+        what = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"checkpoint={shown(url)!r} can't be opened: {what}") from None
     return found, str(path).rstrip("/")

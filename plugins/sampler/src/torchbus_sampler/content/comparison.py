@@ -24,9 +24,10 @@ CAUSES = {
         " import torchbus before it, or use launch='fork', with which ranks run only the block"
     ),
     "fork": (
-        "something inside the block differs between ranks: a generator without a seed"
-        " (numpy.random.default_rng()), random numbers drawn while a model trains, the clock, the"
-        " order of a set. Seed it, or create the data set before the block"
+        "something inside the block differs between ranks: what the loop has computed from its"
+        " share of the batches, a generator without a seed (numpy.random.default_rng()), random"
+        " numbers drawn while a model trains, the clock, the order of a set. Gather it"
+        " (s.all_gather_object), seed it, or create the data set before the block"
     ),
 }
 OTHERWISE = (
