@@ -26,7 +26,8 @@ ON_SIM = pytest.mark.skipif(torchbus_simulator.missing() is not None, reason="ne
 )
 def test_loops_that_change_after_many_alike_steps(ranks, accelerator, window, loops):
     result = fork_script(SCRIPT, ranks, accelerator, window, timeout_s=380)
-    assert result.ok() and result.stderr == ""
+    assert result.ok() and (window > 1 or result.stderr == "")
+    assert result.stderr.count("Warning:") == result.stderr.count("computes 'loss'")
     apart = result.json()
     assert len(apart) == loops
     assert {name: value for name, value in apart.items() if value > 1e-12} == {}

@@ -116,7 +116,7 @@ def test_weights_by_samples_are_told() -> None:
     for name, (apart, _, said) in found(loops=["no_sync_and_step"]).items():
         assert apart > 1e-4 and [text for text in said if text.startswith(SILENT)], name
     for name, (_, _, said) in found(loops=NO_SYNC, losses=["mean"]).items():
-        assert not said, name
+        assert all("computes 'loss'" in text for text in said), name
 
 
 @pytest.mark.timeout(300)

@@ -20,6 +20,8 @@ WAY = {"strategy": "ddp", "devices": RANKS, "launch": "fork"} if RANKS > 1 else 
 warnings.simplefilter("error")
 # torch, of the hook by which ddp finds models
 warnings.filterwarnings("ignore", "Using `torch.compile")
+# the losses of a window's batches are one rank's
+warnings.filterwarnings("ignore", "the loop in line .* computes 'loss'")
 
 
 def options(name):

@@ -8,18 +8,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
 x, y = torch.randn(2, 13, 5, 3, dtype=torch.float64).unbind()
-labels = torch.randint(0, 3, (13, 5))
-labels[torch.rand(13, 5) < 0.4] = -100
-data = TensorDataset(x, y, labels, labels.flip(1))
+data = TensorDataset(x, y)
 
 
 def of_samples(model, xs, ys, *_):
     return sum(F.mse_loss(model(a), b) for a, b in zip(xs, ys)) / len(xs)
-
-
-def of_views(model, xs, _, first, second):
-    one = F.cross_entropy(model(xs).flatten(0, 1), first.flatten())
-    return (one + F.cross_entropy(model(2 * xs).flatten(0, 1), second.flatten())) / 2
 
 
 def of_real_and_fake(model, xs, *_):
@@ -42,7 +35,7 @@ def train(loss, batch_size):
 
 differences = []
 for ranks in (2, 3):
-    for loss in (of_samples, of_views, of_real_and_fake):
+    for loss in (of_samples, of_real_and_fake):
         want = train(loss, 2 * ranks)
         with session(
             strategy="ddp", devices=ranks, batch="global", launch="fork", accelerator="cpu"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from torchbus_strategy import compat
 
 
 def children_of(node: Any) -> Iterable[Any]:
@@ -31,3 +33,11 @@ def nodes_below(
             if child is not None and child not in seen:
                 seen.add(child)
                 waiting.append(child)
+
+
+def sizes_of(node: Any, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the shape of what a node was given."""
+    if hasattr(node, compat.SIZES):
+        return tuple(compat.sizes(node))
+    values = compat.saved(node, compat.SELF)
+    return tuple(default if values is None else values.shape)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import sizes_of
 
 OF_ONE_TENSOR = (
     "PowBackward0",
@@ -156,36 +158,114 @@ ELEMENTWISE = {
     "HuberLossBackward0",
     "ViewBackward0",
     "UnsafeViewBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "UnsqueezeBackward0",
     "TBackward0",
     "TransposeBackward0",
     "PermuteBackward0",
     *OF_COPIES,
 }
 """What leaves the number of elements as it is, unless it broadcasts."""
+OF_WHOLE = {
+    *NORMS,
+    *REDUCED,
+    "SumBackward1",
+    "MeanBackward1",
+    "MaxBackward0",
+    "MaxBackward1",
+    "AmaxBackward0",
+    "MinBackward1",
+    "StdBackward0",
+    "VarBackward0",
+    "ProdBackward0",
+    "LogsumexpBackward0",
+    "SoftmaxBackward0",
+    "LogSoftmaxBackward0",
+    "SliceBackward0",
+    "SelectBackward0",
+    "UnbindBackward0",
+    "StackBackward0",
+    "CatBackward0",
+    "DiagonalBackward0",
+    "TraceBackward0",
+    "MmBackward0",
+    "MvBackward0",
+    "BmmBackward0",
+    "DotBackward0",
+    "CdistBackward0",
+    "PdistBackward0",
+    "LinalgSvdBackward0",
+    "LinalgDetBackward0",
+    "LinalgSlogdetBackward0",
+}
+"""Other functions in penalties. Those that pick rows by numbers are not here: these may be of the
+batch.
+"""
 
 
-def is_of_elements(node: Any, numel: int, rows: int) -> bool:
-    """Whether ``numel`` numbers are one function of the elements of parameters and of constants, as
+class Elements(NamedTuple):
+    """What a function of parameters and constants has. ``numel``: how many numbers, 0 if that is
+    unknown. ``has_constants``: tensors enter that have as many numbers, or are broadcast: then it
+    has more.
+    """
+
+    numel: int
+    has_constants: bool = False
+
+
+def is_penalty(node: Any, numel: int, rows: int) -> bool:
+    """Whether ``numel`` numbers are a function of parameters and of constants, and of no data, as
     in ``fisher * (w - old) ** 2``.
 
     The constants have the parameters' shape, which data do not have: they would be broadcast. Only
     a single sample (``rows``) may be alike.
     """
-    return numel > 1 and rows != 1 and _elements_of_parameters(node, DEPTH) == numel
+    found = _elements(node, DEPTH)
+    if found is None or (found.has_constants and (found.numel != numel or rows == 1)):
+        return False
+    return numel > 1 or not found.has_constants
 
 
-def _elements_of_parameters(node: Any, depth: int) -> int:
-    """Return how many elements they have; 0 if it may be a function of anything else."""
-    if type(node).__name__ == "AccumulateGrad":
-        return node.variable.numel() if isinstance(node.variable, nn.Parameter) else 0
-    children = [child for child, _ in node.next_functions if child is not None]
-    each = [_elements_of_parameters(child, depth - 1) for child in children] if depth else []
-    if not each or not all(each):
-        return 0
-    if type(node).__name__ == "CatBackward0":
-        return sum(each)
-    if type(node).__name__ == "MmBackward0" and len(each) == 2:
-        first, second = compat.saved(node, compat.SELF), compat.saved(node, compat.MAT2)
-        return 0 if first is None or second is None else len(first) * second.shape[1]
-    is_one_size = type(node).__name__ in ELEMENTWISE and len({*each}) == 1
-    return each[0] if is_one_size else 0
+def is_distance(node: Any, numel: int, rows: int) -> bool:
+    """Whether parameters are compared with as many constants: ``mse_loss(w, old)``."""
+    found = _elements(node, DEPTH)
+    return found is not None and numel > 1 and rows != 1 and found.numel == numel
+
+
+def _elements(node: Any, depth: int) -> Elements | None:
+    """Return None for a function of anything else than parameters and constants."""
+    name = type(node).__name__
+    if name == "AccumulateGrad":
+        leaf = node.variable
+        return Elements(leaf.numel()) if isinstance(leaf, nn.Parameter) else None
+    if not depth or name not in ELEMENTWISE | OF_WHOLE:
+        return None
+    children = [child for child, _ in node.next_functions]
+    is_alone = None not in children
+    each = [_elements(child, depth - 1) for child in children if child is not None]
+    known = [one for one in each if one is not None]
+    if not known or len(known) < len(each):
+        return None
+    numels = {one.numel for one in known}
+    has_constants = any(one.has_constants for one in known)
+    if name in ELEMENTWISE:
+        has_constants |= not is_alone and not _is_number(node)
+        numel = numels.pop() if len(numels) == 1 else 0
+        return Elements(numel, has_constants) if numel or not has_constants else None
+    if name == "CatBackward0" and is_alone and 0 not in numels:
+        return Elements(sum(one.numel for one in known), has_constants)
+    if not is_alone or (has_constants and numels != {math.prod(sizes_of(node))}):
+        return None
+    return Elements(_numel_of_product(node) if name == "MmBackward0" else 0)
+
+
+def _numel_of_product(node: Any) -> int:
+    first, second = compat.saved(node, compat.SELF), compat.saved(node, compat.MAT2)
+    return 0 if first is None or second is None else len(first) * second.shape[1]
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a factor or divisor is a single number."""
+    given = [getattr(node, side, None) for side in compat.FACTORS]
+    return any(one is not None for one in given) and not any(map(_has_dims, given))

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
-from torchbus_strategy.graph import children_of
+from torchbus_strategy.graph import children_of, sizes_of
 from torchbus_strategy.loss.of_parameters import (
     OF_ONE_NUMBER,
-    is_of_elements,
+    is_distance,
     is_of_parameters,
+    is_penalty,
     may_be_of_parameters,
     reduces_a_parameter,
 )
@@ -26,7 +27,6 @@ from torchbus_strategy.loss.samples import (
     REDUCING,
     dims_of,
     samples_in,
-    sizes_of,
 )
 from torchbus_strategy.loss.stacked import (
     VectorElement,
@@ -153,11 +153,13 @@ READING_DEPTH = 64
 
 class Counted(NamedTuple):
     """What a loss counts. ``rows``: the number of samples behind a loss on this rank, 0 if unknown.
-    ``looks``: the graph is asked which dimension holds them, whatever the sizes.
+    ``looks``: the graph is asked which dimension holds them, whatever the sizes. ``alone``: nothing
+    of the loss but functions of parameters was found, so these are no penalties.
     """
 
     rows: int
     looks: bool
+    alone: bool = False
 
 
 def terms_of(loss: Tensor, rows: int = 0, looks: bool = True) -> list[Term]:
@@ -166,8 +168,12 @@ def terms_of(loss: Tensor, rows: int = 0, looks: bool = True) -> list[Term]:
     Terms that hold only parameters (weight decay) are left out: they are the same on all ranks.
     ``rows``, ``looks``: see ``Counted``.
     """
-    node = loss.grad_fn
-    return [] if node is None else _terms(node, Counted(rows, looks), (), READING_DEPTH)
+    node, counted = loss.grad_fn, Counted(rows, looks)
+    if node is None:
+        return []
+    return _terms(node, counted, (), READING_DEPTH) or _terms(
+        node, counted._replace(alone=True), (), READING_DEPTH
+    )
 
 
 def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term]:
@@ -190,13 +196,14 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
         return _reading_product(node, name, rows, divisors, depth)
     if name == "PowBackward0" and _is_squared_norm(node):
         sizes = sizes_of(below(node))
-        is_penalty = is_of_elements(below(below(node)), math.prod(sizes), rows.rows)
-        return [] if is_penalty else [_summed(sizes, divisors, below(node))]
+        if _is_penalty(below(below(node)), math.prod(sizes), rows):
+            return []
+        return [_summed(sizes, divisors, below(node))]
     if name in OF_PLACES and depth:
         places = OF_PLACES[name](node)
         if places is not None:
             return _stacked(places, rows, divisors, depth)
-    if is_of_parameters(node):
+    if is_of_parameters(node) or _is_penalty(node, 1, rows):
         return []
     if name == "DotBackward0" and len(given := list(filter(None, children_of(node)))) == 1:
         return _dot(node, given[0], rows, divisors)
@@ -205,6 +212,10 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
     hidden = "hidden" if name.startswith("CompiledFunction") else "unknown"
     unknown = Term(hidden, over=divisors)
     return _compared(node) or [unknown]
+
+
+def _is_penalty(node: Node, numel: int, counted: Counted) -> bool:
+    return not counted.alone and is_penalty(node, numel, counted.rows)
 
 
 def _leaves_one(node: Node) -> bool:
@@ -299,7 +310,7 @@ def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> l
     sizes = () if values is None else tuple(values.shape)
     if compat.is_packed(node, compat.SELF):
         sizes = compat.sizes_given(node)
-    if is_of_elements(_data_of(node), math.prod(sizes), rows.rows):
+    if not rows.alone and is_distance(_data_of(node), math.prod(sizes), rows.rows):
         return []
     if reduction == SUM:
         return [_summed(sizes, divisors, node)]
@@ -335,7 +346,7 @@ def _sum(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term
 def _dot(node: Node, child: Node, rows: Counted, divisors: Divisors) -> list[Term]:
     """A sum over products with given weights."""
     sizes = next(tuple(one.shape) for one in compat.sides_of_dot(node) if one is not None)
-    if is_of_elements(child, math.prod(sizes), rows.rows):
+    if _is_penalty(child, math.prod(sizes), rows):
         return []
     found = _in_two_steps(child, sizes, divisors, node) or _of_statistics(child, sizes)
     return found or _compared(node, sizes) or [_summed(sizes, divisors, node)]
@@ -379,7 +390,7 @@ def _made_of(
         return _terms(child, rows, divisors, depth - 1)
     if reduces_a_parameter(child) or may_be_of_parameters(child, surely=True):
         return []
-    if is_of_elements(child, math.prod(sizes), rows.rows):
+    if _is_penalty(child, math.prod(sizes), rows):
         return []
     return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
 
@@ -439,7 +450,7 @@ def _length(made_by: Node, sizes: Sequence[int], counted: Counted) -> float:
     """
     if not sizes:
         return 1.0
-    rows, looks = counted
+    rows, looks, _ = counted
     is_plain = rows not in sizes[1:] or sizes[0] == rows
     if len(sizes) == 1 or not rows or (is_plain and not looks):
         return float(sizes[0])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import sizes_of
 from torchbus_strategy.loss.of_parameters import is_many, may_be_of_parameters
 
 Sizes = Sequence[int]
@@ -180,14 +181,6 @@ def _moved(found: SampleDims, place: Callable[[int], int | None]) -> SampleDims:
     """Where the samples are if each dimension goes to another ``place``, or disappears (None)."""
     places = [place(dim) for dim in found.dims]
     return found._replace(dims=tuple([one for one in places if one is not None]))
-
-
-def sizes_of(node: Any, default: Sizes = ()) -> tuple[int, ...]:
-    """Return the shape of what a node was given."""
-    if hasattr(node, compat.SIZES):
-        return tuple(compat.sizes(node))
-    values = compat.saved(node, compat.SELF)
-    return tuple(default if values is None else values.shape)
 
 
 def dims_of(node: Any, count: int) -> set[int]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from torchbus_strategy import compat
-from torchbus_strategy.graph import children_of, nodes_below
+from torchbus_strategy.graph import children_of, nodes_below, sizes_of
 from torchbus_strategy.loss.of_parameters import may_be_of_parameters
-from torchbus_strategy.loss.samples import samples_in, sizes_of
+from torchbus_strategy.loss.samples import samples_in
 from torchbus_strategy.loss.terms import Term
 
 
@@ -60,7 +60,8 @@ def adds_parameters(loss: Tensor, terms: Sequence[Term]) -> bool:
         return () if node in reduced else children_of(node)
 
     found = nodes_below([loss.grad_fn], children=children)
-    return None not in reduced and any(type(node).__name__ == "AccumulateGrad" for node in found)
+    is_known = bool(reduced) and None not in reduced
+    return is_known and any(type(node).__name__ == "AccumulateGrad" for node in found)
 
 
 def is_made_zero(loss: Tensor, is_trained: Callable[[Tensor], bool]) -> bool:
@@ -110,8 +111,6 @@ def are_apart(terms: Sequence[Term], rows: int) -> bool:
     """
     if any(term.node is None or term.place is not None for term in terms):
         return True
-    if all(_has_target_for_each(term, rows) for term in terms):
-        return False
     groups: list[set[Any]] = []
     for mine in [_below(term.reduced_by) for term in terms]:
         joined = [one for one in groups if not one.isdisjoint(mine)]
@@ -143,16 +142,6 @@ def _is_pick(node: Any) -> bool:
         return compat.signed(compat.dim(node)) == 0
     dims = samples_in(node.next_functions[0][0], sizes).dims
     return compat.signed(compat.dim(node)) % len(sizes) in dims[:1]
-
-
-def _has_target_for_each(term: Term, rows: int) -> bool:
-    """Whether it compares with targets that have a row for each of ``rows`` samples."""
-    target = getattr(term.node, compat.TARGET, None)
-    if not isinstance(target, Tensor):
-        return False
-    whole = compat.viewed(target)
-    whole = target if whole is None else whole
-    return target.numel() == whole.numel() and tuple(whole.shape[:1]) == (rows,)
 
 
 def _target(term: Term) -> int:

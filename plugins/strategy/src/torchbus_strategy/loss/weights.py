@@ -310,7 +310,7 @@ class LossWeights:
         current = self._session.batches.current
         parts = 1.0 if only_evaluate(current) else float(self._session.world.data.parts)
         share, terms = self._sources.find(loss, False, False)
-        if loss is not None and adds_parameters(loss, self.read(loss)):
+        if loss is not None and adds_parameters(loss, terms_of(loss)):
             self._say(messages.PENALTY)
         terms = terms and terms._replace(
             weights=[parts if weight else 0.0 for weight in terms.weights]
