@@ -204,10 +204,12 @@ batch.
 """
 
 
+IN_PENALTIES = ELEMENTWISE | OF_WHOLE
+
+
 class Elements(NamedTuple):
     """What a function of parameters and constants has. ``numel``: how many numbers, 0 if that is
-    unknown. ``has_constants``: tensors enter that have as many numbers, or are broadcast: then it
-    has more.
+    unknown. ``has_constants``: tensors enter. If these are broadcast, it has more numbers.
     """
 
     numel: int
@@ -219,34 +221,47 @@ def is_penalty(node: Any, numel: int, rows: int) -> bool:
     in ``fisher * (w - old) ** 2``.
 
     The constants have the parameters' shape, which data do not have: they would be broadcast. Only
-    a single sample (``rows``) may be alike.
+    a single sample (``rows``) may have it.
     """
-    found = _elements(node, DEPTH)
+    found = _elements(node, DEPTH, {})
     if found is None or (found.has_constants and (found.numel != numel or rows == 1)):
         return False
     return numel > 1 or not found.has_constants
 
 
 def is_distance(node: Any, numel: int, rows: int) -> bool:
-    """Whether parameters are compared with as many constants: ``mse_loss(w, old)``."""
-    found = _elements(node, DEPTH)
+    """Whether parameters are compared with constants of their shape: ``mse_loss(w, old)``."""
+    found = _elements(node, DEPTH, {})
     return found is not None and numel > 1 and rows != 1 and found.numel == numel
 
 
-def _elements(node: Any, depth: int) -> Elements | None:
+def _elements(node: Any, depth: int, seen: dict[Any, Elements | None]) -> Elements | None:
     """Return None for a function of anything else than parameters and constants."""
+    if node not in seen:
+        seen[node] = _elements_of(node, depth, seen)
+    return seen[node]
+
+
+def _elements_of(node: Any, depth: int, seen: dict[Any, Elements | None]) -> Elements | None:
     name = type(node).__name__
     if name == "AccumulateGrad":
         leaf = node.variable
         return Elements(leaf.numel()) if isinstance(leaf, nn.Parameter) else None
-    if not depth or name not in ELEMENTWISE | OF_WHOLE:
+    if not depth or name not in IN_PENALTIES:
         return None
     children = [child for child, _ in node.next_functions]
-    is_alone = None not in children
-    each = [_elements(child, depth - 1) for child in children if child is not None]
-    known = [one for one in each if one is not None]
-    if not known or len(known) < len(each):
-        return None
+    known: list[Elements] = []
+    for child in filter(None, children):
+        found = _elements(child, depth - 1, seen)
+        if found is None:
+            return None
+        known.append(found)
+    return _combined(node, known, None not in children) if known else None
+
+
+def _combined(node: Any, known: list[Elements], is_alone: bool) -> Elements | None:
+    """What a function of these has. ``is_alone``: none of its arguments is a constant."""
+    name = type(node).__name__
     numels = {one.numel for one in known}
     has_constants = any(one.has_constants for one in known)
     if name in ELEMENTWISE:

@@ -153,8 +153,8 @@ READING_DEPTH = 64
 
 class Counted(NamedTuple):
     """What a loss counts. ``rows``: the number of samples behind a loss on this rank, 0 if unknown.
-    ``looks``: the graph is asked which dimension holds them, whatever the sizes. ``alone``: nothing
-    of the loss but functions of parameters was found, so these are no penalties.
+    ``looks``: the graph is asked which dimension holds them, whatever the sizes. ``alone``: the
+    loss has only functions of parameters, so none of them is a penalty.
     """
 
     rows: int
