@@ -12,6 +12,7 @@ from torchbus_checkpoint.remote import store
 MODES = ("min", "max")
 RESUME = ("auto", "never")
 Place = str | os.PathLike[str]
+FOLDER = "a folder ('.' is the current one)"
 
 
 class CheckpointOptions:
@@ -35,8 +36,8 @@ class CheckpointOptions:
         safetensors: bool,
         sharded_save: bool,
     ) -> None:
-        expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
-        expect("local_copy", local_copy, (str, os.PathLike, type(None)), "a folder")
+        expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), FOLDER)
+        expect("local_copy", local_copy, (str, os.PathLike, type(None)), FOLDER)
         expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
         expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
         expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
@@ -58,8 +59,6 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
     """Return the local folder, and the URL of the remote one. Every rank rejects an unknown URL."""
     if checkpoint is None:
         return None, None
-    if checkpoint == "":
-        raise UsageError("checkpoint='' names no folder: '.' is the current one")
     url = checkpoint if store.is_url(checkpoint) else None
     if url is None:
         if local_copy is not None:

@@ -109,7 +109,10 @@ def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: b
         ({"time_limit": "0:00"}, "more than 0 seconds"),
         ({"async_save": "yes"}, "True or False"),
         ({"checkpoint": 3}, "a folder"),
-        ({"checkpoint": ""}, "checkpoint='' names no folder: '.' is the current one"),
+        (
+            {"checkpoint": ""},
+            "checkpoint='' is empty: it must be a folder",
+        ),
     ],
 )
 def test_bad_input(options: dict[str, Any], words: str) -> None:
