@@ -21,10 +21,12 @@ torch.save(model.state_dict(), OUT + "/model.pt")
 
 
 def test_a_package_beside_the_script_writes_into_the_mirror(tmp_path) -> None:
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg/paths.py").write_text(PATHS)
-    assert verified(tmp_path, SCRIPT)["status"] == 0
-    assert not (tmp_path / "out").exists()
+    project = tmp_path / "project"  # whose parent no other test writes to
+    (project / "pkg").mkdir(parents=True)
+    (project / "pkg/paths.py").write_text(PATHS)
+    verdict = verified(project, SCRIPT)
+    assert verdict["status"] == 0, verdict
+    assert not (project / "out").exists()
 
 
 def test_a_script_imports_from_its_parent_folder(tmp_path) -> None:
