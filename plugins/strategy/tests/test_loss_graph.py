@@ -112,7 +112,7 @@ def losses() -> Tensor:
         # a task's weight that is a parameter
         (lambda: (-P[0]).exp() * X.mean() + P[0], [("mean", 4)]),
         (lambda: X[MASK].mean() / (2 * P[1] ** 2) + P[1].log(), [("mean", 3)]),
-        (lambda: (P - 1).norm() + (Q.t() @ Q).norm(), [("unknown", None)]),
+        (lambda: (P - 1).norm() + (Q.t() @ Q).norm(), []),
         (lambda: P[0] * (X.mean() + X[:2].mean()), [("unknown", None)]),
         (lambda: X.sum() / P.sum(), [("unknown", None)]),
     ],

@@ -28,7 +28,7 @@ def plain(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def expect(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
-    """Raise UsageError unless an option has one of these types. Empty texts and bools are none."""
+    """Raise UsageError unless an option has one of these types. It rejects "", and bools as int."""
     wanted = types if isinstance(types, tuple) else (types,)
     is_empty = isinstance(value, str) and not value
     if is_empty or not isinstance(value, wanted) or (type(value) is bool and bool not in wanted):

@@ -59,9 +59,10 @@ class CountedMetrics:
         if (begun, call.sync) in self._seen:
             return
         places = (*map(_place, users_frames(self._session.frame)), begun)
-        if (*places, call.sync) in self._seen:
+        seen: tuple[Place | bool, ...] = (*places, call.sync)
+        if seen in self._seen:
             return
-        self._seen.add((*places, call.sync))
+        self._seen.add(seen)
         with suppress(RecursionError):  # a file of deeply nested expressions
             self._look(places, call.sync)
 
@@ -288,8 +289,9 @@ class CountFinder:
         inside = [inner for one in node.body for inner in ast.walk(one)]
         names = {_base(name) for inner in inside for name, _, _ in source.grows(inner)}
         found = {name: _gathered(name) for name in sorted(names - self._made)}
-        of_item = source.names(node.target)
-        return found | {k: v for one in inside for k, v in self._by_index(one, of_item).items()}
+        for one in inside:
+            found |= self._by_index(one, source.names(node.target))
+        return found
 
     def _by_index(self, node: ast.AST, of_item: Collection[str] = ()) -> dict[str, str]:
         """Rows that the samples of the batch have: ``seen[index] = ...``.

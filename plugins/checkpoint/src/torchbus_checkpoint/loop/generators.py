@@ -132,7 +132,7 @@ def _sample(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_sample(one) for one in some(value)]
     if _is_vector(value):
-        return value[:: max(1, len(value) // LOOKED_AT)].tolist()
+        return some(value).tolist()
     return value if isinstance(value, AS_THEY_ARE) else id(value)
 
 
@@ -141,8 +141,9 @@ def _is_vector(value: object) -> TypeGuard[Tensor]:
     return getattr(value, "ndim", 0) == 1
 
 
-def some(value: Sequence[object] | Tensor) -> Sequence[object] | Tensor:
-    return value[:: max(1, len(value) // LOOKED_AT)] if len(value) else []
+def some(value: Any) -> Any:
+    """Return a part of a sequence or tensor that is longer than ``LOOKED_AT``."""
+    return value[:: max(1, len(value) // LOOKED_AT)]
 
 
 def is_one(thing: object) -> bool:

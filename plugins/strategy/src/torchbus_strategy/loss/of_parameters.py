@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchbus_strategy import compat
 from torchbus_strategy.graph import sizes_of
@@ -109,14 +108,14 @@ def is_of_parameters(node: Any, depth: int = DEPTH) -> bool:
     )
 
 
-def may_be_of_parameters(node: Any, depth: int = DEPTH, surely: bool = False) -> bool:
+def may_be_of_parameters(node: Any, depth: int = DEPTH) -> bool:
     """Whether it may be a function of parameters, as ``(w.T @ w - I).norm()`` is.
 
-    The graph does not show what was subtracted: it may be the batch. ``surely``: it is not.
+    The graph does not show what was subtracted: it may be the batch.
     """
     name = type(node).__name__
     if name == "AccumulateGrad":
-        return not surely or isinstance(node.variable, nn.Parameter)
+        return True
     if name not in OF_MANY or not depth:
         return False
     children = [child for child, _ in node.next_functions]
@@ -125,18 +124,8 @@ def may_be_of_parameters(node: Any, depth: int = DEPTH, surely: bool = False) ->
     given = [getattr(node, side, None) for side in compat.FACTORS]
     if any(map(is_many, given)):
         return False
-    if (
-        surely
-        and None in children
-        and (name not in ("MulBackward0", "DivBackward0") or any(map(_has_dims, given)))
-    ):
-        return False
     found = [child for child in children if child is not None]
-    return bool(found) and all(may_be_of_parameters(child, depth - 1, surely) for child in found)
-
-
-def _has_dims(side: Any) -> bool:
-    return isinstance(side, torch.Tensor) and side.dim() > 0 and not side.requires_grad
+    return bool(found) and all(may_be_of_parameters(child, depth - 1) for child in found)
 
 
 def is_many(side: Any) -> bool:
@@ -189,6 +178,8 @@ OF_WHOLE = {
     "CatBackward0",
     "DiagonalBackward0",
     "TraceBackward0",
+    "TrilBackward0",
+    "TriuBackward0",
     "MmBackward0",
     "MvBackward0",
     "BmmBackward0",
@@ -216,61 +207,66 @@ class Elements(NamedTuple):
     has_constants: bool = False
 
 
-def is_penalty(node: Any, numel: int, rows: int) -> bool:
+def is_penalty(node: Any, numel: int, rows: int, is_compared: bool = False) -> bool:
     """Whether ``numel`` numbers are a function of parameters and of constants, and of no data, as
-    in ``fisher * (w - old) ** 2``.
+    in ``fisher * (w - old) ** 2``. ``is_compared``: with constants, as in ``mse_loss(w, old)``.
 
     The constants have the parameters' shape, which data do not have: they would be broadcast. Only
     a single sample (``rows``) may have it.
     """
-    found = _elements(node, DEPTH, {})
-    if found is None or (found.has_constants and (found.numel != numel or rows == 1)):
-        return False
-    return numel > 1 or not found.has_constants
+    found = _Search(may_have_constants=rows != 1).elements(node)
+    if found is None or not (found.has_constants or is_compared):
+        return found is not None
+    return found.numel == numel > 1 != rows
 
 
-def is_distance(node: Any, numel: int, rows: int) -> bool:
-    """Whether parameters are compared with constants of their shape: ``mse_loss(w, old)``."""
-    found = _elements(node, DEPTH, {})
-    return found is not None and numel > 1 and rows != 1 and found.numel == numel
+class _Search:
+    """Looks below a node for anything else than parameters and constants."""
 
+    def __init__(self, may_have_constants: bool) -> None:
+        self._may_have_constants = may_have_constants
+        self._seen: dict[Any, Elements | None] = {}
 
-def _elements(node: Any, depth: int, seen: dict[Any, Elements | None]) -> Elements | None:
-    """Return None for a function of anything else than parameters and constants."""
-    if node not in seen:
-        seen[node] = _elements_of(node, depth, seen)
-    return seen[node]
+    def elements(self, node: Any, depth: int = DEPTH) -> Elements | None:
+        """Return what the node has made, None if it is of anything else."""
+        if node not in self._seen:
+            self._seen[node] = self._look(node, depth)
+        return self._seen[node]
 
-
-def _elements_of(node: Any, depth: int, seen: dict[Any, Elements | None]) -> Elements | None:
-    name = type(node).__name__
-    if name == "AccumulateGrad":
-        leaf = node.variable
-        return Elements(leaf.numel()) if isinstance(leaf, nn.Parameter) else None
-    if not depth or name not in IN_PENALTIES:
-        return None
-    children = [child for child, _ in node.next_functions]
-    known: list[Elements] = []
-    for child in filter(None, children):
-        found = _elements(child, depth - 1, seen)
-        if found is None:
+    def _look(self, node: Any, depth: int) -> Elements | None:
+        name = type(node).__name__
+        if name == "AccumulateGrad":
+            leaf = node.variable
+            return Elements(leaf.numel()) if isinstance(leaf, nn.Parameter) else None
+        if not depth or name not in IN_PENALTIES:
             return None
-        known.append(found)
-    return _combined(node, known, None not in children) if known else None
+        children = [child for child, _ in node.next_functions]
+        known: list[Elements] = []
+        for child in filter(None, children):
+            found = self.elements(child, depth - 1)
+            if found is None:
+                return None
+            known.append(found)
+        has_constant = None in children and not _is_number(node)
+        if not known or (has_constant and not self._may_have_constants):
+            return None
+        return _combined(node, known, has_constant)
 
 
-def _combined(node: Any, known: list[Elements], is_alone: bool) -> Elements | None:
-    """What a function of these has. ``is_alone``: none of its arguments is a constant."""
+def _combined(node: Any, known: list[Elements], has_constant: bool) -> Elements | None:
+    """Return what a function of these, and of a constant or none, has made."""
     name = type(node).__name__
     numels = {one.numel for one in known}
     has_constants = any(one.has_constants for one in known)
     if name in ELEMENTWISE:
-        has_constants |= not is_alone and not _is_number(node)
+        has_constants |= has_constant
         numel = numels.pop() if len(numels) == 1 else 0
         return Elements(numel, has_constants) if numel or not has_constants else None
-    if name == "CatBackward0" and is_alone and 0 not in numels:
+    if has_constant:
+        return None
+    if name == "CatBackward0" and 0 not in numels:
         return Elements(sum(one.numel for one in known), has_constants)
-    if not is_alone or (has_constants and numels != {math.prod(sizes_of(node))}):
+    if has_constants and numels != {math.prod(sizes_of(node))}:
         return None
     return Elements(_numel_of_product(node) if name == "MmBackward0" else 0)
 
@@ -282,5 +278,6 @@ def _numel_of_product(node: Any) -> int:
 
 def _is_number(node: Any) -> bool:
     """Whether a factor or divisor is a single number."""
-    given = [getattr(node, side, None) for side in compat.FACTORS]
-    return any(one is not None for one in given) and not any(map(_has_dims, given))
+    sides = [getattr(node, side, None) for side in compat.FACTORS]
+    given = [one for one in sides if isinstance(one, Tensor)]
+    return bool(given) and not any(one.dim() and not one.requires_grad for one in given)

@@ -14,7 +14,6 @@ from torchbus_strategy import compat
 from torchbus_strategy.graph import children_of, sizes_of
 from torchbus_strategy.loss.of_parameters import (
     OF_ONE_NUMBER,
-    is_distance,
     is_of_parameters,
     is_penalty,
     may_be_of_parameters,
@@ -154,7 +153,7 @@ READING_DEPTH = 64
 class Counted(NamedTuple):
     """What a loss counts. ``rows``: the number of samples behind a loss on this rank, 0 if unknown.
     ``looks``: the graph is asked which dimension holds them, whatever the sizes. ``alone``: the
-    loss has only functions of parameters, so none of them is a penalty.
+    loss has only functions of parameters, so their constants may be data.
     """
 
     rows: int
@@ -214,8 +213,9 @@ def _terms(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Te
     return _compared(node) or [unknown]
 
 
-def _is_penalty(node: Node, numel: int, counted: Counted) -> bool:
-    return not counted.alone and is_penalty(node, numel, counted.rows)
+def _is_penalty(node: Node, numel: int, counted: Counted, is_compared: bool = False) -> bool:
+    rows = 1 if counted.alone else counted.rows
+    return is_penalty(node, numel, rows, is_compared)
 
 
 def _leaves_one(node: Node) -> bool:
@@ -310,7 +310,7 @@ def _reduced(reduction: int, node: Node, rows: Counted, divisors: Divisors) -> l
     sizes = () if values is None else tuple(values.shape)
     if compat.is_packed(node, compat.SELF):
         sizes = compat.sizes_given(node)
-    if not rows.alone and is_distance(_data_of(node), math.prod(sizes), rows.rows):
+    if _is_penalty(_data_of(node), math.prod(sizes), rows, is_compared=True):
         return []
     if reduction == SUM:
         return [_summed(sizes, divisors, node)]
@@ -388,9 +388,7 @@ def _made_of(
         return _stacked(places, rows, (*divisors, *length), depth)
     if depth and math.prod(sizes) == 1 and not samples_in(child, sizes).dims:
         return _terms(child, rows, divisors, depth - 1)
-    if reduces_a_parameter(child) or may_be_of_parameters(child, surely=True):
-        return []
-    if _is_penalty(child, math.prod(sizes), rows):
+    if reduces_a_parameter(child) or _is_penalty(child, math.prod(sizes), rows):
         return []
     return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
 
