@@ -152,6 +152,11 @@ def sizes_given(node: Node) -> tuple[int, ...]:
     return tuple(made[place].shape if made else operand(node).shape)
 
 
+def sizes_made(node: Node | None) -> list[tuple[int, ...]]:
+    """The shapes of what a node has made. None where torch does not show them, as above."""
+    return [tuple(one.shape) for one in getattr(node, "_input_metadata", ())]
+
+
 reduction: Get = attrgetter(REDUCTION)
 operand: Get = attrgetter(SELF)
 other: Get = attrgetter(OTHER)

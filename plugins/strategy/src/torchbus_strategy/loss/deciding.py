@@ -9,6 +9,7 @@ from itertools import accumulate
 from torch import Tensor
 from torchbus.plugin import Context, Share
 
+from torchbus_strategy import compat
 from torchbus_strategy.loss.messages import (
     BY_KIND,
     COMPARES,
@@ -78,6 +79,10 @@ class Deciding:
         self._by_rows = 0
         self._numbers_of_terms: set[tuple[str, int]] = set()
         """That a loss of this kind has whatever the number of rows."""
+        self.by_row = 0
+        """How many terms it has, if they may be those of each sample in turn."""
+        self._kind = ""
+        self._kinds_by_row: set[str] = set()
 
     @property
     def looks(self) -> bool:
@@ -95,6 +100,7 @@ class Deciding:
     ) -> tuple[Term | None, float, WeightedTerms | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed, self.beside = None, 0.0, None
+        self._kind, self.by_row = type(loss.grad_fn).__name__, int(len(terms) == rows == 1)
         self._elsewhere |= any(map(is_elsewhere, terms))
         self.is_sum, self.is_empty = is_sum(terms), not terms
         self._look_between(loss, terms, rows)
@@ -112,7 +118,7 @@ class Deciding:
             return terms[0], 0.0, None
         if terms and all(_is_one_of(len(terms), term) for term in terms):
             return replace(terms[0], number=float(len(terms))), 0.0, None
-        if self._has_one_for_each_row(type(loss.grad_fn).__name__, terms, rows):
+        if self._has_one_for_each_row(terms, rows, may_sync and gathers):
             self.compares = False
             return None, 0.0, None
         if not terms or any(term.number is None for term in terms):
@@ -157,24 +163,38 @@ class Deciding:
         self._by_rows = self._by_rows + 1 if by_rows else 0
         return self._by_rows == ALIKE_FOR
 
-    def _has_one_for_each_row(self, kind: str, terms: list[Term], rows: int) -> bool:
-        """Whether the loss is a mean over samples, each with separate terms."""
+    def note_by_row(self) -> None:
+        """Note that losses like the latest have terms for each sample, as other ranks show."""
+        self._kinds_by_row.add(self._kind)
+
+    def _has_one_for_each_row(self, terms: list[Term], rows: int, gathers: bool) -> bool:
+        """Whether the loss is a mean over samples, each with separate terms.
+
+        Where a term has as many things as there are samples, it may be one of all samples: earlier
+        losses tell, or those of other ranks if ``gathers``.
+        """
         if not rows:  # not counted, or the batch only fills in for missing samples
             return False
         if not terms or len(terms) % rows:
-            self._numbers_of_terms.add((kind, len(terms)))
+            self._numbers_of_terms.add((self._kind, len(terms)))
             return False
-        return (
+        found = (
             rows > 1
-            and (kind, len(terms)) not in self._numbers_of_terms
+            and (self._kind, len(terms)) not in self._numbers_of_terms
             and all(_is_divided_by(rows, term) for term in terms)
             and are_apart(terms, rows)
         )
+        self.by_row = len(terms) if found else self.by_row
+        if found and not all(_may_cover(rows, term) for term in terms):
+            self.note_by_row()
+        return found and (self._kind in self._kinds_by_row or not gathers)
 
 
 def _is_one_of(count: int, term: Term) -> bool:
     """Whether it is one thing in a mean over so many, as in ``sum(losses) / len(losses)``."""
-    is_one = term.number is not None and _is(term.number, 1.0)
+    target = getattr(term.node, compat.TARGET, None)
+    is_whole = target is None or target.numel() == 1  # not the one that is left of many
+    is_one = is_whole and term.number is not None and _is(term.number, 1.0)
     return is_one and not term.divisors and _is_divided_by(count, term)
 
 
@@ -182,6 +202,12 @@ def _is_divided_by(rows: int, term: Term) -> bool:
     """Whether a mean, or a sum over something else, is divided by this number once more."""
     counts = [one for one in term.divisors if not isinstance(one, Coefficient)]
     return any(_is(number, rows) for number in (*term.over, *(counts if len(counts) > 1 else ())))
+
+
+def _may_cover(rows: int, term: Term) -> bool:
+    """Whether a term may be one of all samples, and not of one that has as many things."""
+    target = getattr(term.node, compat.TARGET, None)
+    return not term.divisors and rows in (term.sizes if target is None else target.shape)
 
 
 def _counted(term: Term) -> float:

@@ -81,7 +81,7 @@ def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
         children = [child for child, _ in node.next_functions if child is not None]
         return any(has_normalised_weights(child, sizes) for child in children)
     weights = _weights_of(node, sizes)
-    if weights is None:
+    if weights is None or len(weights) == 1:  # of one sample, such as a teacher's probabilities
         return False
     total = float(weights.double().sum())
     if not any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, weights.numel())):

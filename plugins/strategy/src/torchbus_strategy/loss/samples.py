@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,7 @@ PICKING = (
     "SliceBackward0",
     "SplitBackward0",
     "SplitWithSizesBackward0",
+    "UnsafeSplitBackward0",
 )
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 TIME_FIRST = ("CudnnRnnBackward0", "MiopenRnnBackward0", "MkldnnRnnLayerBackward0")
@@ -75,10 +77,14 @@ DATA, NONE = SampleDims((0,)), SampleDims()
 
 
 class Budget:
-    """Limit of visited nodes. A tensor beyond it is treated as data."""
+    """Limit of visited nodes. A tensor beyond it is treated as data.
+
+    ``found``: what was found of a node's tensor, by the node and the tensor's sizes.
+    """
 
     def __init__(self, is_first: bool = True) -> None:
         self.left = NODES_AT_MOST
+        self.found: dict[tuple[Any, tuple[int, ...]], SampleDims] = {}
         self._is_first = is_first
 
     def of_other_side(self) -> Budget:
@@ -89,12 +95,22 @@ class Budget:
 def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> SampleDims:
     """Return where the samples are in the tensor of these ``sizes`` that ``node`` has made."""
     budget = budget or Budget()
-    budget.left -= 1
-    if node is None or budget.left < 0:
-        return DATA
+    made = compat.sizes_made(node)
+    if made and tuple(sizes) not in made:  # a broadcast, or a node whose arguments have other sizes
+        sizes = made[0]
+    place = (node, tuple(sizes))
+    if place not in budget.found:
+        budget.left -= 1
+        budget.found[place] = _samples_in(node, sizes, budget)
+    return budget.found[place]
+
+
+def _samples_in(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     name = type(node).__name__
     if name == "AccumulateGrad":
         return NONE if isinstance(node.variable, nn.Parameter) else DATA
+    if node is None or budget.left < 0:
+        return DATA
     if name in TIME_FIRST:
         return SampleDims((1,))
     if name == "EmbeddingBackward0":
@@ -127,7 +143,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         found = samples_in(node.next_functions[place][0], sizes, budget)
         return found._replace(dims=_without(found.dims, 1))  # its columns, or channels
     children = [child for child, _ in node.next_functions if child is not None]
-    each = [samples_in(child, sizes, budget) for child in children]
+    each = [_broadcast(child, sizes, budget) for child in children]
     found = _joined(each)
     if found == NONE and not may_be_of_parameters(node):
         sides: list[Any] = [getattr(node, side, None) for side in compat.FACTORS]
@@ -137,6 +153,15 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         found.related or _is_of_pairs(each, children, budget) or _is_shifted(found, children)
     )
     return found._replace(related=is_related)
+
+
+def _broadcast(child: Any, sizes: Sizes, budget: Budget) -> SampleDims:
+    """Where the samples of an argument are once it was broadcast to these sizes."""
+    found = samples_in(child, sizes, budget)
+    mine = next(iter(compat.sizes_made(child)), sizes)
+    ahead = len(sizes) - len(mine)
+    fits = all(one in (1, other) for one, other in zip(mine, sizes[ahead:], strict=False))
+    return _moved(found, lambda dim: dim + ahead) if ahead > 0 and fits else found
 
 
 def _is_of_pairs(each: Sequence[SampleDims], children: Sequence[Any], budget: Budget) -> bool:
@@ -287,7 +312,12 @@ def _inserted(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     inside = [size for dim, size in enumerate(sizes) if dim != new]
     children = [child for child, _ in node.next_functions if child is not None]
     found = _joined(samples_in(child, inside, budget) for child in children)
-    return _moved(found, lambda dim: dim + (dim >= new))
+    return _moved(found, partial(_beside, new))
+
+
+def _beside(new: int, dim: int) -> int:
+    """Where a dimension is once a new one was inserted."""
+    return dim + (dim >= new)
 
 
 def _removed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
@@ -419,6 +449,22 @@ def _selected(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     return found._replace(dims=DATA.dims if found.dims else found.dims)
 
 
+def _written(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
+    """A tensor in which something was written, as in ``outputs[:, t] = output``."""
+    base, value = (child for child, _ in node.next_functions)
+    mine = next(iter(compat.sizes_made(value)), sizes)
+    if type(value).__name__ in VIEWS and len(mine) == len(sizes):  # ``pad_packed_sequence``
+        return SampleDims((1,))
+    found = samples_in(value, mine, budget)
+    if not found.dims and base is not None:
+        return samples_in(base, sizes, budget)
+    if len(mine) + 1 != len(sizes):
+        return found
+    selected = [dim for dim in range(len(sizes)) if (*sizes[:dim], *sizes[dim + 1 :]) == mine]
+    each = [_moved(found, partial(_beside, new)) for new in selected]
+    return _joined(each) if each else found
+
+
 def _diagonal(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     before = sizes_of(node)
     pair = [compat.signed(one) % len(before) for one in compat.diagonal(node)]
@@ -433,14 +479,15 @@ MADE_BY: dict[str, Made] = {
     **dict.fromkeys(REDUCING, _reduced),
     **dict.fromkeys(ORDERING, _ordered),
     **dict.fromkeys(VIEWS, _viewed),
-    **dict.fromkeys(("StackBackward0", "UnsqueezeBackward0"), _inserted),
+    **dict.fromkeys(("StackBackward0", "UnsqueezeBackward0", "UnsqueezeBackward1"), _inserted),
     **dict.fromkeys(("SelectBackward0", "SqueezeBackward0", "SqueezeBackward1"), _removed),
-    **dict.fromkeys(("TransposeBackward0", "TBackward0"), _swapped),
+    **dict.fromkeys(("TransposeBackward0", "TransposeBackward1", "TBackward0"), _swapped),
     **dict.fromkeys(("MmBackward0", "BmmBackward0"), _product),
+    **dict.fromkeys(("ExpandBackward0", "RepeatBackward0"), _expanded),
     **dict.fromkeys(PICKING, _picked),
     "CdistBackward0": _pairs,
+    "CopySlices": _written,
     "DiagonalBackward0": _diagonal,
-    "ExpandBackward0": _expanded,
     "IndexBackward0": _indexed,
     "MaskedSelectBackward0": _selected,
     "PermuteBackward0": _permuted,

@@ -29,8 +29,10 @@ WAITS = 3
 """The first backwards, in which the host waits for a GPU. From then on it looks one later."""
 TERMS_AT_MOST = 16
 SPREAD = 1e-5  # relative, of squares
-HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, TRAIN, TRAINED, TRAINED_SQUARED, HEAD = range(9)
+HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, TRAIN, TRAINED, TRAINED_SQUARED = range(8)
 """TRAIN: 1 on ranks whose batch does not only fill in for missing samples; TRAINED: their terms."""
+BY_ROW, HEAD = 8, 9
+"""BY_ROW: 1 where these may be terms of each sample in turn."""
 SQUARES, OF_ALL, NUMBERS = (HEAD + kind * TERMS_AT_MOST for kind in (1, 2, 3))
 
 
@@ -40,7 +42,8 @@ class TermWeights:
     ``differs``: terms count different things; the same on all ranks. ``alike``: of each term of the
     latest loss, whether all ranks divide it by one number, as far as the host knows.
     ``constants``: of each term, whether one process divides by such a number as well.
-    ``are_unlike``: the ranks' latest losses have different numbers of terms.
+    ``are_unlike``: the ranks' latest losses have different numbers of terms. ``are_by_row``: these
+    are the terms of each sample in turn.
     ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
 
@@ -50,7 +53,7 @@ class TermWeights:
         self.differs = False
         self.alike: list[bool] = []
         self.constants = [ConstantDivisors(session) for _ in range(TERMS_AT_MOST)]
-        self.are_unlike = False
+        self.are_unlike = self.are_by_row = False
         self._looks = 0
         self._hooks: list[RemovableHandle] = []
         self._pending: tuple[Tensor, accelerators.Event, list[Number | None]] | None = None
@@ -60,16 +63,17 @@ class TermWeights:
         """Whether the ranks exchange their counts in the next backward."""
         return self.differs or self._looks < LOOKS
 
-    def gather(self, found: WeightedTerms | None) -> list[Number] | None:
+    def gather(self, found: WeightedTerms | None, by_row: int) -> list[Number] | None:
         """Return how much each term weighs, NaN for a mean over nothing. All ranks call it: one
         collective.
 
-        None: one weight is enough, or the ranks' losses have different terms.
+        ``by_row``: how many terms it has, if they may be those of each sample in turn. None: one
+        weight is enough, or the ranks' losses have different terms.
         """
         self._look_at_last()
         self._looks += 1
         reported = torch.tensor(
-            self._summary(found) if not self._on_device(found) else [0.0] * NUMBERS,
+            self._summary(found, by_row) if not self._on_device(found) else [0.0] * NUMBERS,
             dtype=torch.float64,
         )
         reported = accelerators.sent(reported, self._session.device)
@@ -95,12 +99,14 @@ class TermWeights:
             for term, seen in zip(terms, self.constants, strict=False)
         ]
 
-    def _summary(self, found: WeightedTerms | None) -> list[float]:
+    def _summary(self, found: WeightedTerms | None, by_row: int) -> list[float]:
         reported = [0.0] * NUMBERS
         size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
         reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
         if self._session.share.weight if found is None else any(found.weights):
-            reported[TRAIN], reported[TRAINED : TRAINED_SQUARED + 1] = 1.0, [size, size * size]
+            terms = by_row or size
+            reported[TRAIN], reported[TRAINED : TRAINED_SQUARED + 1] = 1.0, [terms, terms * terms]
+            reported[BY_ROW] = float(by_row > 0)
         if found is not None and size:
             counts = [float(count) for count in _counts(found)]
             reported[HEAD : HEAD + size] = counts
@@ -117,7 +123,9 @@ class TermWeights:
         ``numbers``: what this rank's terms are divided by.
         """
         is_one = _is_one(mean, self._session.world_size)
-        self.are_unlike = not is_one and _are_unlike(mean)
+        differ = not is_one and _are_unlike(mean)
+        self.are_by_row = differ and mean[BY_ROW] == mean[TRAIN]
+        self.are_unlike = differ and not self.are_by_row
         both = zip(mean[HEAD:SQUARES], mean[SQUARES:OF_ALL], strict=True)
         self.alike = [square - one * one <= SPREAD * square for one, square in both if is_one]
         self.differs |= is_one and _differs(mean)

@@ -129,7 +129,7 @@ class ConstantDivisors:
             not isinstance(number, Tensor) and same(number, count)
             for number in (divisor, *divisors)
             for count in counts
-        )
+        ) or any(_may_be_counted(number, rows, sizes) for number in divisors)
         if divisor in self._of_all and self._may_be_elements and not self._counts_elements:
             return EITHER.format(divisor)
         if self._alike >= ALIKE_FOR:
@@ -168,6 +168,13 @@ class ConstantDivisors:
         if not self._is_whole and not isinstance(self._session.share.indices, range):
             return not self._may_be_elements
         return count not in elements[:1] and not (self._may_be_elements and self._counts_elements)
+
+
+def _may_be_counted(number: Number, rows: int, sizes: tuple[int, ...]) -> bool:
+    """Whether a mask that selects the same number of elements of each sample may add up to it."""
+    if not isinstance(number, Measured) or not rows:
+        return False
+    return not number % rows and number <= math.prod(sizes)
 
 
 class CommonDivisor:

@@ -201,8 +201,12 @@ class LossWeights:
         if id(count) == self._first and self.gathers and self._may_reduce:
             self._begin(count)
         terms = count.weighted_terms
-        weights = self._each.gather(terms) if self.gathers else None
+        gathers = self.gathers
+        weights = self._each.gather(terms, self._deciding.by_row) if gathers else None
         self._are_gathered = weights is not None
+        if gathers and self._each.are_by_row:
+            self._deciding.note_by_row()
+            return self.take(Count(self._session.share.weight))
         self._look_at_constants(terms)
         if self._each.are_unlike:
             self._say(messages.BRANCH.format(1 if terms is None else len(terms.terms)))
