@@ -149,6 +149,23 @@ for i, (x, y) in enumerate(loader):
             {"loss": "loss.item() after loss.backward()"},
         ),
         ("seen.append(float(loss))", "pass", {"loss": "loss.item() after loss.backward()"}),
+        (
+            "value = loss.item()",
+            "meter.update(loss=value)",
+            {"value": "loss.item() after loss.backward()"},
+        ),
+        (
+            "value = float(loss)",
+            "mean = 0.9 * mean + 0.1 * value; print(mean)",
+            {"value": "loss.item() after loss.backward()"},
+        ),
+        (
+            "value = loss.item()",
+            "if value < best: best = value",
+            {"value": "loss.item() after loss.backward()"},
+        ),
+        ("value = loss.item(); math.isfinite(value)", "print(loss.item())", {}),
+        ("pass", "value = loss.item(); print(value)", {}),
         ("seen.append(loss.detach())", "pass", {}),  # holds the mean after backward
         ("pass", "total += loss.item()", {}),
         ("if math.isnan(loss.item()): continue", "total += loss.item()", {}),

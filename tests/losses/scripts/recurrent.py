@@ -16,20 +16,20 @@ RANKS, STEPS, CLASSES = int(sys.argv[1]), 4, 5
 
 
 def gru(net, x):
-    return net.gru(x)[0]
+    return net["gru"](x)[0]
 
 
 def packed(net, x):
     lengths = 2 + 2 * (x[:, 0, 0] > 0).long()
     steps = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return pad_packed_sequence(net.gru(steps)[0], batch_first=True, total_length=STEPS)[0]
+    return pad_packed_sequence(net["gru"](steps)[0], batch_first=True, total_length=STEPS)[0]
 
 
 def written(net, x):
     """The outputs of a decoder's steps are written into a tensor."""
     outputs, state = torch.zeros(len(x), STEPS, 8), torch.zeros(len(x), 8)
     for step in range(STEPS):
-        state = net.cell(x[:, step], state)
+        state = net["cell"](x[:, step], state)
         outputs[:, step] = state
     return outputs
 
@@ -37,14 +37,20 @@ def written(net, x):
 def written_time_first(net, x):
     outputs, state = torch.zeros(STEPS, len(x), 8), torch.zeros(len(x), 8)
     for step in range(STEPS):
-        state = net.cell(x[:, step], state)
+        state = net["cell"](x[:, step], state)
         outputs[step] = state
     return outputs.transpose(0, 1)
 
 
 def repeated(net, x):
     """A vector of each sample is added to all of its time steps."""
-    return (net.gru(x)[0].transpose(0, 1) + x.mean(1)).transpose(0, 1)
+    return (net["gru"](x)[0].transpose(0, 1) + x.mean(1)).transpose(0, 1)
+
+
+def attention(net, x):
+    """Heads are joined with the samples inside, and time is first."""
+    steps = x.transpose(0, 1)
+    return net["attention"](steps, steps, steps)[0].permute(1, 0, 2)
 
 
 def each(logits, y):
@@ -68,7 +74,7 @@ LOSSES = {
     "sum of steps": lambda logits, y: each(logits, y).sum(1).mean(),
     "distance": lambda logits, y: F.mse_loss(logits, F.one_hot(y.clamp(0), CLASSES).to(logits)),
 }
-LAYERS = (gru, packed, written, written_time_first, repeated)
+LAYERS = (gru, packed, written, written_time_first, repeated, attention)
 
 
 def train(layer, loss_of):
@@ -78,6 +84,7 @@ def train(layer, loss_of):
     net = nn.ModuleDict(
         {
             "gru": nn.GRU(8, 8, batch_first=True),
+            "attention": nn.MultiheadAttention(8, 2),
             "cell": nn.GRUCell(8, 8),
             "head": nn.Linear(8, CLASSES),
         }

@@ -341,21 +341,49 @@ class CountFinder:
                 root = source.variable(one) or f"({ast.unparse(one)})"
                 for name in source.reached(source.parts, [one], self._values):
                     backwards.setdefault(name, (index, root))
-        shown = [
-            inner
+
+        def read(nodes: Iterable[ast.AST]) -> set[str]:
+            return {
+                name
+                for node in nodes
+                for name in _read_as_number(node) & set(backwards)
+                if made.get(name, -1) < place[id(node)]
+                and (not is_synced or place[id(node)] < backwards[name][0])
+            }
+
+        shown = {
+            name: name
             for node in self._nodes
             if any(source.grows(node)) or source.called(node) in SHOWING
-            for inner in ast.walk(node)
-        ]
+            for name in read(ast.walk(node))
+        }
+        held = {
+            to: name
+            for node in self._nodes
+            for to, value in source.unpacked(node)
+            for name in read(ast.walk(value))
+            if to not in backwards and self._is_shown(to)
+        }
         return {
-            name: f"{name}.item() after {backwards[name][1]}.backward()"
+            of: f"{name}.item() after {backwards[name][1]}.backward()"
             if is_synced
             else f"s.reduce({name})"
-            for node in shown
-            for name in _read_as_number(node) & set(backwards)
-            if made.get(name, -1) < place[id(node)]
-            and (not is_synced or place[id(node)] < backwards[name][0])
+            for of, name in (shown | held).items()
         }
+
+    def _is_shown(self, name: str) -> bool:
+        """Whether the loop adds up, shows or compares a variable, or what is made of it."""
+        made = source.made_of({name}, self._values, set())
+        after = [inner for one in self._program.after(self._loop) for inner in ast.walk(one)]
+        return any(
+            source.names(node) & made
+            and (
+                any(source.grows(node))
+                or source.called(node) in SHOWING
+                or (isinstance(node, ast.Compare) and not any(map(_is_trivial, node.comparators)))
+            )
+            for node in [*self._nodes, *after]
+        )
 
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
         """A number of one batch that is read or shown, and is neither the loss nor a part of it.

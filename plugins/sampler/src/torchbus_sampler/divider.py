@@ -39,7 +39,7 @@ from torchbus_sampler.stateful import drop_skipped, kind_of_order
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
 from torchbus_strategy import random_streams, script_generators
 from torchbus_strategy.elastic import elastic_order
-from torchbus_strategy.evaluating import DecidingModels
+from torchbus_strategy.evaluating import DecidingModels, without_gradients
 from torchbus_strategy.script_generators import STRIDE
 
 IDLE = (
@@ -53,6 +53,9 @@ ITSELF = (
     " which were divided between the ranks. From now on each rank trains on all that it reads. Pass"
     " replace_sampler=False if each rank has its own data, such as a replay buffer"
 )
+
+ALONE = 3
+"""As many batches as a prefetching wrapper may hold."""
 
 
 class Divider:
@@ -244,7 +247,16 @@ class Divider:
             if self._decisions[loader].divide and iterator.num_yielded == 1 + begun:
                 self._parts.add(loader)
                 self._training.take(loader, share)
+            if iterator.num_yielded == ALONE and self._only_evaluates(loader, iterator.origin):
+                self._training.say_unfed(type(loader.dataset))
         return instead
+
+    def _only_evaluates(self, loader: DataLoader[object], origin: Origin) -> bool:
+        """Whether a pass that began with gradients on goes on without, as it does where
+        ``iter(loader)`` is called far from ``next``.
+        """
+        divides = self._decisions[loader].divide and loader not in self._training
+        return bool(divides and without_gradients() and not origin.used)
 
     @hookimpl
     def batches_skipped(

@@ -348,11 +348,16 @@ def _unbound(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 def _viewed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """The elements stay in order: a dimension is found again by those that are inside it."""
-    before = sizes_of(node)
     joined = _joined_before(node, sizes)
     if joined is not None:
-        return samples_in(*joined, budget)
-    found = _first(node, before, budget)
+        made_by, before, rows = joined
+        found = _reshaped(samples_in(made_by, before, budget), before, rows)
+        return found._replace(dims=_without(found.dims, len(rows) - 1))  # a layer's columns
+    before = sizes_of(node)
+    return _reshaped(_first(node, before, budget), before, sizes)
+
+
+def _reshaped(found: SampleDims, before: Sizes, sizes: Sizes) -> SampleDims:
     dims = [
         dim
         for old in found.dims
@@ -364,22 +369,23 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     return found._replace(dims=tuple(dict.fromkeys(dims)))
 
 
-def _joined_before(node: Any, sizes: Sizes) -> tuple[Any, Sizes] | None:
+def _joined_before(node: Any, sizes: Sizes) -> tuple[Any, Sizes, Sizes] | None:
     """The node before the view that has joined the dimensions which this one splits again, as a
-    linear layer does with all but the last, and what they were. The node is None for data. None if
-    there is no view.
+    linear layer does with all but the last, what they were, and what they are in the layer's rows.
+    The node is None for data. None if there is no view.
     """
     for _ in range(JOINED_WITHIN):
         layer, node = node, node.next_functions[_place_of_data(node)][0]
         if node is None:
             same = _is_split_data(layer, sizes)
-            return (None, sizes) if same else None
+            return (None, sizes, sizes) if same else None
         if type(node).__name__ not in (*VIEWS, *LAYERS) and not _is_matrix_of_a_layer(node):
             return None
         if type(node).__name__ in VIEWS:
-            before = sizes_of(node)
-            same = len(sizes) > 2 and before[:-1] == tuple(sizes[:-1])
-            return (node.next_functions[0][0], before) if same else None
+            before, rows = sizes_of(node), math.prod(sizes[:-1])
+            if len(sizes) < 3 or len(before) < 3 or not rows or math.prod(before) % rows:
+                return None
+            return node.next_functions[0][0], before, (*sizes[:-1], math.prod(before) // rows)
     return None
 
 
