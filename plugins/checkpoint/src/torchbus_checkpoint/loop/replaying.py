@@ -4,20 +4,29 @@ The script runs from its start. Finished passes over loaders give no batches. St
 logging and saving do nothing. Two things run again, with the random numbers that they had: passes
 before the first step of the run (for statistics of the data, say), and the code between passes.
 
-The loop has arrived when it does something for the first time. Then all state is restored at once,
-and everything has its effect again. What the loop has replayed is part of its history, for the run
-that resumes from this one.
+What the script writes, renames and removes has no effect either: its numbers are those of empty
+passes. The loop has arrived when it does something for the first time. Then all state is restored
+at once, and everything has its effect again. What the loop has replayed is part of its history, for
+the run that resumes from this one.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
+import os
+import shutil
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torchbus.compat.python import current_frame
 from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl, warn
+from torchbus.runtime.user_code import is_users_module
 
 from torchbus_checkpoint.loop import course, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
@@ -28,6 +37,9 @@ from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passe
 from torchbus_checkpoint.loop.position import LoopPosition
 from torchbus_checkpoint.loop.variables import generators_named
 from torchbus_checkpoint.state.plain import State
+from torchbus_rank0.files import SEAMS, is_standard
+from torchbus_rank0.visible_files import holding
+from torchbus_rank0.whole_files import absolute, everywhere, imported, is_private, is_special
 from torchbus_strategy.script_generators import Generator
 
 ANOTHER_LOOP = (
@@ -74,6 +86,7 @@ class LoopReplay:
         self._quiet = contextlib.ExitStack()
         self._numbering = Numbering(session, saved["heads"], saved["reader"], lambda: self.pending)
         session.on_close.callback(self._numbering.close)
+        self._files = QuietFiles(session)
         session.on_close.callback(self._quiet.close)
         self._compares = rank_alike
         self._in_its_gap = self._hides = False
@@ -203,6 +216,7 @@ class LoopReplay:
         )
         standing = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
         self.pending = False
+        self._files.arrive()
         self._position.history.adopt(self._target.passes)
         continue_passes(
             self._position,
@@ -238,6 +252,7 @@ class LoopReplay:
         """
         self.pending = False
         self._quiet.close()
+        self._files.close()
         self._numbering.close()
         self._position.loaders.load(self._saved["loaders"], list(restored))
         self._position.random.put(self._saved, None)
@@ -248,4 +263,137 @@ class LoopReplay:
         """Hide what the loop prints in epochs that it does not run: the values are wrong."""
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        self._files.skip()
         self._hides = True
+
+
+MOVING = {
+    os: ("remove", "unlink", "rename", "replace", "link", "symlink", "truncate"),
+    shutil: ("rmtree", "move", "copy", "copy2", "copyfile", "copytree"),
+}
+WRITERS = ("numpy", "pandas", "matplotlib", "PIL", "yaml")
+"""Libraries that write a file at the call of the script, and are done with it then."""
+
+
+@dataclass
+class HeldFile:
+    """A file that the script opened for writing. ``descriptor``: of the bytes written since then.
+    ``head``: how many of them came before the first finished pass; None if all.
+    """
+
+    path: str
+    stream: weakref.ref[IO[Any]]
+    descriptor: int
+    truncates: bool
+    head: int | None = None
+
+    def flush(self) -> IO[Any] | None:
+        """Return the stream if it is open."""
+        stream = self.stream()
+        if stream is None or stream.closed:
+            return None
+        stream.flush()
+        return stream
+
+    def content(self) -> bytes:
+        """Return what was written before the first finished pass."""
+        size = os.fstat(self.descriptor).st_size if self.head is None else self.head
+        return os.pread(self.descriptor, size, 0)
+
+
+class QuietFiles:
+    """Drops what the script writes during a replay, and does not rename or remove its files.
+
+    Files that exist stay as they are. One that stays open goes on at its end after the arrival. One
+    that was written whole before the first finished pass is written if its text has changed: a file
+    of settings has, the first line of a log has not.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._held: list[HeldFile] = []
+        self._pid = os.getpid()
+        self._skips = False
+        self._undo = contextlib.ExitStack()
+        by_name: dict[object, Callable[[Any], object]] = {open: self._opens}
+        replacements = [(builtins, "open", self._opens), *everywhere(io, "open", self._opens)]
+        for module, names in MOVING.items():
+            for name in names:
+                by_name[getattr(module, name)] = self._moves
+                replacements += everywhere(module, name, self._moves)
+        session.seams.replace([*replacements, *imported(by_name)], self._undo)
+        session.on_close.callback(self.close)
+
+    def skip(self) -> None:
+        """The loop skips a finished pass."""
+        if not self._skips:
+            self._skips = True
+            for held in self._held:
+                held.flush()
+                held.head = len(held.content())
+
+    def arrive(self) -> None:
+        """Let what is still open write to its file, on rank 0."""
+        self._undo.close()
+        for held in self._held if self._session.is_main else ():
+            stream = held.flush()
+            if held.truncates and not _begins_with(held.path, held.content()):
+                with open(held.path, "wb") as file:
+                    file.write(held.content())
+            if stream is not None:
+                there = os.open(held.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                os.dup2(there, stream.fileno())
+                os.close(there)
+        self.close()
+
+    def close(self) -> None:
+        self._undo.close()
+        while self._held:
+            os.close(self._held.pop().descriptor)
+
+    def _opens(self, original: Callable[..., IO[Any]]) -> Callable[..., IO[Any]]:
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+            path = absolute(file) if isinstance(file, str | os.PathLike) else ""
+            if (
+                mode[:1] not in ("w", "a")
+                or "+" in mode
+                or not path
+                or kwargs.get("opener") is not None
+                or not (self._skips or os.path.exists(path))
+                or is_private(path)
+                or (os.path.exists(path) and is_special(path))
+                or not self._is_of_script()
+            ):
+                return original(file, mode, *args, **kwargs)
+            descriptor = holding(b"")
+            written = os.dup(descriptor)
+            stream = original(file, mode, *args, opener=lambda *_: descriptor, **kwargs)
+            truncates = mode.startswith("w") and not self._skips
+            self._held.append(HeldFile(path, weakref.ref(stream), written, truncates))
+            return stream
+
+        return opened
+
+    def _moves(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(*args: Any, **kwargs: Any) -> Any:
+            if self._skips and self._is_of_script():
+                return args[1] if len(args) > 1 else kwargs.get("dst")
+            return original(*args, **kwargs)
+
+        return moved
+
+    def _is_of_script(self) -> bool:
+        """Whether the script, and no library that goes on with its file, makes this call."""
+        frame = current_frame(2)
+        while frame is not None and (
+            is_standard(frame)
+            or frame.f_globals.get("__name__", "").startswith((*SEAMS, *WRITERS, __name__))
+        ):
+            frame = frame.f_back  # type: ignore[assignment]
+        name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+        return os.getpid() == self._pid and is_users_module(name)
+
+
+def _begins_with(path: str, text: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(text)) == text

@@ -170,8 +170,8 @@ class Deciding:
     def _has_one_for_each_row(self, terms: list[Term], rows: int, gathers: bool) -> bool:
         """Whether the loss is a mean over samples, each with separate terms.
 
-        Where a term has as many things as there are samples, it may be one of all samples: earlier
-        losses tell, or those of other ranks if ``gathers``.
+        A term of the same number of things as there are samples may be one of all samples. Earlier
+        losses decide, or those of other ranks if ``gathers``.
         """
         if not rows:  # not counted, or the batch only fills in for missing samples
             return False
@@ -205,7 +205,7 @@ def _is_divided_by(rows: int, term: Term) -> bool:
 
 
 def _may_cover(rows: int, term: Term) -> bool:
-    """Whether a term may be one of all samples, and not of one that has as many things."""
+    """Whether a term may be one of all samples, and not one of a sample with that many things."""
     target = getattr(term.node, compat.TARGET, None)
     return not term.divisors and rows in (term.sizes if target is None else target.shape)
 
