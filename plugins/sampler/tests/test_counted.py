@@ -492,3 +492,56 @@ def test_the_remedy_names_each(tmp_path: Path) -> None:
         "correct": "s.reduce(correct, 'sum')",
         "targets": "s.all_gather_object(targets)",
     }
+
+
+STATISTICS = """
+def scaled(a):
+    return a / a.amax()
+
+def train(loader, model, optimizer, s):
+    centre = 0.0
+    for x, y in loader:
+        {before}
+        loss = criterion(model(x), y)
+        {after}
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        ("x = (x - x.mean()) / (x.std() + 1e-6)", ["x.mean()", "x.std()"]),
+        ("y = (y - torch.mean(y, dim=0)) / y.std(0)", ["torch.mean(y, dim=0)", "y.std(0)"]),
+        ("x = x.to(device); low, high = x.min(), x.max(); x = (x - low) / (high - low)",
+         ["x.max()", "x.min()"]),
+        ("x /= x.norm()", ["x.norm()"]),
+        ("x = scaled(x)", ["a.amax()"]),
+        ("x = torch.log(x); x = x - x.mean((0, 2, 3), keepdim=True)",
+         ["x.mean((0, 2, 3), keepdim=True)"]),
+        # each sample has its statistic, or no statistic scales the batch
+        ("x = x - x.mean(1, keepdim=True)", []),
+        ("x = x / x.norm(dim=-1, keepdim=True)", []),
+        ("x = x / x.norm(2, 1)", []),
+        ("x = torch.stack([(a - a.mean()) / a.std() for a in x])", []),
+        ("x = (x - mean) / std", []),
+        ("x = x - x.max(dim=1, keepdim=True).values", []),
+        ("x = x / torch.max(x, y)", []),
+        ("r2 = 1 - ((x - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()", []),
+        ("x = x / 255.0; h = model(x); loss = (h - h.mean()).square().mean()", []),
+    ],
+)  # fmt: skip
+def test_statistics_of_a_share(tmp_path: Path, before: str, names: list[str]) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(STATISTICS.format(before=before, after="pass"))
+    finder = finder_of((str(file), 7))
+    assert finder is not None and finder.normalised() == names
+
+
+def test_a_weighted_mean_is_not_scaled_by_a_statistic(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    after = "loss = (loss * y).sum() / y.sum() + ((x * y).mean() / y.mean())"
+    file.write_text(STATISTICS.format(before="pass", after=after))
+    finder = finder_of((str(file), 7))
+    assert finder is not None and finder.normalised() == []

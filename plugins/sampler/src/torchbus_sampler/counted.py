@@ -29,9 +29,11 @@ HELD = (
     " as in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
     " s.reduce(x.mean(0))` (s is the session: torchbus.current())"
 )
-COMPARING = {"eq", "ne", "lt", "le", "gt", "ge", "equal", "isclose"}
-PREDICTING = {"argmax", "topk", "tolist", "numpy"}
-MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
+NORMALISED = (
+    "the loop in line {} of {} shifts or scales its batches by {}, computed from this rank's share"
+    " of the samples, so the numbers differ from those of one process. Compute them from the data"
+    " set, or from torch.cat(s.all_gather(x)) in place of x (s is the session: torchbus.current())"
+)
 SHOWING = {*source.PRINTING, "append", "update"}
 SUMMARISING = {*source.JOINING, "stack", "tensor", "sum", "mean", "average"} - {"append"}
 ROWS = re.compile(r"len\(|\.shape\[0\]|\.size\(0\)|\.numel\(\)")
@@ -78,6 +80,8 @@ class CountedMetrics:
             warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
         if held:
             warn(HELD.format(line, file, _quoted(held)))
+        if normalised := finder.normalised():
+            warn(NORMALISED.format(line, file, _quoted(normalised)))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -128,7 +132,8 @@ class CountFinder:
         roots = [
             one for node in self._nodes for one in source.losses(node) if not source.retains(node)
         ]
-        masks = {name for name, value in self._values if _is_mask(value)}
+        self._roots = roots
+        masks = {name for name, value in self._values if source.is_mask(value)}
         self._added_up = source.reached(source.parts, roots, self._values) - masks
         self._in_loss = source.reached(source.names, roots, self._values)
         self._of_batch = source.made_of(self._batch, self._values, set())
@@ -165,9 +170,9 @@ class CountFinder:
                 if not source.names(value) & self._of_batch:
                     continue
                 total = {name: f"s.reduce({name}, 'sum')"}
-                if _collects(value, self._apart) or self._summarises(name, node):
+                if source.collects(value, self._apart) or self._summarises(name, node):
                     sums[name] = _gathered(name)
-                elif self._any(_is_count, value) or (
+                elif self._any(source.is_count, value) or (
                     self._is_weighted(value) and self._is_over_more(name, grown)
                 ):
                     sums |= total
@@ -200,7 +205,7 @@ class CountFinder:
             operands: list[ast.expr] = []
             if isinstance(node, ast.Compare):
                 operands = [node.left, *node.comparators]
-                operands = [] if any(map(_is_trivial, operands)) else operands
+                operands = [] if any(map(source.is_trivial, operands)) else operands
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
                 is_right = not weighted.isdisjoint(self._named_in(node.left))
                 operands = [] if is_right else [node.left, node.right]
@@ -239,7 +244,11 @@ class CountFinder:
     def _measures(self, name: str, value: ast.expr) -> bool:
         """``total += (out == y).float().mean()``, of anything but a loss."""
         is_read = source.number_of(value) is not None
-        return not is_read and _base(name) not in self._in_loss and _is_measure(value, self._apart)
+        return (
+            not is_read
+            and _base(name) not in self._in_loss
+            and source.is_measure(value, self._apart)
+        )
 
     def _summarises(self, name: str, append: ast.AST) -> bool:
         """Whether a list grows by anything but a loss, and ``torch.stack(name)`` or so joins it."""
@@ -262,7 +271,9 @@ class CountFinder:
         losses = [one for node in self._nodes for one in source.losses(node)]
         roots = set().union(*map(source.names, losses))
         values = [pair for node in self._nodes for pair in source.unpacked(node)]
-        filled = {name for name, value in values if name in source.names(value) and _fills(value)}
+        filled = {
+            name for name, value in values if name in source.names(value) and source.fills(value)
+        }
         filled -= {name for name, value in values if name not in source.names(value)}
         in_loss = source.reached(source.names, losses, values)
         of_batch = source.made_of(self._batch, values, roots)
@@ -282,9 +293,37 @@ class CountFinder:
         found = of_samples & in_loss - roots - self._batch
         return sorted(plain(name) for name in found if not name.startswith("self."))
 
+    def normalised(self) -> list[str]:
+        """Return statistics over the samples of a batch by which the loop shifts or scales it.
+
+        An inner loop over the samples has those of one sample.
+        """
+        values = [
+            pair
+            for node in self._nodes
+            if not isinstance(node, ast.For | ast.comprehension)
+            for pair in self._program.given(node)
+        ]
+        data = source.closed(
+            self._batch, [(one, name) for name, value in values for one in source.data_in(value)]
+        )
+        used = [value for name, value in values if name in self._in_loss] + self._roots
+        found = {
+            plain(ast.unparse(part)): None
+            for value in used
+            for node in ast.walk(value)
+            if isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Sub | ast.Div)
+            and not source.is_reduced(node.left)
+            and source.data_in(node.left) & data
+            for part in self._program.meant(node.right)
+            if source.is_over_samples(part) and source.data_in(part) & data
+        }
+        return sorted(found)
+
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
         """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
-        if not isinstance(node, ast.For) or not _is_of_items(node.iter, self._batch):
+        if not isinstance(node, ast.For) or not source.is_of_items(node.iter, self._batch):
             return {}
         inside = [inner for one in node.body for inner in ast.walk(one)]
         names = {_base(name) for inner in inside for name, _, _ in source.grows(inner)}
@@ -346,7 +385,7 @@ class CountFinder:
             return {
                 name
                 for node in nodes
-                for name in _read_as_number(node) & set(backwards)
+                for name in source.read_as_number(node) & set(backwards)
                 if made.get(name, -1) < place[id(node)]
                 and (not is_synced or place[id(node)] < backwards[name][0])
             }
@@ -380,7 +419,10 @@ class CountFinder:
             and (
                 any(source.grows(node))
                 or source.called(node) in SHOWING
-                or (isinstance(node, ast.Compare) and not any(map(_is_trivial, node.comparators)))
+                or (
+                    isinstance(node, ast.Compare)
+                    and not any(map(source.is_trivial, node.comparators))
+                )
             )
             for node in [*self._nodes, *after]
         )
@@ -411,7 +453,7 @@ class CountFinder:
         return {
             name: f"s.reduce({name}, 'sum')"
             if isinstance(value, ast.Call)
-            and _is_count(value)
+            and source.is_count(value)
             and divided.isdisjoint((name, ast.unparse(value)))
             else f"s.reduce({name})"
             for name, value in [*read, *self._shown_in(nodes)]
@@ -436,7 +478,7 @@ class CountFinder:
     def _is_other_measure(self, value: ast.expr) -> bool:
         is_apart = bool(source.names(value) & self._apart)
         is_read = source.number_of(value) is not None and source.called(value) == "item"
-        return is_apart and not is_read and _is_measure(value, self._apart)
+        return is_apart and not is_read and source.is_measure(value, self._apart)
 
     def _of_last_batch(self) -> list[ast.stmt]:
         """Return the statements after the loop that use what its last batch has left."""
@@ -498,46 +540,11 @@ class CountFinder:
             for node in self._nodes
             if isinstance(node, ast.BinOp)
             and isinstance(node.op, ast.Div)
-            and self._any(_reads_any(self._added_up), node.left)
+            and self._any(source.reads_any(self._added_up), node.left)
             and source.names(node.right) & self._of_batch
             and any(ROWS.search(ast.unparse(one)) for one in self._program.meant(node.right))
         ]
         return {ast.unparse(one): f"s.reduce({ast.unparse(one)}, 'sum')" for one in divisors}
-
-
-def _read_as_number(node: ast.AST) -> set[str]:
-    """``loss.item()``, ``float(loss)``, ``loss.clone()``, ``total += loss.detach()``."""
-    value = source.number_of(node)
-    if value is not None:
-        return source.names(value)
-    if source.called(node) == "clone":
-        return source.names(node)
-    added = node.value if isinstance(node, ast.AugAssign) else None
-    is_detached = isinstance(added, ast.Call) and source.called(added) == "detach"
-    return source.names(added) if added is not None and is_detached else set()
-
-
-def _reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
-    """Return whether an expression reads one of the variables as a number."""
-    return lambda value: any(_read_as_number(node) & names for node in ast.walk(value))
-
-
-def _is_measure(value: ast.expr, of_batch: set[str]) -> bool:
-    """``accuracy(out, y)``, ``(out == y).float().mean()``."""
-    if not isinstance(value, ast.Call):
-        return False
-    is_function = isinstance(value.func, ast.Name)
-    return source.called(value) in MEASURING or (
-        is_function and len(source.names(value) & of_batch) > 1
-    )
-
-
-def _fills(value: ast.expr) -> bool:
-    """``cat([name, ...])[-8:]``, ``0.9 * name + 0.1 * x``."""
-    while isinstance(value, ast.Subscript):
-        value = value.value
-    joins = isinstance(value, ast.Call) and source.called(value) in source.JOINING
-    return joins or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub))
 
 
 def _gathered(name: str) -> str:
@@ -548,48 +555,3 @@ def _base(name: str) -> str:
     """Return the variable in ``matrix[t, p]``, ``meters.seen`` or ``self.seen[t]``."""
     found = re.match(r"(self\.)?[\w@]+", name)
     return found[0] if found else name
-
-
-def _is_of_items(items: ast.expr, batch: set[str]) -> bool:
-    calls = {source.called(node) for node in ast.walk(items)}
-    return bool(calls & {"zip", *PREDICTING}) and bool(
-        source.names(items) & batch or calls & {"argmax", "topk"}
-    )
-
-
-def _is_trivial(value: ast.expr) -> bool:
-    """``0`` in ``if total > 0``."""
-    return isinstance(value, ast.Constant) and value.value in (0, 1, None)
-
-
-def _is_count(value: ast.expr) -> bool:
-    """A sum of what is equal: ``(prediction == target).sum()``."""
-    return _compares(value) and any(source.called(node) == "sum" for node in ast.walk(value))
-
-
-def _is_mask(value: ast.expr) -> bool:
-    """``confidence.ge(0.9).float()``, ``(y > 0).to(x)``."""
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        if source.called(value) in COMPARING:
-            return True
-        value = value.func.value
-    return isinstance(value, ast.Compare)
-
-
-def _compares(value: ast.expr) -> bool:
-    return any(
-        isinstance(node, ast.Compare) or source.called(node) in COMPARING
-        for node in ast.walk(value)
-    )
-
-
-def _collects(value: ast.expr, batch: set[str]) -> bool:
-    """A list of predictions or targets grows: ``targets += y.tolist()``."""
-    nodes = list(ast.walk(value))
-    if any(source.called(node) in ("item", "float", "len", "sum", "mean") for node in nodes):
-        return False
-    predicts = any(source.called(node) in PREDICTING for node in nodes)
-    of_batch = any(isinstance(node, ast.Name) and node.id in batch for node in nodes)
-    return predicts and (
-        of_batch or any(source.called(node) in ("argmax", "topk") for node in nodes)
-    )

@@ -11,11 +11,19 @@ KEEPING = {"retain_graph", "create_graph"}
 SIZES = {"size", "shape"}
 PLAIN = {"stack", "detach", "clone", "cpu", "values", "float", "double"}
 OVER_ALL = {"sum", "mean"}
+STATISTICS = {
+    *("mean", "std", "var", "max", "min", "amax", "amin", "norm", "median", "quantile"),
+    *("nanmean", "nanmedian", "nanquantile"),
+}
+LIBRARIES = {"torch", "np", "numpy", "F"}
 GATHERING = {
     *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
     *("gather_in_order", "gather_for_metrics", "all_gather_into_tensor", "broadcast"),
 }
 REDUCING_ALONE = {"einops", "functools", "np", "numpy"}
+COMPARING = {"eq", "ne", "lt", "le", "gt", "ge", "equal", "isclose"}
+PREDICTING = {"argmax", "topk", "tolist", "numpy"}
+MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
 PRINTING = {"print", "log", "add_scalar", "set_description", "set_postfix", "write", "info"}
 
 
@@ -185,6 +193,46 @@ def parts(value: ast.expr) -> set[str]:
     return set().union(*map(parts, inner))
 
 
+def data_in(value: ast.AST) -> set[str]:
+    """The variables that arithmetic and methods of tensors make a value of, but no model:
+    ``x.to(device)``, ``torch.log(x)``, ``batch["x"][:, 0]``.
+    """
+    if variable(value):
+        return {variable(value)}
+    inner = list(ast.iter_child_nodes(value))
+    if isinstance(value, ast.Call):
+        function = value.func
+        if not isinstance(function, ast.Attribute) or variable(function):
+            return set()
+        is_library = isinstance(function.value, ast.Name) and function.value.id in LIBRARIES
+        inner = list(value.args) if is_library else [function.value]
+    elif isinstance(value, ast.Subscript):
+        inner = [value.value, value.slice]
+    return set().union(*map(data_in, inner))
+
+
+def is_reduced(value: ast.AST) -> bool:
+    """``x.mean()``, ``torch.sum(x * w)``, ``x.std() / 2``"""
+    if isinstance(value, ast.BinOp):
+        return is_reduced(value.left) and is_reduced(value.right)
+    return isinstance(value, ast.Constant) or called(value) in STATISTICS | OVER_ALL
+
+
+def is_over_samples(value: ast.AST) -> bool:
+    """``x.mean()``, ``torch.std(x, dim=0)``, ``x.max()``: a statistic of which each sample is a
+    part.
+    """
+    if not isinstance(value, ast.Call) or called(value) not in STATISTICS:
+        return False
+    owner = value.func.value if isinstance(value.func, ast.Attribute) else None
+    is_library = isinstance(owner, ast.Name) and owner.id in LIBRARIES
+    given = value.args[1 if is_library else 0 :]
+    given = given[1:] if called(value) in ("norm", "quantile") else given
+    given = [*given, *(one.value for one in value.keywords if one.arg in ("dim", "axis"))]
+    dims = [one for each in given for one in getattr(each, "elts", [each])]
+    return not dims or any(isinstance(one, ast.Constant) and one.value == 0 for one in dims)
+
+
 def number_of(node: ast.AST) -> ast.expr | None:
     """Return what a call reads as a number: ``value.item()``, ``float(value)``, ``int(value)``."""
     if not isinstance(node, ast.Call):
@@ -241,3 +289,78 @@ def reached(
     edges = [(name, one) for name, value in values for one in read(value)]
     edges += [(variable(value), name) for name, value in values if variable(value)]
     return closed(set().union(*map(read, roots)), edges)
+
+
+def read_as_number(node: ast.AST) -> set[str]:
+    """``loss.item()``, ``float(loss)``, ``loss.clone()``, ``total += loss.detach()``."""
+    value = number_of(node)
+    if value is not None:
+        return names(value)
+    if called(node) == "clone":
+        return names(node)
+    added = node.value if isinstance(node, ast.AugAssign) else None
+    is_detached = isinstance(added, ast.Call) and called(added) == "detach"
+    return names(added) if added is not None and is_detached else set()
+
+
+def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
+    """Return whether an expression reads one of the variables as a number."""
+    return lambda value: any(read_as_number(node) & names for node in ast.walk(value))
+
+
+def is_measure(value: ast.expr, of_batch: set[str]) -> bool:
+    """``accuracy(out, y)``, ``(out == y).float().mean()``."""
+    if not isinstance(value, ast.Call):
+        return False
+    is_function = isinstance(value.func, ast.Name)
+    return called(value) in MEASURING or (is_function and len(names(value) & of_batch) > 1)
+
+
+def fills(value: ast.expr) -> bool:
+    """``cat([name, ...])[-8:]``, ``0.9 * name + 0.1 * x``."""
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    joins = isinstance(value, ast.Call) and called(value) in JOINING
+    return joins or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub))
+
+
+def is_of_items(items: ast.expr, batch: set[str]) -> bool:
+    calls = {called(node) for node in ast.walk(items)}
+    return bool(calls & {"zip", *PREDICTING}) and bool(
+        names(items) & batch or calls & {"argmax", "topk"}
+    )
+
+
+def is_trivial(value: ast.expr) -> bool:
+    """``0`` in ``if total > 0``."""
+    return isinstance(value, ast.Constant) and value.value in (0, 1, None)
+
+
+def is_count(value: ast.expr) -> bool:
+    """A sum of what is equal: ``(prediction == target).sum()``."""
+    return compares(value) and any(called(node) == "sum" for node in ast.walk(value))
+
+
+def is_mask(value: ast.expr) -> bool:
+    """``confidence.ge(0.9).float()``, ``(y > 0).to(x)``."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if called(value) in COMPARING:
+            return True
+        value = value.func.value
+    return isinstance(value, ast.Compare)
+
+
+def compares(value: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Compare) or called(node) in COMPARING for node in ast.walk(value)
+    )
+
+
+def collects(value: ast.expr, batch: set[str]) -> bool:
+    """A list of predictions or targets grows: ``targets += y.tolist()``."""
+    nodes = list(ast.walk(value))
+    if any(called(node) in ("item", "float", "len", "sum", "mean") for node in nodes):
+        return False
+    predicts = any(called(node) in PREDICTING for node in nodes)
+    of_batch = any(isinstance(node, ast.Name) and node.id in batch for node in nodes)
+    return predicts and (of_batch or any(called(node) in ("argmax", "topk") for node in nodes))
