@@ -8,6 +8,7 @@ from textwrap import dedent, indent
 import pytest
 
 from torchbus_sampler.counted import finder_of
+from torchbus_testing import fork_script
 
 
 def counted(file: str, line: int) -> dict[str, str]:
@@ -545,3 +546,69 @@ def test_a_weighted_mean_is_not_scaled_by_a_statistic(tmp_path: Path) -> None:
     file.write_text(STATISTICS.format(before="pass", after=after))
     finder = finder_of((str(file), 7))
     assert finder is not None and finder.normalised() == []
+
+
+POOLS = """
+import torch
+
+class Pool:
+    def __init__(self):
+        self.images = []
+
+    def query(self, fakes):
+        for fake in fakes:
+            self.images.append(fake)
+        return torch.stack(self.images[-len(fakes):])
+
+class Bank(torch.nn.Module):
+    query = Pool.query
+
+class Noise:
+    def __init__(self):
+        self.steps = [0.1, 0.2]
+
+    def query(self, fakes):
+        return fakes * self.steps[0]
+
+def train(s, loader, judge, optimizer):
+    pool, bank, noise, kept, window = Pool(), Bank(), Noise(), [], []
+    bank.images = []
+    for x, y in loader:
+        fake = x.detach() * 2
+        {lines}
+        optimizer.zero_grad()
+        loss = judge(old).square().mean()
+        loss.backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    import torchbus
+    from torch.utils.data import DataLoader, TensorDataset
+
+    with torchbus.session(devices=2, batch="global") as s:
+        judge = torch.nn.Linear(2, 1)
+        x = torch.randn(8, 2)
+        loader = DataLoader(TensorDataset(x, x), batch_size=4)
+        train(s, loader, judge, torch.optim.SGD(judge.parameters(), 0.1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("old = pool.query(fake)", "pool"),
+        ("kept.append(fake); old = torch.cat(kept)", "kept"),
+        ("old = bank.query(fake)", ""),  # a module's memory may be a buffer
+        ("old = noise.query(fake)", ""),
+        ("window.append(fake); old = torch.cat(window); window.clear()", ""),
+        ("window.append(fake); old = torch.cat(window); del window[:]", ""),
+    ],
+)
+def test_what_is_collected_for_later_losses(lines: str, name: str) -> None:
+    shown = fork_script(POOLS.format(lines=lines)).ok().stderr
+    assert [
+        one
+        for one in ("pool", "bank", "noise", "kept", "window")
+        if f" fills '{one}' from" in shown
+    ] == ([name] if name else [])
+    assert ("uses it in the losses of later batches" in shown) == bool(name)

@@ -15,7 +15,7 @@ from types import FrameType
 from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 from torchbus_sampler import loop_source as source
-from torchbus_sampler.loop_program import Loop, Place, Program, plain
+from torchbus_sampler.loop_program import Loop, Place, Program, adds_to_itself, plain
 from torchbus_strategy.user_code import users_frames
 
 COUNTED = (
@@ -60,21 +60,23 @@ class CountedMetrics:
         begun, self._begun = self._begun, None
         if (begun, call.sync) in self._seen:
             return
-        places = (*map(_place, users_frames(self._session.frame)), begun)
+        frames = users_frames(self._session.frame)
+        places = (*map(_place, frames), begun)
         seen: tuple[Place | bool, ...] = (*places, call.sync)
         if seen in self._seen:
             return
         self._seen.add(seen)
         with suppress(RecursionError):  # a file of deeply nested expressions
-            self._look(places, call.sync)
+            self._look(places, frames, call.sync)
 
-    def _look(self, places: tuple[Place, ...], is_synced: bool) -> None:
+    def _look(self, places: tuple[Place, ...], frames: list[FrameType], is_synced: bool) -> None:
         finder = finder_of(*places)
         if finder is None or (finder.place, is_synced) in self._seen:
             return
         self._seen.add((finder.place, is_synced))
         file, line = finder.place
         held, counted = finder.held(), finder.found(is_synced)
+        held += [name for name, method in finder.given_batches() if _adds(name, method, frames)]
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
@@ -285,13 +287,30 @@ class CountFinder:
         }
         rows = [row for row in map(source.written, self._nodes) if row and row[0] not in self._made]
         filled |= {name for name, value in rows if value.lineno > used.get(name, value.lineno)}
+        emptied = self._made.union(*map(source.emptied, self._nodes))
+        calls = (node for node in self._nodes if isinstance(node, ast.Call))
+        lists = [one[:2] for node in calls for one in source.grows(node) if one[0] not in emptied]
+        filled |= {name for name, _ in lists}
         of_samples = {
             name
-            for name, value in (*values, *rows)
+            for name, value in (*values, *rows, *lists)
             if name in filled and (source.names(value) - {name} - roots) & of_batch
         }
         found = of_samples & in_loss - roots - self._batch
-        return sorted(plain(name) for name in found if not name.startswith("self."))
+        return sorted(plain(one) for one in found if not one.startswith("self."))
+
+    def given_batches(self) -> Iterator[tuple[str, str]]:
+        """Yield objects and their methods that get a part of a batch, and return what the losses
+        are made of: ``old = pool.query(fake)``.
+        """
+        known = self._of_batch | self._batch
+        for name, value in self._values:
+            for node in ast.walk(value) if name in self._in_loss else ():
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    owner = source.variable(node.func.value)
+                    given = set().union(*map(source.names, node.args))
+                    if owner and owner not in known and given & known:
+                        yield plain(owner), node.func.attr
 
     def normalised(self) -> list[str]:
         """Return statistics over the samples of a batch by which the loop shifts or scales it.
@@ -545,6 +564,15 @@ class CountFinder:
             and any(ROWS.search(ast.unparse(one)) for one in self._program.meant(node.right))
         ]
         return {ast.unparse(one): f"s.reduce({ast.unparse(one)}, 'sum')" for one in divisors}
+
+
+def _adds(name: str, method: str, frames: list[FrameType]) -> bool:
+    first, *attributes = name.split(".")
+    spaces = [space for frame in frames for space in (frame.f_locals, frame.f_globals)]
+    owner = next((space[first] for space in spaces if first in space), None)
+    for one in attributes:
+        owner = getattr(owner, one, None)
+    return adds_to_itself(owner, method)
 
 
 def _gathered(name: str) -> str:

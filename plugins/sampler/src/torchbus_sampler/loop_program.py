@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
 from typing import Any
 
+from torch.nn import Module
+from torchbus.runtime.user_code import is_users_module
+
 from torchbus_sampler import loop_source as source
 from torchbus_strategy.user_code import parsed
 
@@ -154,6 +157,21 @@ class Program:
     def meant(self, value: ast.AST) -> list[Any]:
         """Return the meanings of all parts of an expression."""
         return [one for inner in ast.walk(value) for one in self.meanings(inner)]
+
+
+def adds_to_itself(owner: object, method: str) -> bool:
+    """Whether a method of a user's object, which is not a module, adds to the object."""
+    code = getattr(getattr(type(owner), method, None), "__code__", None)
+    if isinstance(owner, Module) or code is None or not is_users_module(type(owner).__module__):
+        return False
+    return any(
+        name.startswith("self.")
+        for function in ast.walk(parsed(code.co_filename))
+        if isinstance(function, Function) and function.name == method
+        if code.co_firstlineno in (function.lineno, *(d.lineno for d in function.decorator_list))
+        for node in ast.walk(function)
+        for name in source.filled_in(node)
+    )
 
 
 def _yields(node: ast.AST) -> bool:

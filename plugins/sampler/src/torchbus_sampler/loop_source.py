@@ -158,6 +158,20 @@ def grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
             )
 
 
+def filled_in(node: ast.AST) -> set[str]:
+    """The names that a node adds to, or writes a part of: ``x.append(y)``, ``x[i] = y``."""
+    row = written(node)
+    return {name for name, *_ in grows(node)} | ({row[0]} if row else set())
+
+
+def emptied(node: ast.AST) -> set[str]:
+    """``x.clear()``, ``del x[:]``"""
+    if called(node) == "clear":
+        return {ast.unparse(node.func.value)}  # type: ignore[attr-defined]
+    parts = node.targets if isinstance(node, ast.Delete) else []
+    return {variable(one.value) for one in parts if isinstance(one, ast.Subscript)}
+
+
 def retains(backward: ast.AST) -> bool:
     """``retain_graph=True`` or ``create_graph=True``: the loss stays as it is on each rank."""
     return any(
