@@ -1,0 +1,128 @@
+"""What a loop makes of its batches that depends on the rank's share, by its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchbus_sampler.counted import finder_of
+from torchbus_testing import fork_script
+
+STATISTICS = """
+def scaled(a):
+    return a / a.amax()
+
+def train(loader, model, optimizer, s):
+    centre = 0.0
+    for x, y in loader:
+        {before}
+        loss = criterion(model(x), y)
+        {after}
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        ("x = (x - x.mean()) / (x.std() + 1e-6)", ["x.mean()", "x.std()"]),
+        ("y = (y - torch.mean(y, dim=0)) / y.std(0)", ["torch.mean(y, dim=0)", "y.std(0)"]),
+        ("x = x.to(device); low, high = x.min(), x.max(); x = (x - low) / (high - low)",
+         ["x.max()", "x.min()"]),
+        ("x /= x.norm()", ["x.norm()"]),
+        ("x = scaled(x)", ["a.amax()"]),
+        ("x = torch.log(x); x = x - x.mean((0, 2, 3), keepdim=True)",
+         ["x.mean((0, 2, 3), keepdim=True)"]),
+        # each sample has its statistic, or no statistic scales the batch
+        ("x = x - x.mean(1, keepdim=True)", []),
+        ("x = x / x.norm(dim=-1, keepdim=True)", []),
+        ("x = x / x.norm(2, 1)", []),
+        ("x = torch.stack([(a - a.mean()) / a.std() for a in x])", []),
+        ("x = (x - mean) / std", []),
+        ("x = x - x.max(dim=1, keepdim=True).values", []),
+        ("x = x / torch.max(x, y)", []),
+        ("r2 = 1 - ((x - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()", []),
+        ("x = x / 255.0; h = model(x); loss = (h - h.mean()).square().mean()", []),
+    ],
+)  # fmt: skip
+def test_statistics_of_a_share(tmp_path: Path, before: str, names: list[str]) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(STATISTICS.format(before=before, after="pass"))
+    finder = finder_of((str(file), 7))
+    assert finder is not None and finder.normalised() == names
+
+
+def test_a_weighted_mean_is_not_scaled_by_a_statistic(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    after = "loss = (loss * y).sum() / y.sum() + ((x * y).mean() / y.mean())"
+    file.write_text(STATISTICS.format(before="pass", after=after))
+    finder = finder_of((str(file), 7))
+    assert finder is not None and finder.normalised() == []
+
+
+POOLS = """
+import torch
+
+class Pool:
+    def __init__(self):
+        self.images = []
+
+    def query(self, fakes):
+        for fake in fakes:
+            self.images.append(fake)
+        return torch.stack(self.images[-len(fakes):])
+
+class Bank(torch.nn.Module):
+    query = Pool.query
+
+class Noise:
+    def __init__(self):
+        self.steps = [0.1, 0.2]
+
+    def query(self, fakes):
+        return fakes * self.steps[0]
+
+def train(s, loader, judge, optimizer):
+    pool, bank, noise, kept, window = Pool(), Bank(), Noise(), [], []
+    bank.images = []
+    for x, y in loader:
+        fake = x.detach() * 2
+        {lines}
+        optimizer.zero_grad()
+        loss = judge(old).square().mean()
+        loss.backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    import torchbus
+    from torch.utils.data import DataLoader, TensorDataset
+
+    with torchbus.session(devices=2, batch="global") as s:
+        judge = torch.nn.Linear(2, 1)
+        x = torch.randn(8, 2)
+        loader = DataLoader(TensorDataset(x, x), batch_size=4)
+        train(s, loader, judge, torch.optim.SGD(judge.parameters(), 0.1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("old = pool.query(fake)", "pool"),
+        ("kept.append(fake); old = torch.cat(kept)", "kept"),
+        ("old = bank.query(fake)", ""),  # a module's memory may be a buffer
+        ("old = noise.query(fake)", ""),
+        ("window.append(fake); old = torch.cat(window); window.clear()", ""),
+        ("window.append(fake); old = torch.cat(window); del window[:]", ""),
+    ],
+)
+def test_what_is_collected_for_later_losses(lines: str, name: str) -> None:
+    shown = fork_script(POOLS.format(lines=lines)).ok().stderr
+    assert [
+        one
+        for one in ("pool", "bank", "noise", "kept", "window")
+        if f" fills '{one}' from" in shown
+    ] == ([name] if name else [])
+    assert ("uses it in the losses of later batches" in shown) == bool(name)
