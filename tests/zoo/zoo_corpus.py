@@ -54,5 +54,6 @@ OF_CORPUS = [
         whole=("TensorDataset[19]",),
         values=("correct", "sensitivity"),
     ),
+    Loop("eval_with_gradients", whole=("TensorDataset[19]",), values=("correct", "losses")),
     Loop("grpo"),
 ]

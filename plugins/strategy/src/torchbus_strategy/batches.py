@@ -248,8 +248,9 @@ class BatchHistory:
         self._room["used"] = max(PRUNE_AT, 2 * len(self.used))
 
     def note_views(self) -> None:
-        """A pass begins."""
-        for one in list(self.used.values()):
+        """A pass begins. Outputs of an evaluation that the loop holds feed no backward of it."""
+        evaluated = [one for one in self.snapshot() if one.origin.evaluates]
+        for one in [*self.used.values(), *evaluated]:
             one.note_views()
 
     # Which of them wait ---------------------------------------------------------------------------
