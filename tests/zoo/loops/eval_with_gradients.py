@@ -1,4 +1,4 @@
-"""Evaluates without no_grad, and the script's variables hold the last outputs of the evaluation."""
+"""Evaluates without no_grad, after and within epochs, and holds the last outputs in variables."""
 
 import argparse
 
@@ -24,11 +24,17 @@ def main():
     correct, losses = [], []
     for epoch in range(3):
         model.train()
-        for xb, yb in loader:
+        for i, (xb, yb) in enumerate(loader):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(xb), yb)
             loss.backward()
             optimizer.step()
+            if i == 0:
+                model.eval()
+                for held_x, held_y in test_loader:
+                    held = model(held_x)
+                    losses.append(nn.functional.cross_entropy(held, held_y).item())
+                model.train()
         model.eval()
         hits, total = 0, 0.0
         for xb, yb in test_loader:

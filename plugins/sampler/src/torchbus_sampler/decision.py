@@ -100,6 +100,7 @@ class TrainingLoaders:
         self._trains: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
         self._origin: Origin | None = None
         self._whole: Origin | None = None
+        self._may_be_whole: tuple[TrackedBatch, int] | None = None
         self._warned: set[str] = set()
         self._waited_for: list[tuple[type, Origin]] = []
         self._backwards = self._steps = 0
@@ -131,12 +132,17 @@ class TrainingLoaders:
 
     def _look(self, call: BackwardCall, current: Sequence[TrackedBatch]) -> None:
         self._origin, self._whole = current[0].origin, None
+        whole = [one for one in current if one.origin.evaluates]
         for one in current:
             loader = one.origin.loader() if one.origin.loader is not None else None
-            if one.origin.evaluates and all(other.origin.loader is not None for other in current):
-                self._whole = one.origin
-            elif loader is not None and not one.origin.evaluates:
+            if loader is not None and not one.origin.evaluates:
                 self._trains.add(loader)
+        if any(one.origin.loader is None for one in current):
+            whole = []
+        if whole and len(whole) < len(current):
+            self._may_be_whole = self._may_be_whole or (whole[0], whole[0].references)
+        elif whole:
+            self._whole = whole[-1].origin
         if self._whole is not None and only_parameters(as_list(call.tensors)):
             self._warn(_message(self._whole))
 
@@ -146,7 +152,10 @@ class TrainingLoaders:
         Raises UsageError if it trains a model on batches that every rank has.
         """
         self._steps += 1
-        whole = self._whole
+        whole, maybe = self._whole, self._may_be_whole
+        self._may_be_whole = None
+        if maybe is not None and maybe[0].references < maybe[1]:
+            whole = maybe[0].origin  # not only in a graph that the script's variables hold
         if whole is not None and objects.models_of(
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ):

@@ -107,6 +107,11 @@ class TrackedBatch:
         """Whether a graph has saved a tensor of it, or a view has been made that is alive."""
         return any(_references(one) > self._outside.get(id(one), 0) for one in self.tensors)
 
+    @property
+    def references(self) -> int:
+        """How many graphs and views refer to its tensors. A backward lets go of those it frees."""
+        return sum(map(_references, self.tensors))
+
     def note_views(self) -> None:
         """A later pass begins: what refers to its tensors now is kept by the loop, as rows of a
         first batch are, and is in no graph of that pass.
