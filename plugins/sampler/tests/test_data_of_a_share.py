@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
-from torchbus_sampler.counted import finder_of
+from torchbus_sampler.counted import adds, finder_of
 from torchbus_testing import fork_script
 
 STATISTICS = """
@@ -126,3 +129,22 @@ def test_what_is_collected_for_later_losses(lines: str, name: str) -> None:
         if f" fills '{one}' from" in shown
     ] == ([name] if name else [])
     assert ("uses it in the losses of later batches" in shown) == bool(name)
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.images: list[torch.Tensor] = []
+
+    def query(self, fake: torch.Tensor) -> torch.Tensor:
+        self.images.append(fake)
+        return self.images[0]
+
+
+def test_the_look_at_an_object_keeps_no_batch_alive() -> None:
+    """A batch that lives longer on one rank than on the others is used otherwise there."""
+    pool = Pool()
+    batch = torch.ones(2)
+    alive = weakref.ref(batch)
+    assert adds("pool", pool.query.__name__, [sys._getframe()])
+    del batch
+    assert alive() is None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
+from torchbus.compat import python
 from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 from torchbus_sampler import loop_source as source
@@ -76,7 +77,7 @@ class CountedMetrics:
         self._seen.add((finder.place, is_synced))
         file, line = finder.place
         held, counted = finder.held(), finder.found(is_synced)
-        held += [name for name, method in finder.given_batches() if _adds(name, method, frames)]
+        held += [name for name, method in finder.given_batches() if adds(name, method, frames)]
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
@@ -566,9 +567,10 @@ class CountFinder:
         return {ast.unparse(one): f"s.reduce({ast.unparse(one)}, 'sum')" for one in divisors}
 
 
-def _adds(name: str, method: str, frames: list[FrameType]) -> bool:
+def adds(name: str, method: str, frames: list[FrameType]) -> bool:
+    """Whether a method of the object that has this name in the frames adds to the object."""
     first, *attributes = name.split(".")
-    spaces = [space for frame in frames for space in (frame.f_locals, frame.f_globals)]
+    spaces = [space for frame in frames for space in (python.read(frame), frame.f_globals)]
     owner = next((space[first] for space in spaces if first in space), None)
     for one in attributes:
         owner = getattr(owner, one, None)
