@@ -7,12 +7,14 @@ from textwrap import dedent, indent
 
 import pytest
 
-from torchbus_sampler.counted import finder_of
+from torchbus_sampler.counted import CountFinder
+from torchbus_sampler.dependent import ShareDependence
+from torchbus_sampler.loop_program import facts_of
 
 
 def counted(file: str, line: int) -> dict[str, str]:
-    finder = finder_of((file, line))
-    return {} if finder is None else finder.found()
+    facts = facts_of((file, line))
+    return {} if facts is None else CountFinder(facts).found()
 
 
 LOOP = """
@@ -187,9 +189,9 @@ def test_a_loss_that_is_read_before_its_backward(
 def test_a_loss_whose_backward_does_not_synchronise(tmp_path: Path) -> None:
     file = tmp_path / "window.py"
     file.write_text(EARLY.format(before="pass", after="total += loss.item()"))
-    finder = finder_of((str(file), 2))
-    assert finder is not None and finder.found() == {}
-    assert finder.found(is_synced=False) == {"loss": "s.reduce(loss)"}
+    facts = facts_of((str(file), 2))
+    assert facts is not None and CountFinder(facts).found() == {}
+    assert CountFinder(facts).found(is_synced=False) == {"loss": "s.reduce(loss)"}
 
 
 READ = """
@@ -434,9 +436,9 @@ def test_loops_in_any_form_that_count_in_functions(
         if "backward()" in line or "self.step(" in line
     ]
     line = next(number for number, line in enumerate(text.splitlines(), 1) if begin in line)
-    finder = finder_of(*((str(file), number) for number in (*lines, line)))
-    assert finder is not None
-    assert sorted(finder.found()) == names
+    facts = facts_of(*((str(file), number) for number in (*lines, line)))
+    assert facts is not None
+    assert sorted(CountFinder(facts).found()) == names
 
 
 KEEPING = """
@@ -475,8 +477,8 @@ def test_variables_that_are_filled_from_the_batches_and_enter_later_losses(
 ) -> None:
     file = tmp_path / "keeping.py"
     file.write_text(KEEPING.format(before=before, after=after))
-    finder = finder_of((str(file), 2))
-    assert finder is not None and finder.held() == names
+    facts = facts_of((str(file), 2))
+    assert facts is not None and ShareDependence(facts).held() == names
 
 
 def test_what_has_no_source_counts_nothing(tmp_path: Path) -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchbus_sampler.counted import adds, finder_of
+from torchbus_sampler.dependent import ShareDependence, adds
+from torchbus_sampler.loop_program import facts_of
 from torchbus_testing import fork_script
 
 STATISTICS = """
 def scaled(a):
     return a / a.amax()
 
-def train(loader, model, optimizer, s):
-    centre = 0.0
+def train(loader, model, optimizer, x):
+    centre, width = x.mean(0), x.std(0)
     for x, y in loader:
         {before}
         loss = criterion(model(x), y)
@@ -48,21 +49,67 @@ def train(loader, model, optimizer, s):
         ("x = x / torch.max(x, y)", []),
         ("r2 = 1 - ((x - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()", []),
         ("x = x / 255.0; h = model(x); loss = (h - h.mean()).square().mean()", []),
+        ("x = x[x > x.mean()]", ["x.mean()"]),
+        ("x = (x - centre) / width", []),  # computed from x before the loop
+        ("x = x[x[:, 0] > 0.5]; x = x[(x > x.mean(1, keepdim=True)).all(1)]", []),
     ],
 )  # fmt: skip
 def test_statistics_of_a_share(tmp_path: Path, before: str, names: list[str]) -> None:
     file = tmp_path / "loop.py"
     file.write_text(STATISTICS.format(before=before, after="pass"))
-    finder = finder_of((str(file), 7))
-    assert finder is not None and finder.normalised() == names
+    facts = facts_of((str(file), 7))
+    assert facts is not None and ShareDependence(facts).statistics() == names
+
+
+SELECTED = """
+each = torch.nn.CrossEntropyLoss(reduction="none")
+
+def hardest(losses):
+    return np.argsort(losses.data)[-4:]
+
+def train(loader, model, optimizer):
+    for x, y in loader:
+        losses = each(model(x), y)
+        {lines}
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("loss = losses[losses.detach().topk(4).indices].mean()", ["losses.detach().topk(4)"]),
+        ("loss = losses[hardest(losses)].mean()", ["np.argsort(losses.data)"]),
+        ("_, best = losses.topk(4); loss = losses[best].mean()", ["losses.topk(4)"]),
+        ("best = losses.sort(descending=True)[1]; loss = losses[best[:4]].mean()",
+         ["losses.sort(descending=True)"]),
+        ("best = sorted(range(8), key=losses.__getitem__); loss = losses[best].mean()",
+         ["sorted(range(8), key=losses.__getitem__)"]),
+        ("loss = losses[losses.detach() < losses.detach().median()].mean()",
+         ["losses.detach().median()"]),
+        # the graph shows these, each sample has its order, or nothing selects
+        ("loss = losses.topk(4).values.mean()", []),
+        ("best, _ = losses.topk(4); loss = best.mean()", []),
+        ("loss = losses.view(4, -1).detach().topk(2, dim=1).indices.float().mean()", []),
+        ("print(losses.detach().topk(4).indices); loss = losses.mean()", []),
+        ("best = model(x).topk(2).indices; loss = losses[best[:, 0]].mean()", []),
+        ("loss = losses[losses.detach() < 0.5].mean()", []),
+    ],
+)  # fmt: skip
+def test_samples_that_a_share_selects(tmp_path: Path, lines: str, names: list[str]) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(SELECTED.format(lines=lines))
+    facts = facts_of((str(file), 8))
+    assert facts is not None and ShareDependence(facts).statistics() == names
 
 
 def test_a_weighted_mean_is_not_scaled_by_a_statistic(tmp_path: Path) -> None:
     file = tmp_path / "loop.py"
     after = "loss = (loss * y).sum() / y.sum() + ((x * y).mean() / y.mean())"
     file.write_text(STATISTICS.format(before="pass", after=after))
-    finder = finder_of((str(file), 7))
-    assert finder is not None and finder.normalised() == []
+    facts = facts_of((str(file), 7))
+    assert facts is not None and ShareDependence(facts).statistics() == []
 
 
 POOLS = """
@@ -80,6 +127,18 @@ class Pool:
 class Bank(torch.nn.Module):
     query = Pool.query
 
+class Smoothed(torch.nn.Module):
+    def __init__(self, is_buffer):
+        super().__init__()
+        if is_buffer:
+            self.register_buffer("rows", torch.zeros(8, 2))
+        else:
+            self.rows = torch.zeros(8, 2)
+
+    def forward(self, index, out):
+        self.rows[index] = 0.7 * self.rows[index] + 0.3 * out.detach()
+        return self.rows[index] * out
+
 class Noise:
     def __init__(self):
         self.steps = [0.1, 0.2]
@@ -90,6 +149,7 @@ class Noise:
 def train(s, loader, judge, optimizer):
     pool, bank, noise, kept, window = Pool(), Bank(), Noise(), [], []
     bank.images = []
+    smoothed, buffered = Smoothed(False), Smoothed(True)
     for x, y in loader:
         fake = x.detach() * 2
         {lines}
@@ -105,7 +165,7 @@ if __name__ == "__main__":
     with torchbus.session(devices=2, batch="global") as s:
         judge = torch.nn.Linear(2, 1)
         x = torch.randn(8, 2)
-        loader = DataLoader(TensorDataset(x, x), batch_size=4)
+        loader = DataLoader(TensorDataset(x, torch.zeros(8, 2)), batch_size=4)
         train(s, loader, judge, torch.optim.SGD(judge.parameters(), 0.1))
 """
 
@@ -115,6 +175,8 @@ if __name__ == "__main__":
     [
         ("old = pool.query(fake)", "pool"),
         ("kept.append(fake); old = torch.cat(kept)", "kept"),
+        ("old = smoothed(y[:, 0].long(), fake)", "smoothed"),
+        ("old = buffered(y[:, 0].long(), fake)", ""),
         ("old = bank.query(fake)", ""),  # a module's memory may be a buffer
         ("old = noise.query(fake)", ""),
         ("window.append(fake); old = torch.cat(window); window.clear()", ""),
@@ -125,7 +187,7 @@ def test_what_is_collected_for_later_losses(lines: str, name: str) -> None:
     shown = fork_script(POOLS.format(lines=lines)).ok().stderr
     assert [
         one
-        for one in ("pool", "bank", "noise", "kept", "window")
+        for one in ("pool", "bank", "noise", "smoothed", "buffered", "kept", "window")
         if f" fills '{one}' from" in shown
     ] == ([name] if name else [])
     assert ("uses it in the losses of later batches" in shown) == bool(name)

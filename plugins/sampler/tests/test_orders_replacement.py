@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchbus_sampler.orders import draws
-from torchbus_sampler.orders.drawing import Drawing
+from torchbus_sampler.orders.kinds import Drawing
 from torchbus_sampler.orders.shared import SharedArrays
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
-from torchbus.compat import python
 from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
 
 from torchbus_sampler import loop_source as source
-from torchbus_sampler.loop_program import Loop, Place, Program, adds_to_itself, plain
+from torchbus_sampler.dependent import ShareDependence
+from torchbus_sampler.loop_program import Loop, LoopFacts, Place, facts_of, plain
 from torchbus_strategy.user_code import users_frames
 
 COUNTED = (
@@ -30,10 +30,11 @@ HELD = (
     " as in `queue = torch.cat([queue, *s.all_gather(keys)])` or `mean = 0.9 * mean + 0.1 *"
     " s.reduce(x.mean(0))` (s is the session: torchbus.current())"
 )
-NORMALISED = (
-    "the loop in line {} of {} shifts or scales its batches by {}, computed from this rank's share"
-    " of the samples, so the numbers differ from those of one process. Compute them from the data"
-    " set, or from torch.cat(s.all_gather(x)) in place of x (s is the session: torchbus.current())"
+OF_SHARE = (
+    "the loop in line {} of {} scales or selects samples by {}, computed from this rank's share of"
+    " the samples, so its losses differ from those of one process. Compute them from the data set,"
+    " or from torch.cat(s.all_gather(x)) in place of x (s is the session: torchbus.current()), or"
+    " use strategy='dp'"
 )
 SHOWING = {*source.PRINTING, "append", "update"}
 SUMMARISING = {*source.JOINING, "stack", "tensor", "sum", "mean", "average"} - {"append"}
@@ -71,20 +72,20 @@ class CountedMetrics:
             self._look(places, frames, call.sync)
 
     def _look(self, places: tuple[Place, ...], frames: list[FrameType], is_synced: bool) -> None:
-        finder = finder_of(*places)
-        if finder is None or (finder.place, is_synced) in self._seen:
+        facts = facts_of(*places)
+        if facts is None or (facts.place, is_synced) in self._seen:
             return
-        self._seen.add((finder.place, is_synced))
-        file, line = finder.place
-        held, counted = finder.held(), finder.found(is_synced)
-        held += [name for name, method in finder.given_batches() if adds(name, method, frames)]
+        self._seen.add((facts.place, is_synced))
+        file, line = facts.place
+        counted, dependence = CountFinder(facts).found(is_synced), ShareDependence(facts)
+        held = [*dependence.held(), *dependence.collecting(frames)]
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
             warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
         if held:
             warn(HELD.format(line, file, _quoted(held)))
-        if normalised := finder.normalised():
-            warn(NORMALISED.format(line, file, _quoted(normalised)))
+        if statistics := dependence.statistics():
+            warn(OF_SHARE.format(line, file, _quoted(statistics)))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -95,60 +96,15 @@ def _place(frame: FrameType) -> Place:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def finder_of(*places: Place) -> CountFinder | None:
-    """Return the finder for a loop, or None if there is none.
-
-    ``places``: of the frames of the loop's backward, the innermost first. The last is where the
-    pass begins.
-    """
-    program = Program(places)
-    found = program.loop(places)
-    return None if found is None else CountFinder(*found, program)
-
-
 class CountFinder:
     """Finds what a loop counts from its batches, and how to get all ranks'.
 
-    ``place``: of the loop. An update of a meter averages, unless it is one of torchmetrics, which
-    averages over all ranks.
+    An update of a meter averages, unless it is one of torchmetrics, which averages over all ranks.
     """
 
-    def __init__(self, file: str, loop: Loop, program: Program) -> None:
-        self.place = file, loop.lineno
-        self._loop = loop
-        self._program = program
-        self._averages = not program.imports("torchmetrics")
-        takes = not isinstance(loop, ast.For) or source.called(loop.iter) == "range"
-        self._batch = set() if takes else source.names(source.batch_in(loop))  # type: ignore[arg-type]
-        begin = [loop.test] if isinstance(loop, ast.While) else []
-        self._nodes = list(program.evaluated([*begin, *loop.body], self._is_other_pass))
-        self._values = [pair for node in self._nodes for pair in program.given(node)]
-        if takes:
-            self._batch = {
-                name for name, value in self._values if any(map(source.is_next, ast.walk(value)))
-            }
-        self._made = {
-            node.id
-            for node in self._nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        roots = [
-            one for node in self._nodes for one in source.losses(node) if not source.retains(node)
-        ]
-        self._roots = roots
-        masks = {name for name, value in self._values if source.is_mask(value)}
-        self._added_up = source.reached(source.parts, roots, self._values) - masks
-        self._in_loss = source.reached(source.names, roots, self._values)
-        self._of_batch = source.made_of(self._batch, self._values, set())
-        self._apart = source.made_of(self._batch, self._values, self._added_up) - self._added_up
-
-    def _is_other_pass(self, node: ast.AST) -> bool:
-        """``for x, y in held_out``, inside ``for x, y in loader``."""
-        return (
-            isinstance(node, ast.For)
-            and bool(source.names(node.target) & self._batch)
-            and not source.names(node.iter) & self._batch
-        )
+    def __init__(self, facts: LoopFacts) -> None:
+        self._facts = facts
+        self._averages = not facts.program.imports("torchmetrics")
 
     def found(self, is_synced: bool = True) -> dict[str, str]:
         """Return names of numbers, and expressions that give those of all ranks.
@@ -161,19 +117,19 @@ class CountFinder:
         return {
             plain(name): plain(remedy)
             for name, remedy in found.items()
-            if _base(name) not in self._program.gathered
+            if _base(name) not in self._facts.program.gathered
         }
 
     def _counted(self, is_synced: bool) -> dict[str, str]:
         sums: dict[str, str] = {}
         besides: dict[str, str] = {}
-        grown = {_base(name) for node in self._nodes for name, *_ in source.grows(node)}
-        for node in self._nodes:
+        grown = {_base(name) for node in self._facts.nodes for name, *_ in source.grows(node)}
+        for node in self._facts.nodes:
             for name, value, joins in source.grows(node):
-                if not source.names(value) & self._of_batch:
+                if not source.names(value) & self._facts.of_batch:
                     continue
                 total = {name: f"s.reduce({name}, 'sum')"}
-                if source.collects(value, self._apart) or self._summarises(name, node):
+                if source.collects(value, self._facts.apart) or self._summarises(name, node):
                     sums[name] = _gathered(name)
                 elif self._any(source.is_count, value) or (
                     self._is_weighted(value) and self._is_over_more(name, grown)
@@ -181,9 +137,12 @@ class CountFinder:
                     sums |= total
                 elif self._measures(name, value):
                     sums[name] = f"s.reduce({name})"
-                elif self._any(source.is_size, value) and not source.names(value) & self._added_up:
+                elif (
+                    self._any(source.is_size, value)
+                    and not source.names(value) & self._facts.added_up
+                ):
                     besides |= total
-                elif joins and source.names(value) & self._batch:
+                elif joins and source.names(value) & self._facts.batch:
                     besides[name] = _gathered(name)
             sums |= self._of_samples(node) | self._by_index(node) | self._averaged(node)
         sums |= self._read_early(is_synced)
@@ -200,11 +159,11 @@ class CountFinder:
         """
         weighted = {
             _base(one)
-            for node in self._nodes
+            for node in self._facts.nodes
             for one, value, _ in source.grows(node)
             if self._is_weighted(value)
         }
-        for node in self._program.nodes:
+        for node in self._facts.program.nodes:
             operands: list[ast.expr] = []
             if isinstance(node, ast.Compare):
                 operands = [node.left, *node.comparators]
@@ -218,7 +177,7 @@ class CountFinder:
 
     def _any(self, is_so: Callable[[ast.expr], bool], value: ast.expr) -> bool:
         """Whether it is so for an expression, or for what it names or calls."""
-        return any(is_so(one) for one in self._program.meanings(value))
+        return any(is_so(one) for one in self._facts.program.meanings(value))
 
     def _is_weighted(self, value: ast.expr) -> bool:
         """``loss.item() * len(x)``."""
@@ -237,117 +196,41 @@ class CountFinder:
             and isinstance(node.op, ast.Div)
             and _base(name) in self._named_in(node.left)
             and grown.isdisjoint(self._named_in(node.right))
-            for node in self._program.nodes
+            for node in self._facts.program.nodes
         )
 
     def _named_in(self, value: ast.AST) -> set[str]:
         """Return the variables in an expression, with other names of these."""
-        return {_base(source.variable(one)) for one in self._program.meant(value)}
+        return {_base(source.variable(one)) for one in self._facts.program.meant(value)}
 
     def _measures(self, name: str, value: ast.expr) -> bool:
         """``total += (out == y).float().mean()``, of anything but a loss."""
         is_read = source.number_of(value) is not None
         return (
             not is_read
-            and _base(name) not in self._in_loss
-            and source.is_measure(value, self._apart)
+            and _base(name) not in self._facts.in_loss
+            and source.is_measure(value, self._facts.apart)
         )
 
     def _summarises(self, name: str, append: ast.AST) -> bool:
         """Whether a list grows by anything but a loss, and ``torch.stack(name)`` or so joins it."""
         return (
             isinstance(append, ast.Call)
-            and any(source.names(one) & self._apart for one in append.args)
-            and _base(name) not in self._in_loss
+            and any(source.names(one) & self._facts.apart for one in append.args)
+            and _base(name) not in self._facts.in_loss
             and any(
                 source.called(node) in SUMMARISING and _base(name) in self._named_in(node)
-                for node in self._program.nodes
+                for node in self._facts.program.nodes
             )
         )
 
-    def held(self) -> list[str]:
-        """Return variables that the loop fills from its batches, and that enter its losses.
-
-        A hidden state, which the model returns, is of this rank's own samples. What is written to
-        before it is used is of the same batch. What ``self`` has may be a buffer of a module.
-        """
-        losses = [one for node in self._nodes for one in source.losses(node)]
-        roots = set().union(*map(source.names, losses))
-        values = [pair for node in self._nodes for pair in source.unpacked(node)]
-        filled = {
-            name for name, value in values if name in source.names(value) and source.fills(value)
-        }
-        filled -= {name for name, value in values if name not in source.names(value)}
-        in_loss = source.reached(source.names, losses, values)
-        of_batch = source.made_of(self._batch, values, roots)
-        used = {
-            name: value.lineno
-            for one, value in reversed(values)
-            if one in in_loss
-            for name in source.names(value)
-        }
-        rows = [row for row in map(source.written, self._nodes) if row and row[0] not in self._made]
-        filled |= {name for name, value in rows if value.lineno > used.get(name, value.lineno)}
-        emptied = self._made.union(*map(source.emptied, self._nodes))
-        calls = (node for node in self._nodes if isinstance(node, ast.Call))
-        lists = [one[:2] for node in calls for one in source.grows(node) if one[0] not in emptied]
-        filled |= {name for name, _ in lists}
-        of_samples = {
-            name
-            for name, value in (*values, *rows, *lists)
-            if name in filled and (source.names(value) - {name} - roots) & of_batch
-        }
-        found = of_samples & in_loss - roots - self._batch
-        return sorted(plain(one) for one in found if not one.startswith("self."))
-
-    def given_batches(self) -> Iterator[tuple[str, str]]:
-        """Yield objects and their methods that get a part of a batch, and return what the losses
-        are made of: ``old = pool.query(fake)``.
-        """
-        known = self._of_batch | self._batch
-        for name, value in self._values:
-            for node in ast.walk(value) if name in self._in_loss else ():
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    owner = source.variable(node.func.value)
-                    given = set().union(*map(source.names, node.args))
-                    if owner and owner not in known and given & known:
-                        yield plain(owner), node.func.attr
-
-    def normalised(self) -> list[str]:
-        """Return statistics over the samples of a batch by which the loop shifts or scales it.
-
-        An inner loop over the samples has those of one sample.
-        """
-        values = [
-            pair
-            for node in self._nodes
-            if not isinstance(node, ast.For | ast.comprehension)
-            for pair in self._program.given(node)
-        ]
-        data = source.closed(
-            self._batch, [(one, name) for name, value in values for one in source.data_in(value)]
-        )
-        used = [value for name, value in values if name in self._in_loss] + self._roots
-        found = {
-            plain(ast.unparse(part)): None
-            for value in used
-            for node in ast.walk(value)
-            if isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Sub | ast.Div)
-            and not source.is_reduced(node.left)
-            and source.data_in(node.left) & data
-            for part in self._program.meant(node.right)
-            if source.is_over_samples(part) and source.data_in(part) & data
-        }
-        return sorted(found)
-
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
         """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
-        if not isinstance(node, ast.For) or not source.is_of_items(node.iter, self._batch):
+        if not isinstance(node, ast.For) or not source.is_of_items(node.iter, self._facts.batch):
             return {}
         inside = [inner for one in node.body for inner in ast.walk(one)]
         names = {_base(name) for inner in inside for name, _, _ in source.grows(inner)}
-        found = {name: _gathered(name) for name in sorted(names - self._made)}
+        found = {name: _gathered(name) for name in sorted(names - self._facts.made)}
         for one in inside:
             found |= self._by_index(one, source.names(node.target))
         return found
@@ -365,8 +248,8 @@ class CountFinder:
             for one in targets
             if isinstance(one, ast.Subscript)
             and source.variable(one.value)
-            and source.variable(one.value) not in self._made | self._batch
-            and source.names(one.slice) & self._batch.union(of_item)
+            and source.variable(one.value) not in self._facts.made | self._facts.batch
+            and source.names(one.slice) & self._facts.batch.union(of_item)
         }
 
     def _averaged(self, node: ast.AST) -> dict[str, str]:
@@ -388,17 +271,17 @@ class CountFinder:
         """A loss that is added up or shown before its backward, which gives it all ranks' mean if
         it synchronises.
         """
-        place = {id(node): index for index, node in enumerate(self._nodes)}
+        place = {id(node): index for index, node in enumerate(self._facts.nodes)}
         made = {
             name: at
-            for at, node in reversed(list(enumerate(self._nodes)))
-            for name, _ in self._program.given(node)
+            for at, node in reversed(list(enumerate(self._facts.nodes)))
+            for name, _ in self._facts.program.given(node)
         }
         backwards: dict[str, tuple[int, str]] = {}
-        for index, node in enumerate(self._nodes):
+        for index, node in enumerate(self._facts.nodes):
             for one in source.losses(node):
                 root = source.variable(one) or f"({ast.unparse(one)})"
-                for name in source.reached(source.parts, [one], self._values):
+                for name in source.reached(source.parts, [one], self._facts.values):
                     backwards.setdefault(name, (index, root))
 
         def read(nodes: Iterable[ast.AST]) -> set[str]:
@@ -412,13 +295,13 @@ class CountFinder:
 
         shown = {
             name: name
-            for node in self._nodes
+            for node in self._facts.nodes
             if any(source.grows(node)) or source.called(node) in SHOWING
             for name in read(ast.walk(node))
         }
         held = {
             to: name
-            for node in self._nodes
+            for node in self._facts.nodes
             for to, value in source.unpacked(node)
             for name in read(ast.walk(value))
             if to not in backwards and self._is_shown(to)
@@ -432,8 +315,10 @@ class CountFinder:
 
     def _is_shown(self, name: str) -> bool:
         """Whether the loop adds up, shows or compares a variable, or what is made of it."""
-        made = source.made_of({name}, self._values, set())
-        after = [inner for one in self._program.after(self._loop) for inner in ast.walk(one)]
+        made = source.made_of({name}, self._facts.values, set())
+        after = [
+            inner for one in self._facts.program.after(self._facts.loop) for inner in ast.walk(one)
+        ]
         return any(
             source.names(node) & made
             and (
@@ -444,7 +329,7 @@ class CountFinder:
                     and not any(map(source.is_trivial, node.comparators))
                 )
             )
-            for node in [*self._nodes, *after]
+            for node in [*self._facts.nodes, *after]
         )
 
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
@@ -453,16 +338,17 @@ class CountFinder:
         ``accuracy.item()``, ``print(top1(out, y))``, also of the last batch after the loop. Other
         loops are left out: they evaluate, or go on with what they were given.
         """
-        if not self._averages or not any(map(source.losses, self._nodes)):
+        if not self._averages or not any(map(source.losses, self._facts.nodes)):
             return {}
-        statements = [*self._loop.body, *self._of_last_batch()]
-        nodes = list(self._program.evaluated(statements, lambda one: isinstance(one, Loop)))
+        statements = [*self._facts.loop.body, *self._of_last_batch()]
+        nodes = list(self._facts.program.evaluated(statements, lambda one: isinstance(one, Loop)))
         reduced = self._reduced()
         nodes = [node for node in nodes if id(node) not in reduced]
         read = [
             (name, value)
             for name, value in self._numbers_in(nodes, counted)
-            if source.base_name(value) not in self._in_loss and source.names(value) & self._apart
+            if source.base_name(value) not in self._facts.in_loss
+            and source.names(value) & self._facts.apart
         ]
         divided = {
             part
@@ -485,7 +371,7 @@ class CountFinder:
             name: value
             for node in nodes
             for name, value in source.assignments(node)
-            if name not in self._batch | self._in_loss and self._is_other_measure(value)
+            if name not in self._facts.batch | self._facts.in_loss and self._is_other_measure(value)
         }
         for one in [value for node in nodes for value in source.shown(node)]:
             part = one.left if isinstance(one, ast.BinOp) else one
@@ -496,16 +382,16 @@ class CountFinder:
                 yield ast.unparse(one), one
 
     def _is_other_measure(self, value: ast.expr) -> bool:
-        is_apart = bool(source.names(value) & self._apart)
+        is_apart = bool(source.names(value) & self._facts.apart)
         is_read = source.number_of(value) is not None and source.called(value) == "item"
-        return is_apart and not is_read and source.is_measure(value, self._apart)
+        return is_apart and not is_read and source.is_measure(value, self._facts.apart)
 
     def _of_last_batch(self) -> list[ast.stmt]:
         """Return the statements after the loop that use what its last batch has left."""
         found = []
-        grown = {_base(name) for node in self._nodes for name, *_ in source.grows(node)}
-        left = self._of_batch | self._batch | self._made
-        for one in self._program.after(self._loop):
+        grown = {_base(name) for node in self._facts.nodes for name, *_ in source.grows(node)}
+        left = self._facts.of_batch | self._facts.batch | self._facts.made
+        for one in self._facts.program.after(self._facts.loop):
             stored = {
                 node.id
                 for node in ast.walk(one)
@@ -521,11 +407,11 @@ class CountFinder:
 
     def _reduced(self) -> set[int]:
         """Return the nodes of which what the program combines over ranks is made."""
-        gathered = self._program.gathered
-        made = [value for name, value in self._program.values if name in gathered]
+        gathered = self._facts.program.gathered
+        made = [value for name, value in self._facts.program.values if name in gathered]
         updated = [
             node
-            for node in self._nodes
+            for node in self._facts.nodes
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and source.base_name(node.func.value) in gathered
@@ -541,10 +427,10 @@ class CountFinder:
         }
         counts = {
             id(inner)
-            for node in self._nodes
+            for node in self._facts.nodes
             for name, value, _ in source.grows(node)
             if name in counted
-            for one in self._program.meant(value)
+            for one in self._facts.program.meant(value)
             for inner in ast.walk(one)
         }
         for node in nodes:
@@ -557,24 +443,14 @@ class CountFinder:
         """``loss.item() / len(x)``: a loss of all ranks, by the size of this rank's batch."""
         divisors = [
             node.right
-            for node in self._nodes
+            for node in self._facts.nodes
             if isinstance(node, ast.BinOp)
             and isinstance(node.op, ast.Div)
-            and self._any(source.reads_any(self._added_up), node.left)
-            and source.names(node.right) & self._of_batch
-            and any(ROWS.search(ast.unparse(one)) for one in self._program.meant(node.right))
+            and self._any(source.reads_any(self._facts.added_up), node.left)
+            and source.names(node.right) & self._facts.of_batch
+            and any(ROWS.search(ast.unparse(one)) for one in self._facts.program.meant(node.right))
         ]
         return {ast.unparse(one): f"s.reduce({ast.unparse(one)}, 'sum')" for one in divisors}
-
-
-def adds(name: str, method: str, frames: list[FrameType]) -> bool:
-    """Whether a method of the object that has this name in the frames adds to the object."""
-    first, *attributes = name.split(".")
-    spaces = [space for frame in frames for space in (python.read(frame), frame.f_globals)]
-    owner = next((space[first] for space in spaces if first in space), None)
-    for one in attributes:
-        owner = getattr(owner, one, None)
-    return adds_to_itself(owner, method)
 
 
 def _gathered(name: str) -> str:

@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
 from typing import Any
 
-from torch.nn import Module
-from torchbus.runtime.user_code import is_users_module
-
 from torchbus_sampler import loop_source as source
 from torchbus_strategy.user_code import parsed
 
@@ -136,10 +133,10 @@ class Program:
         if (function := self.function(node)) is not None:
             yield from _parameters(function, node)  # type: ignore[arg-type]
         if isinstance(node, ast.Assign):
-            for value in self._returned(node.value):
+            for value in self.returned(node.value):
                 yield from source.unpacked(ast.Assign(node.targets, value))
 
-    def _returned(self, value: ast.expr) -> list[ast.expr]:
+    def returned(self, value: ast.AST) -> list[ast.expr]:
         """Return what the function that is called returns."""
         called_one = self.function(value)
         inside = () if called_one is None else ast.walk(called_one)
@@ -150,7 +147,7 @@ class Program:
         found: list[Any] = [value]
         for one in found:
             number = source.number_of(one)
-            more = [*self._by_name.get(source.variable(one), ()), *self._returned(one)]
+            more = [*self._by_name.get(source.variable(one), ()), *self.returned(one)]
             found += [new for new in (*more, *([number] if number else [])) if new not in found]
         return found
 
@@ -159,19 +156,62 @@ class Program:
         return [one for inner in ast.walk(value) for one in self.meanings(inner)]
 
 
-def adds_to_itself(owner: object, method: str) -> bool:
-    """Whether a method of a user's object, which is not a module, adds to the object."""
-    code = getattr(getattr(type(owner), method, None), "__code__", None)
-    if isinstance(owner, Module) or code is None or not is_users_module(type(owner).__module__):
-        return False
-    return any(
-        name.startswith("self.")
-        for function in ast.walk(parsed(code.co_filename))
-        if isinstance(function, Function) and function.name == method
-        if code.co_firstlineno in (function.lineno, *(d.lineno for d in function.decorator_list))
-        for node in ast.walk(function)
-        for name in source.filled_in(node)
-    )
+def facts_of(*places: Place) -> LoopFacts | None:
+    """Return the facts of a loop, or None if there is none.
+
+    ``places``: of the frames of the loop's backward, the innermost first. The last is where the
+    pass begins.
+    """
+    program = Program(places)
+    found = program.loop(places)
+    return None if found is None else LoopFacts(*found, program)
+
+
+class LoopFacts:
+    """What the source of a training loop says of its batches and losses.
+
+    - ``place``: of the loop
+    - ``nodes``: what it evaluates, in this order; ``values``: each variable that they give
+      something, and what; ``made``: variables that they set
+    - ``batch``: the variables that hold a batch; ``of_batch``: what is made of these
+    - ``roots``: the losses; ``in_loss``: variables that enter them; ``added_up``: those of which
+      arithmetic makes them; ``apart``: what is made of a batch, but not through these
+    """
+
+    def __init__(self, file: str, loop: Loop, program: Program) -> None:
+        self.place = file, loop.lineno
+        self.loop = loop
+        self.program = program
+        takes = not isinstance(loop, ast.For) or source.called(loop.iter) == "range"
+        self.batch = set() if takes else source.names(source.batch_in(loop))  # type: ignore[arg-type]
+        begin = [loop.test] if isinstance(loop, ast.While) else []
+        self.nodes = list(program.evaluated([*begin, *loop.body], self._is_other_pass))
+        self.values = [pair for node in self.nodes for pair in program.given(node)]
+        if takes:
+            self.batch = {
+                name for name, value in self.values if any(map(source.is_next, ast.walk(value)))
+            }
+        self.made = {
+            node.id
+            for node in self.nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        self.roots = [
+            one for node in self.nodes for one in source.losses(node) if not source.retains(node)
+        ]
+        masks = {name for name, value in self.values if source.is_mask(value)}
+        self.added_up = source.reached(source.parts, self.roots, self.values) - masks
+        self.in_loss = source.reached(source.names, self.roots, self.values)
+        self.of_batch = source.made_of(self.batch, self.values, set())
+        self.apart = source.made_of(self.batch, self.values, self.added_up) - self.added_up
+
+    def _is_other_pass(self, node: ast.AST) -> bool:
+        """``for x, y in held_out``, inside ``for x, y in loader``."""
+        return (
+            isinstance(node, ast.For)
+            and bool(source.names(node.target) & self.batch)
+            and not source.names(node.iter) & self.batch
+        )
 
 
 def _yields(node: ast.AST) -> bool:

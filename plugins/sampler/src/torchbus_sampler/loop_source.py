@@ -15,6 +15,10 @@ STATISTICS = {
     *("mean", "std", "var", "max", "min", "amax", "amin", "norm", "median", "quantile"),
     *("nanmean", "nanmedian", "nanquantile"),
 }
+ARGSORTS = {"argsort", "argpartition", "sorted"}
+SORTS = {"topk", "sort", "kthvalue", "quantile", "percentile", "median"}
+NUMBER_FIRST = {"norm", "quantile", "percentile", "topk", "kthvalue"}
+DETACHING = {"detach", "numpy", "tolist", "item"}
 LIBRARIES = {"torch", "np", "numpy", "F"}
 GATHERING = {
     *("reduce", "all_reduce", "all_gather", "all_gather_object", "gather", "gather_object"),
@@ -52,6 +56,15 @@ def called(node: ast.AST) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
+
+
+def owner_and_method(call: ast.Call) -> tuple[str, str]:
+    """Return the variable that is called, or whose method: ``criterion(x)``, ``pool.query(x)``."""
+    if variable(call.func):
+        return variable(call.func), "__call__"
+    if isinstance(call.func, ast.Attribute):
+        return variable(call.func.value), call.func.attr
+    return "", ""
 
 
 def is_next(node: ast.AST) -> bool:
@@ -236,15 +249,55 @@ def is_over_samples(value: ast.AST) -> bool:
     """``x.mean()``, ``torch.std(x, dim=0)``, ``x.max()``: a statistic of which each sample is a
     part.
     """
-    if not isinstance(value, ast.Call) or called(value) not in STATISTICS:
-        return False
+    return isinstance(value, ast.Call) and called(value) in STATISTICS and _is_of_samples(value)
+
+
+def orders_samples(value: ast.AST, is_seen: bool) -> bool:
+    """``np.argsort(x)``, ``x.topk(3)``. ``is_seen``: the graph shows values that are used."""
+    functions = ARGSORTS if is_seen else ARGSORTS | SORTS
+    return isinstance(value, ast.Call) and called(value) in functions and _is_of_samples(value)
+
+
+def _is_of_samples(value: ast.Call) -> bool:
+    if isinstance(value.func, ast.Name):
+        return True
     owner = value.func.value if isinstance(value.func, ast.Attribute) else None
     is_library = isinstance(owner, ast.Name) and owner.id in LIBRARIES
-    given = value.args[1 if is_library else 0 :]
-    given = given[1:] if called(value) in ("norm", "quantile") else given
+    given = value.args[is_library + (called(value) in NUMBER_FIRST) :]
     given = [*given, *(one.value for one in value.keywords if one.arg in ("dim", "axis"))]
     dims = [one for each in given for one in getattr(each, "elts", [each])]
     return not dims or any(isinstance(one, ast.Constant) and one.value == 0 for one in dims)
+
+
+def second_of_two(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return the second variable of two, and its value: ``_, best = losses.topk(3)``."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    if not isinstance(target, ast.Tuple) or len(target.elts) != 2 or not variable(target.elts[1]):
+        return None
+    return variable(target.elts[1]), ast.Subscript(node.value, ast.Constant(1))  # type: ignore[attr-defined]
+
+
+def indices_of(node: ast.AST) -> ast.expr | None:
+    """Return the call in ``x.topk(3).indices`` and ``x.sort()[1]``."""
+    if isinstance(node, ast.Attribute) and node.attr == "indices":
+        return node.value
+    is_second = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    return node.value if is_second and node.slice.value == 1 else None  # type: ignore[attr-defined]
+
+
+def is_detached(value: ast.AST) -> bool:
+    return any(
+        called(node) in DETACHING or (isinstance(node, ast.Attribute) and node.attr == "data")
+        for node in ast.walk(value)
+    )
+
+
+def is_unreduced(value: ast.AST) -> bool:
+    """``CrossEntropyLoss(reduction="none")``"""
+    return isinstance(value, ast.Call) and any(
+        one.arg == "reduction" and isinstance(one.value, ast.Constant) and one.value.value == "none"
+        for one in value.keywords
+    )
 
 
 def number_of(node: ast.AST) -> ast.expr | None:

@@ -1,0 +1,194 @@
+"""Finds what a training loop computes from this rank's share that decides its losses.
+
+The graph of a loss does not show it: what a list has collected, a statistic of the batch by which
+it is scaled, the order of detached losses. The source of the loop does.
+"""
+
+from __future__ import annotations
+
+import ast
+from types import FrameType
+
+from torch import Tensor
+from torch.nn import Module
+from torchbus.compat import python
+from torchbus.runtime.user_code import is_users_module
+
+from torchbus_sampler import loop_source as source
+from torchbus_sampler.loop_program import Function, LoopFacts, plain
+from torchbus_strategy.user_code import parsed
+
+
+class ShareDependence:
+    """What the losses of a loop depend on, beside each sample itself."""
+
+    def __init__(self, facts: LoopFacts) -> None:
+        self._facts = facts
+        self._program = facts.program
+        values = [
+            pair
+            for node in facts.nodes
+            if not isinstance(node, ast.For | ast.comprehension)  # they give one sample each
+            for pair in facts.program.given(node)
+        ]
+        self._data = source.closed(
+            facts.batch, [(one, name) for name, value in values for one in source.data_in(value)]
+        )
+        second = [one for one in map(source.second_of_two, facts.nodes) if one is not None]
+        self._used = facts.roots + [one for name, one in values + second if name in facts.in_loss]
+        self._by_name: dict[str, list[ast.expr]] = {}
+        for name, value in values:
+            self._by_name.setdefault(name, []).append(value)
+
+    def held(self) -> list[str]:
+        """Return variables that the loop fills from its batches, and that enter its losses.
+
+        A hidden state, which the model returns, is of this rank's own samples. What is written to
+        before it is used is of the same batch. What ``self`` has may be a buffer of a module.
+        """
+        facts = self._facts
+        losses = [one for node in facts.nodes for one in source.losses(node)]
+        roots = set().union(*map(source.names, losses))
+        values = [pair for node in facts.nodes for pair in source.unpacked(node)]
+        filled = {
+            name for name, value in values if name in source.names(value) and source.fills(value)
+        }
+        filled -= {name for name, value in values if name not in source.names(value)}
+        in_loss = source.reached(source.names, losses, values)
+        of_batch = source.made_of(facts.batch, values, roots)
+        used = {
+            name: value.lineno
+            for one, value in reversed(values)
+            if one in in_loss
+            for name in source.names(value)
+        }
+        rows = [row for row in map(source.written, facts.nodes) if row and row[0] not in facts.made]
+        filled |= {name for name, value in rows if value.lineno > used.get(name, value.lineno)}
+        emptied = facts.made.union(*map(source.emptied, facts.nodes))
+        calls = (node for node in facts.nodes if isinstance(node, ast.Call))
+        lists = [one[:2] for node in calls for one in source.grows(node) if one[0] not in emptied]
+        filled |= {name for name, _ in lists}
+        of_all = self._after_backward()
+        of_samples = {
+            name
+            for name, value in (*values, *rows, *lists)
+            if name in filled
+            and (
+                source.names(value)
+                - {name}
+                - roots
+                - (facts.added_up if id(value) in of_all else set())
+            )
+            & of_batch
+        }
+        found = of_samples & in_loss - roots - facts.batch
+        return sorted(plain(one) for one in found if not one.startswith("self."))
+
+    def _after_backward(self) -> set[int]:
+        """Return the values that the loop assigns when the parts of its loss are all ranks'."""
+        nodes = self._facts.nodes
+        backwards = [index for index, node in enumerate(nodes) if source.losses(node)]
+        last = max(backwards, default=len(nodes))
+        return {id(value) for node in nodes[last:] for _, value in source.unpacked(node)}
+
+    def collecting(self, frames: list[FrameType]) -> list[str]:
+        """Return objects in the frames that get a part of a batch, add to themselves, and return
+        what the losses are made of: ``old = pool.query(fake)``, ``loss = criterion(index, out)``.
+        """
+        known = self._facts.of_batch | self._facts.batch
+        return [
+            plain(owner)
+            for name, value in self._facts.values
+            for node in (ast.walk(value) if name in self._facts.in_loss else ())
+            if isinstance(node, ast.Call) and set().union(*map(source.names, node.args)) & known
+            for owner, method in [source.owner_and_method(node)]
+            if owner and owner not in known and adds(plain(owner), method, frames)
+        ]
+
+    def statistics(self) -> list[str]:
+        """Return what scales or selects the samples of a batch, and is computed from all of them:
+        ``x.mean()`` in ``x - x.mean()`` and ``x > x.mean()``, or the order of detached losses.
+        """
+        values = list(self._used)
+        for value in values:
+            returned = map(self._program.returned, ast.walk(value))
+            values += [one for each in returned for one in each if one not in values]
+        found = [
+            part
+            for value in values
+            for node in ast.walk(value)
+            for part in (*self._scales(node), *self._compares(node), *self._orders(node))
+        ]
+        return sorted({plain(ast.unparse(part)) for part in found})
+
+    def _scales(self, node: ast.AST) -> list[ast.AST]:
+        """``x - x.mean()``, ``x / x.std()``"""
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Div):
+            return []
+        if source.is_reduced(node.left) or not source.data_in(node.left) & self._data:
+            return []
+        parts = filter(source.is_over_samples, self._meant(node.right))
+        return [one for one in parts if source.data_in(one) & self._data]
+
+    def _compares(self, node: ast.AST) -> list[ast.AST]:
+        """``losses.detach() < losses.detach().mean()``"""
+        parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        meant = [one for part in parts for one in self._meant(part)]
+        known = self._facts.of_batch | self._facts.batch
+        return [one for one in filter(source.is_over_samples, meant) if source.names(one) & known]
+
+    def _orders(self, node: ast.AST) -> list[ast.AST]:
+        """``np.argsort(losses.data)``, ``losses.topk(k).indices``, with a loss of each sample. The
+        graph shows ``losses.topk(k).values``.
+        """
+        call = source.indices_of(node) or node
+        is_seen = call is node and not source.is_detached(call)
+        if not source.orders_samples(call, is_seen):
+            return []
+        return [call] if any(map(self._is_of_each, self._program.meant(call))) else []
+
+    def _is_of_each(self, value: ast.AST) -> bool:
+        """``cross_entropy(x, y, reduction="none")``, ``criterion(x, y)``"""
+        function = [value.func] if isinstance(value, ast.Call) else []
+        made = [value, *(one for part in function for one in self._program.meanings(part))]
+        return any(map(source.is_unreduced, made))
+
+    def _meant(self, value: ast.AST) -> list[ast.AST]:
+        """Return the parts of an expression, and what the loop has given to those with a name."""
+        found = list(ast.walk(value))
+        for one in found:
+            given = [*self._by_name.get(source.variable(one), ()), *self._program.returned(one)]
+            found += [new for new in given if new not in found]
+        return found
+
+
+def adds(name: str, method: str, frames: list[FrameType]) -> bool:
+    """Whether a method of the object that has this name in the frames adds to the object."""
+    first, *attributes = name.split(".")
+    spaces = [space for frame in frames for space in (python.read(frame), frame.f_globals)]
+    owner = next((space[first] for space in spaces if first in space), None)
+    for one in attributes:
+        owner = getattr(owner, one, None)
+    return _adds_to_itself(owner, method)
+
+
+def _adds_to_itself(owner: object, method: str) -> bool:
+    """Whether a method of a user's object adds to the object. Buffers of a module may change."""
+    is_module = isinstance(owner, Module)
+    if is_module:
+        method = method.replace("__call__", "forward")
+    code = getattr(getattr(type(owner), method, None), "__code__", None)
+    if code is None or not is_users_module(type(owner).__module__):
+        return False
+    names = {
+        name.removeprefix("self.")
+        for function in ast.walk(parsed(code.co_filename))
+        if isinstance(function, Function) and function.name == method
+        if code.co_firstlineno in (function.lineno, *(d.lineno for d in function.decorator_list))
+        for node in ast.walk(function)
+        for name in source.filled_in(node)
+        if name.startswith("self.")
+    }
+    return (
+        any(isinstance(vars(owner).get(one), Tensor) for one in names) if is_module else bool(names)
+    )
