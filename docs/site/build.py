@@ -77,7 +77,7 @@ def page(markdown: str, here: str) -> str:
         )
 
     text = _outside_code(lambda text: NESTED.sub(r"\1\1", LINK.sub(to_site, text)), markdown)
-    text = _messages(text) if here.startswith("troubleshooting/") else text
+    text = _messages(text) if here.startswith("troubleshooting/") else _terminals(text)
     return WIDE_HEAD + text if here in WIDE else text
 
 
@@ -93,6 +93,11 @@ def _messages(markdown: str) -> str:
         return f"``` {{ .text .message #{anchor} }}\n{match[1]}\n"
 
     return MESSAGE.sub(anchored, markdown)
+
+
+def _terminals(markdown: str) -> str:
+    """Let what a terminal shows wrap (pages.css)."""
+    return re.sub(r"^( *)```text$", r"\1``` { .text .terminal }", markdown, flags=re.M)
 
 
 def _outside_code(change: Callable[[str], str], markdown: str) -> str:

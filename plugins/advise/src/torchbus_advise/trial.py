@@ -106,7 +106,9 @@ def _no_step(name: str, outcome: TrialOutcome) -> NoStep:
     if outcome.error:
         return NoStep(f"{name} failed before its first step: {outcome.error}", outcome.trace)
     if not outcome.backwards:
-        return NoStep(f"{name} ended and never called backward: there is no training step")
+        return NoStep(
+            f"{name} ended and never called backward: pass the arguments with which it trains"
+        )
     return NoStep(
         f"{name} ended after {outcome.backwards} backwards without a step of an optimizer: pass the"
         " arguments with which it trains"

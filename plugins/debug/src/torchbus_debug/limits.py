@@ -286,7 +286,7 @@ class LimitedPasses:
         if limit is not None:
             warn(
                 f"{limit}: {type(loader).__name__} defines its own __iter__, so its passes keep"
-                " their length"
+                " their length. Call super().__iter__() in it, or end the pass by break"
             )
 
     def evaluates(self, loader: DataLoader[object]) -> bool:

@@ -73,7 +73,8 @@ def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> li
     shapes = all_gather_object((value.dim(), tuple(rows.shape)), world_size)
     if len({(dim, shape[1:]) for dim, shape in shapes}) != 1:
         raise UsageError(
-            f"all_gather: the shapes {[shape for _, shape in shapes]} differ in more than dim 0"
+            f"all_gather: the shapes {[shape for _, shape in shapes]} differ in more than dim 0."
+            " Pad them to equal sizes, or use s.all_gather_object"
         )
     padded = rows.new_zeros((max(shape[0] for _, shape in shapes), *rows.shape[1:]))
     padded[: len(rows)] = rows
