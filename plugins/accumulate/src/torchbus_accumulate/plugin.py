@@ -109,6 +109,8 @@ class Accumulate:
         """Backwards inside do not communicate. All ranks must enter it.
 
         The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+
+        Source: ``no_sync`` of torch's DistributedDataParallel.
         """
         return self.accumulating(True)
 

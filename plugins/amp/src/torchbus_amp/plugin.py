@@ -57,6 +57,9 @@ class Precision:
 
     Raises:
         UsageError: an option has another type or value.
+
+    Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, and FP8 Formats for Deep
+    Learning, https://arxiv.org/abs/2209.05433
     """
 
     owns = ("precision",)

@@ -263,7 +263,7 @@ Schedule = tuple[FrozenModules, ...]
 
 
 def read(unfreeze: Mapping[str, int | str] | None) -> Schedule:
-    """Return what the option says. Raises UsageError if it can't be right."""
+    """Return what the option says. Raises UsageError if it is invalid."""
     if unfreeze is None:
         return ()
     expect(
