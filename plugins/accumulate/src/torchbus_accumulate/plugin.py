@@ -1,4 +1,4 @@
-"""The plugin: its option and its verbs."""
+"""One real step for several batches: the option, ``s.no_sync``, ``s.accumulating`` and others."""
 
 from __future__ import annotations
 

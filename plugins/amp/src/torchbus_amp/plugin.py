@@ -1,4 +1,4 @@
-"""The plugin: its options, and the parts that it registers."""
+"""Turns ``precision=`` into autocast, loss scaling, conversion or float8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin: when to average, and when averages replace the weights."""
+"""Decides when weights are averaged, and when the averages replace them."""
 
 from __future__ import annotations
 

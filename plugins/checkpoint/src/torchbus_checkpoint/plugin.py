@@ -1,4 +1,4 @@
-"""The plugin: its options, events and verbs."""
+"""Automatic checkpoints, resume, and ``s.save``, ``s.load``, ``s.register``, ``s.epochs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin: its option, and its part in a session."""
+"""Turns ``gradient_algorithm=`` into a communication hook of DDP, or an average of models."""
 
 from __future__ import annotations
 

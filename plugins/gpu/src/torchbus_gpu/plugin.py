@@ -1,4 +1,4 @@
-"""The plugin: its options, and what it starts on each rank."""
+"""Starts the monitor, its diagnoses and the lint of the loop on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gather what the loop logs, and send it to the loggers at log points."""
+"""Gathers what the loop logs, and sends it to the loggers at log points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin behind ``s.log``."""
+"""``s.log`` and the other verbs that log, and norms of gradients."""
 
 from __future__ import annotations
 

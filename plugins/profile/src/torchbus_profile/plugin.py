@@ -1,4 +1,4 @@
-"""The plugin: its options, verbs and event listeners."""
+"""Records the steps that ``profile=`` names; ``s.range`` and ``s.profiled``."""
 
 from __future__ import annotations
 

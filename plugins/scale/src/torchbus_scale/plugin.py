@@ -1,4 +1,4 @@
-"""The plugin: its options, verbs and events."""
+"""Scaled and warmed-up learning rates; ``s.find_batch_size`` and ``s.find_lr``."""
 
 from __future__ import annotations
 

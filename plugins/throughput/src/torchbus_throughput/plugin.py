@@ -1,4 +1,4 @@
-"""The plugin: its options and event listeners."""
+"""Measures throughput every ``throughput_every`` steps, and returns it by ``s.throughput``."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Weighted:
 
 
 class WithReplacement:
-    """Independent indices.
+    """Independent indices, drawn with replacement.
 
     ``ahead``: no other code draws from the generator, so pieces may be larger than needed now.
     """

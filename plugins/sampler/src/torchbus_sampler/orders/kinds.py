@@ -1,4 +1,4 @@
-"""Recognise torch's own samplers. Their order is known without iterating them."""
+"""Recognises torch's own samplers. Their order is known without iterating them."""
 
 from __future__ import annotations
 

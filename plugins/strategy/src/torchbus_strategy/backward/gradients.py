@@ -54,7 +54,7 @@ NOT_DIVIDED = (
 
 
 class GradientSync:
-    """Implements ``backward``.
+    """Answers ``run_backward`` with a synchronised backward pass.
 
     ``make_reductions`` makes the reduction of gradients; ``average`` averages unsynchronised ones,
     which ``before_step`` finds. ``steps``: of all optimizers, so far.
