@@ -119,7 +119,7 @@ def lightning_log(value: Any, steps: int, times: list[float]) -> Iterator[Call]:
 def in_context(
     context: Callable[..., Any], given: Any, options: argparse.Namespace
 ) -> Callable[[], float]:
-    """Each round opens the context anew: a client's runs must not meet each other."""
+    """Each round opens the context again: a client's runs must not see each other."""
 
     def run() -> float:
         with context(given) as call:

@@ -4,7 +4,7 @@
     python docs/site/build.py --site-dir FOLDER   # into another folder
     python docs/site/build.py --serve             # show it, and build it again after each change
 
-The site's pages stand in several folders of the repository, and their links are those of the
+The site's pages are in several folders of the repository, and their links are those of the
 repository, so that they work on a code host too. They are staged in one folder first, where each
 link leads to a page of the site: READMEs of packages become pages, and a source that a page links
 to becomes a page that shows it.

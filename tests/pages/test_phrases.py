@@ -37,6 +37,18 @@ PACKAGES = [
     for folder in sorted(ROOT.glob(pattern))
     if (folder / "src").is_dir()
 ]
+SCRIPTS = [
+    path
+    for pattern in (
+        "examples/**/*.py",
+        "benchmarks/**/*.py",
+        "docs/**/*.py",
+        "release/*.py",
+        "*.py",
+    )
+    for path in sorted(ROOT.glob(pattern))
+]
+"""Scripts that people read or run."""
 WORD_LISTS = {"plugins/redaction/src/torchbus_redaction/texts.py"}  # its words are data
 LEFT_OUT = re.compile(
     r"^ *```.*?^ *```$"  # code
@@ -146,6 +158,12 @@ def test_sources_have_no_stock_phrase(package: Path) -> None:
         for path in sorted(package.glob("src/**/*.py"))
         if str(path.relative_to(ROOT)) not in WORD_LISTS
     }
+    assert {path: phrases for path, phrases in found.items() if phrases} == {}
+
+
+def test_scripts_have_no_stock_phrase() -> None:
+    assert len(SCRIPTS) > 40
+    found = {path.name: found_in_source(path.read_text("utf-8")) for path in SCRIPTS}
     assert {path: phrases for path, phrases in found.items() if phrases} == {}
 
 
