@@ -83,7 +83,7 @@ def torchbus_point(logger: object) -> Iterator[Call]:
 
 @contextmanager
 def lightning_log(value: Any, steps: int, times: list[float]) -> Iterator[Call]:
-    """One ``fit`` of so many steps, which times each ``self.log``."""
+    """One ``fit`` of ``steps`` steps, which times each ``self.log``."""
     import lightning
 
     class Module(lightning.LightningModule):

@@ -182,7 +182,7 @@ def answers_per_s(seconds: float = 2.0, clients: int = 2) -> float:
 
 
 def heard_after_s(waiting: int) -> float:
-    """Seconds until the last of so many connections that wait for an item has it."""
+    """Seconds until the last of ``waiting`` connections has the item that all wait for."""
     raw = served()
     heard: list[float] = []
 

@@ -92,6 +92,7 @@ PHRASES = {
     r"\bwas taken for\b|\bwere taken for\b|\btaken away\b": "was mistaken for; removed",
     r"\b(?:let|lets|letting) go of\b": "release, delete",
     r"\bon (?:its|their) way\b": "in transit",
+    r"\bso many\b(?! \w+ that)|\bfor so long\b": "this number of, the parameter's name; that long",
 }
 
 

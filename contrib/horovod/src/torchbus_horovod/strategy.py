@@ -42,7 +42,7 @@ def open_horovod(session: Context, hvd: Any, mpi: bool) -> None:
         with guarded_groups(session), _place(session, mpi) as place, environment_variables(place):
             session.on_close.callback(_compat.end, hvd)
             _init(session, hvd)
-            session.all_gather_object(None)  # all have met
+            session.all_gather_object(None)  # all ranks have reached it
     if (hvd.rank(), hvd.size()) != (session.rank, session.world_size):
         raise UsageError(
             INITIALISED.format(hvd.rank(), hvd.size(), session.rank, session.world_size)

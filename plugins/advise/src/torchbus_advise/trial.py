@@ -290,7 +290,7 @@ def free_bytes() -> int:
 @dataclass(frozen=True)
 class TrialRequest:
     """What one run does. ``name``: of the script, or with ``by_module`` of the module. ``options``:
-    those of the session. ``then_s``: for so long further steps are timed.
+    those of the session. ``then_s``: the seconds for which further steps are timed.
     """
 
     name: str

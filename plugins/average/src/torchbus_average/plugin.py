@@ -32,7 +32,7 @@ class Average:
         ema_decay: exponential moving average: average * decay + value * (1 - decay).
         swa_start: stochastic weight averaging: the mean of all values after this number of steps of
             the optimizer.
-        every: average after every so many steps of the optimizer. ``len(loader)`` is once
+        every: average after every ``every`` steps of the optimizer. ``len(loader)`` is once
             per epoch.
         buffers: average the models' buffers as well, such as BatchNorm's statistics.
             Integers, such as BatchNorm's number of batches, are left as they are.

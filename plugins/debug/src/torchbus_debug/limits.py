@@ -89,7 +89,7 @@ def _put_back(known: weakref.ref[DataLoader[object]], attributes: dict[str, obje
 
 
 def _fixed(loader: DataLoader[Any], count: int | None) -> dict[str, object]:
-    """Return what takes the place of the loader's samplers, for so many batches; None: all."""
+    """Return what replaces the loader's samplers, for ``count`` batches; None: all."""
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         samples = None if count is None else count * batches.batch_size
@@ -229,7 +229,7 @@ class Limit:
     value: int | float
 
     def of(self, length: int) -> int:
-        """Return how many of so many batches. Raises UsageError for a part that is none at all."""
+        """Return how many of ``length`` batches. Raises UsageError for a part below one batch."""
         if isinstance(self.value, int):
             return min(self.value, length)
         count = math.floor(self.value * length)

@@ -115,7 +115,7 @@ class FrozenModels:
         return all(id(one) in known for one in parameters)
 
     def put(self, model: Module, steps: int, epoch: int) -> None:
-        """Let a model be as it is to be after so many real steps, in this epoch."""
+        """Freeze in a model what is frozen after ``steps`` real steps, in this epoch."""
         self._waiting[model] = tuple(one for one in self._schedule if not one.is_due(steps, epoch))
         for entry, parameters in self.named(model).items():
             for parameter in parameters.values():

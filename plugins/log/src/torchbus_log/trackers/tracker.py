@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 RARER_AFTER_FAILURES, RAREST = 5, 64
-"""After so many failures in a row, only every second call is made, then every fourth, and so on."""
+"""After 5 failures in a row, every second call is made, then every fourth, down to every 64th."""
 
 
 class CallCounts:
