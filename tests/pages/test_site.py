@@ -139,6 +139,19 @@ def test_tables_fit_a_laptop(address: str) -> None:
 
 
 @in_a_browser
+def test_code_of_the_first_pages_fits_a_laptop(address: str) -> None:
+    """What a terminal shows wraps; code must fit, or a reader has to scroll it."""
+    with browser() as driver:
+        for page in ("index", "getting-started", "getting-started/project"):
+            driver.get(f"{address}/{page}.html")
+            cut = driver.execute_script(
+                "return [...document.querySelectorAll('article pre code')]"
+                ".filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText)"
+            )
+            assert cut == [], page
+
+
+@in_a_browser
 def test_code_copies(address: str) -> None:
     with browser() as driver:
         rights = {"permissions": ["clipboardReadWrite"], "origin": address}
