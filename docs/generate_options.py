@@ -28,7 +28,8 @@ INTRODUCTION = """\
 
 Pass them by keyword: `session(strategy="ddp", precision="bf16-mixed")`. Passing an option
 activates its plugin. `torchbus options` lists the options of all installed packages, third-party
-plugins included.
+plugins included. A default applies once its plugin is active: without `progress=True`, there is no
+progress bar.
 
 `torchbus run` takes the same options. Write those of plugins after `-o`:
 

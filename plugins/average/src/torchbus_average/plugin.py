@@ -257,7 +257,9 @@ class ScheduleFree:
     """Calls ``optimizer.train()`` and ``optimizer.eval()`` as the loop calls those of its models.
 
     Args:
-        schedule_free: whether to do so. The optimizers must have both methods.
+        schedule_free: call ``optimizer.train()`` and ``optimizer.eval()`` together with
+            ``model.train()`` and ``model.eval()``, as schedule-free optimizers need. The optimizers
+            must have both methods.
 
     Source: Defazio et al., https://arxiv.org/abs/2405.15682
     """

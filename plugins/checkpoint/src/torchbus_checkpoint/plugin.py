@@ -48,10 +48,10 @@ class Checkpoint:
             "s3://bucket/run". With None there are only ``s.save`` and ``s.load``.
         local_copy: with a URL, the folder that checkpoints are written to first, by default
             "checkpoints/s3/bucket/run".
-        every_n_steps, every_n_epochs, every_minutes: how often to write one. Several may be given.
-            By default after every epoch.
-        keep: how many to keep: the last ones, or with ``monitor`` the best ones and the last. None
-            keeps all.
+        every_n_steps, every_n_epochs, every_minutes: how often to write a checkpoint, in optimizer
+            steps, epochs or minutes. Several may be given. By default after every epoch.
+        keep: how many checkpoints to keep: the last ones, or with ``monitor`` the best ones and
+            the last. None keeps all.
         monitor: the name of a value given to ``s.log``. The value that is written orders the
             checkpoints: its mean over ranks, and with ``on_epoch`` over the epoch.
         mode: "min" or "max": which value is best.

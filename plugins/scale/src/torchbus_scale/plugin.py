@@ -29,7 +29,8 @@ class Scale:
     Each step sees (ranks x accumulation) times the samples.
 
     Args:
-        scale_lr: "linear" or "sqrt".
+        scale_lr: multiply the script's learning rates by the growth of the effective batch
+            ("linear"), or by its square root ("sqrt").
         warmup_steps: real steps over which the rate of every optimizer grows linearly: with
             ``scale_lr`` from the script's own to the scaled one, without it from almost 0 to the
             script's own.
