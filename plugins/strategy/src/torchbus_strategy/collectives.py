@@ -211,7 +211,7 @@ def _short(value: object) -> str:
 
 @contextmanager
 def in_parts(session: Context) -> Iterator[None]:
-    """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
+    """Inside, ``state_dict()`` returns this rank's parts, without collectives.
 
     This holds for a strategy that declares ``divides_states = True``: its hooks of ``state_dict()``
     read ``session.gathers_states``. With any other strategy, states are whole.

@@ -89,7 +89,7 @@ def guarded_groups(session: Context) -> Iterator[None]:
 class Rendezvous:
     """A separate gloo group, made at the first exchange.
 
-    There, a collective never meets another one of a rank that is elsewhere in the loop, which would
+    There, a collective never pairs with one of a rank that is elsewhere in the loop, which would
     abort gloo. Ranks that wait in different places are found by the guard.
     """
 

@@ -100,7 +100,7 @@ ENOUGH_BYTES = 64 << 10
 
 
 class NoDiskRoom(OSError):
-    """Raised instead of a call, because the disk had no room left."""
+    """Raised when a call is skipped because the disk is full."""
 
 
 def has_room(folder: str | os.PathLike[str]) -> bool:
