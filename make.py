@@ -12,7 +12,7 @@
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
 Everything is installed into ``.venv``, which is used again as long as what it was made from is
-unchanged. Each other torch has an environment of its own, ``.venv-torch-2.6.0``, and so has the
+unchanged. Each other torch has a separate environment, ``.venv-torch-2.6.0``, and so has the
 site, ``.venv-docs``.
 """
 
@@ -125,7 +125,7 @@ def verdict(statuses: dict[str, int]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Set up torchbus in an environment of its own; run its demo, tests or site.",
+        description="Set up torchbus in a separate environment; run its demo, tests or site.",
         add_help=sys.argv[1:2] in ([], ["-h"], ["--help"]),
         allow_abbrev=False,
     )

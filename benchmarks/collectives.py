@@ -60,7 +60,7 @@ def by_steps(
     quiet: Callable[[bool], Any],
     scale: float,
 ) -> None:
-    """A loop with windows of its own; ``quiet(True)`` surrounds the batches that need no
+    """A loop that makes its own windows; ``quiet(True)`` surrounds the batches that need no
     communication.
     """
     for index, x, y in batches(counts):

@@ -4,7 +4,7 @@ one machine.
     python benchmarks/data_scale.py [--samples 1000000 100000000 1000000000] [--ranks 4] [--most-gb
     10] [--json FILE]
 
-Each line is a process of its own, whose data set holds nothing but its length. From
+Each line is a separate process, whose data set holds nothing but its length. From
 ``iter(loader)`` to the first batch:
 
 - session: a DataLoader in ``with session(strategy="ddp", devices=4)``. ``resumed``: at the middle

@@ -83,7 +83,7 @@ def torchbus_point(logger: object) -> Iterator[Call]:
 
 @contextmanager
 def lightning_log(value: Any, steps: int, times: list[float]) -> Iterator[Call]:
-    """One ``fit`` of so many steps, which times each ``self.log``."""
+    """One ``fit`` of ``steps`` steps, which times each ``self.log``."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -119,7 +119,7 @@ def lightning_log(value: Any, steps: int, times: list[float]) -> Iterator[Call]:
 def in_context(
     context: Callable[..., Any], given: Any, options: argparse.Namespace
 ) -> Callable[[], float]:
-    """Each round opens the context anew: a client's runs must not meet each other."""
+    """Each round opens the context again: a client's runs must not see each other."""
 
     def run() -> float:
         with context(given) as call:

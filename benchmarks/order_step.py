@@ -3,7 +3,7 @@ have.
 
     python benchmarks/order_step.py [--batch-size 32] [--steps 400] [--rounds 7] [--json FILE]
 
-One object of one rank is told that there are so many, and gives the indices of ``--steps`` steps of
+One object of one rank gets these world sizes, and gives the indices of ``--steps`` steps of
 the same pass; the median over ``--rounds`` passes of the mean step is printed, in microseconds of
 this process's CPU time. A pass's first step, in which torch's samplers draw, and its end, where
 memory is freed, are not counted; benchmarks/data_scale.py measures the first.

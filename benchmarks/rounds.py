@@ -26,7 +26,7 @@ SPARE = 4
 
 
 class Stopwatch:
-    """Times ``steps`` steps after ``warmup`` others, by hearing of every batch that is asked for.
+    """Times ``steps`` steps after ``warmup`` others, by an event for each batch that is asked for.
 
     ``quantile`` of the steps' times is the run's figure: 0.5 is the median; a low one holds on a
     busy machine, where most steps are interrupted.

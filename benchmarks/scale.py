@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [--waiting 500] [--ranks 16] [--worlds 8 64 ...] [--json FILE]
 
-Counted: the requests of one rank's guard, which is told that there are so many ranks, over an hour
+Counted: the requests of one rank's guard, which gets these numbers of ranks, over an hour
 by a clock that the script turns. The store is torch's TCPStore; the guard's pulse, log entries and
 watch for hangs are those of a session.
 Simulated: a whole session of rank 0, by scale_rank.py, in a world whose other ranks do as it does,
@@ -69,7 +69,7 @@ with session(strategy="ddp", devices=int(sys.argv[1]), accelerator="cpu", launch
 
 
 class Turned:
-    """A clock that stands still until it is turned."""
+    """A clock that only the script advances."""
 
     now_s = 0.0
 
@@ -182,7 +182,7 @@ def answers_per_s(seconds: float = 2.0, clients: int = 2) -> float:
 
 
 def heard_after_s(waiting: int) -> float:
-    """Seconds until the last of so many connections that wait for an item has it."""
+    """Seconds until the last of ``waiting`` connections has the item that all wait for."""
     raw = served()
     heard: list[float] = []
 
@@ -239,7 +239,7 @@ def main() -> None:
         "ended_after_s": ended_after_s(args.ranks),
     }
     print(f"one store answers {measured['store_answers_per_s']:,.0f} requests a second")
-    print(f"{args.waiting} waiting ranks have heard after {measured['heard_after_s']:.3f} s")
+    print(f"{args.waiting} waiting ranks have the entry after {measured['heard_after_s']:.3f} s")
     print(f"{args.ranks} ranks have ended {measured['ended_after_s']:.1f} s after a SIGKILL")
     if args.json:
         found = {"guards": [GUARDS, *rows], "ranks": ranks, **measured}

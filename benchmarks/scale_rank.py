@@ -78,7 +78,7 @@ class Parts:
         setattr(owner, name, timed)
 
     def time_listeners(self, part: str, *modules: Any) -> None:
-        """All methods of these modules' classes that hear events."""
+        """All methods of these modules' classes that listen to events."""
         for module in modules:
             for kind in [thing for thing in vars(module).values() if isinstance(thing, type)]:
                 names = [name for name, one in vars(kind).items() if hasattr(one, "torchbus_impl")]

@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=20, help="counted batches, a multiple of 4")
-    parser.add_argument("--functions", type=int, default=0, help="list so many of each loop")
+    parser.add_argument("--functions", type=int, default=0, help="list this number of each loop")
     parser.add_argument("--json", metavar="FILE", help="write the totals there too")
     options = parser.parse_args()
     torch.set_num_threads(1)

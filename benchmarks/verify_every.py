@@ -2,7 +2,7 @@
 
     python benchmarks/verify_every.py [--rounds 8] [--devices 2]
 
-Each contender trains the same model in a session of its own, on CPU ranks started by fork. They
+Each contender trains the same model in a separate session, on CPU ranks started by fork. They
 take turns, in rounds whose order rotates. A step is timed on rank 0, from one batch to the next.
 ``--cpu`` takes the CPU time of rank 0's process instead, for a machine that others use too.
 

@@ -57,7 +57,9 @@ def _module(path: Path, root: Path) -> list[str]:
 def _first_line(node: ast.Module | ast.ClassDef) -> str:
     """Return the first paragraph of the docstring in one line, with backticks of Markdown."""
     first = (ast.get_docstring(node) or "").partition("\n\n")[0]
-    return " ".join(first.split()).replace("``", "`").replace("<", "&lt;").replace("|", "&#124;")
+    parts = " ".join(first.split()).split("``")
+    parts[::2] = [one.replace("<", "&lt;").replace("|", "&#124;") for one in parts[::2]]
+    return "`".join(parts)
 
 
 if __name__ == "__main__":

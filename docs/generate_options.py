@@ -26,10 +26,12 @@ INTRODUCTION = """\
 
 <!-- docs/generate_options.py writes this page from the constructors of the plugins. -->
 
-Pass them by keyword: `session(strategy="ddp", precision="bf16-mixed")`. An option brings its
-plugin. `torchbus options` prints what is installed where you are, third-party plugins included.
+Pass them by keyword: `session(strategy="ddp", precision="bf16-mixed")`. Passing an option
+activates its plugin. `torchbus options` lists the options of all installed packages, third-party
+plugins included. A default applies once its plugin is active: without `progress=True`, there is no
+progress bar.
 
-`torchbus run` takes the same ones, those of plugins after `-o`:
+`torchbus run` takes the same options. Write those of plugins after `-o`:
 
 ```sh
 torchbus run --devices 2 -o precision=bf16-mixed train.py
@@ -44,16 +46,16 @@ precision = "bf16-mixed"
 plugins = ["gpu"]
 ```
 
-The command line wins over the file. `s.explain()` lists what comes from the file, and what was
-overridden. An unknown name is an error. On Python 3.10, this needs `torchbus[toml]`.
+An option on the command line overrides the file. `s.explain()` lists what the file sets, and what
+was overridden. An unknown name is an error. On Python 3.10, a file needs `torchbus[toml]`.
 
-A shell completes commands, options and names with `torchbus[completion]` installed:
+To let a shell complete commands, options and names, install `torchbus[completion]`:
 
 ```sh
 torchbus completion bash > ~/.local/share/bash-completion/completions/torchbus
 ```
 
-Type checkers and editors know all of these, and the methods of `s.`. Run `torchbus stubs` once to
+Type checkers and editors know all options, and the methods of `s`. Run `torchbus stubs` once to
 add those of third-party plugins.
 """
 
@@ -63,14 +65,18 @@ def page() -> str:
     options = [one for one in known_options() if one.package in OURS]
     parts = [INTRODUCTION]
     for (package, plugin), group in groupby(options, lambda one: (one.package, one.plugin)):
-        title = "The session's own" if plugin == "session" else f"{plugin or package} ({package})"
+        title = "Every session" if plugin == "session" else f"{plugin or package} ({package})"
         rows = "\n".join(map(_row, group))
         parts.append(f"## {title}\n\n{HEAD}\n{rows}\n")
     return "\n".join(parts)
 
 
 def _row(one: Option) -> str:
-    kind = one.kind.replace("typing.Literal", "").replace("collections.abc.", "")
+    kind = (
+        one.kind.replace("typing.Literal", "")
+        .replace("collections.abc.", "")
+        .replace("typing.Any", "Any")
+    )
     kind = kind.replace("torchbus.bus.base.", "").replace(" | ", " or ")
     default = f"`{one.default}`" if one.default else ""
     cells = (f"`{one.name}`", f"`{kind}`", default, one.words.replace("``", "`"))

@@ -1,13 +1,13 @@
-"""Run the digits loop by itself and under one line, and compare the parameters that come out, in
+"""Run the digits loop in one process and in a session, and compare the trained parameters, in
 float64.
 
 ::
 
     python examples/compare.py
 
-Three runs, each a command of its own: one process; two ranks that divide the loop's own batch; two
+Three runs, each a separate command: one process; two ranks that divide the loop's own batch; two
 ranks with a batch of half that size each. Exit status 0 if all three reach the same parameters, and
-both ranks the very same ones; 1 if not.
+both ranks bit-identical ones; 1 if not.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def compare(ranks: int, epochs: int) -> int:
             environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
             subprocess.run(command, env=environ, check=True)
         print(
-            "\n--- largest difference of any parameter,"
-            f" as a part of the largest parameter (limit {LIMIT:g})"
+            "\n--- largest difference of a parameter, relative to the largest parameter"
+            f" (limit {LIMIT:g})"
         )
         plain = numpy.load(folder / "plain-0.npy")
         return max(
@@ -108,7 +108,7 @@ def write(path: Path, model: torch.nn.Module) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="Run the digits loop by itself and under one line, and compare."
+        description="Run the digits loop in one process and in a session, and compare."
     )
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--epochs", type=int, default=5)

@@ -123,8 +123,8 @@ class Environment:
         mark.write_text(state)
 
     def _compile(self, *words: str | Path) -> None:
-        """Compile what is there on all cores: each process of a test would do it anew if Python is
-        told to write no bytecode.
+        """Compile what is there on all cores: each process of a test would repeat it if Python
+        writes no bytecode.
         """
         # some packages have files of other versions of Python
         subprocess.run(

@@ -1,6 +1,6 @@
 """The places of a checkout that say its version.
 
-The version of all packages stands in ``core/src/torchbus/__init__.py``, from where each takes it.
+The version of all packages is in ``core/src/torchbus/__init__.py``, from where each takes it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def write(root: Path, number: str, day: datetime.date) -> None:
 def _refuse_strange(root: Path, number: str) -> None:
     now = version(root)
     if not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", number):
-        raise Refused(f"{number!r} is no version: write three numbers, such as 0.2.0")
+        raise Refused(f"{number!r} is not a version: write three numbers, such as 0.2.0")
     if _order(number) < _order(now):
         raise Refused(f"{number} is older than {now}, the version of this checkout")
     headings = dict(HEADING.findall((root / CHANGES).read_text(encoding="utf-8")))

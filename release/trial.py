@@ -31,7 +31,7 @@ def install_each(root: Path, dists: Path) -> None:
             _run([python, "-c", f"import {module}"], scratch)
             install(scratch, dists, python, "torchbus-cli")
             _run([python, "-m", "torchbus", "plugins", "--check"], scratch)
-        print(f"release: {name} installs by itself", flush=True)
+        print(f"release: {name} installs without the others", flush=True)
 
 
 def install_all(root: Path, dists: Path, script: Path) -> None:

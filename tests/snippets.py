@@ -22,6 +22,8 @@ from pathlib import Path
 
 from torchbus_testing.fork_process import become
 
+FIRST_PAGE = Path(__file__).resolve().parents[1] / "README.md"
+"""Its output must fit the column of the site; the output of others may wrap."""
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```$)?", re.M | re.S
 )
@@ -44,6 +46,7 @@ class Snippet:
             with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
                 pid = os.fork()
                 if pid == 0:
+                    os.environ["COLUMNS"] = "80" if self.page == FIRST_PAGE else "100"
                     become(script, [], script.parent, out.fileno(), err.fileno())
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 out.seek(0)
@@ -55,7 +58,9 @@ def find(page: Path) -> list[Snippet]:
     """The blocks of a page that are to be run."""
     text = page.read_text(encoding="utf-8")
     return [
-        Snippet(page, text.count("\n", 0, match.start()) + 2, match["code"], match["text"])
+        Snippet(
+            page.resolve(), text.count("\n", 0, match.start()) + 2, match["code"], match["text"]
+        )
         for match in BLOCK.finditer(text)
     ]
 
@@ -110,8 +115,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two ranks on any machine
-    for variable in ("COLUMNS", "OMP_NUM_THREADS"):
-        os.environ.pop(variable, None)
+    os.environ.pop("OMP_NUM_THREADS", None)
     if given.update:
         for page in given.pages:
             update(page)

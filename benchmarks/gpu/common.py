@@ -35,7 +35,7 @@ def device() -> torch.device:
 
 
 def row(part: str, what: str, value: float, unit: str, by_hand: float | None = None) -> None:
-    """Tell the kit a figure, and its ratio to the same loop by hand."""
+    """Report a figure to the kit, and its ratio to the same loop by hand."""
     ratio = None if by_hand is None else value / by_hand
     found = {"part": part, "what": what, "value": value, "unit": unit, "ratio": ratio}
     print("ROW " + json.dumps(found), flush=True)

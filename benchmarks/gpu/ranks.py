@@ -37,7 +37,7 @@ def train(backend: str | None, small: bool, sim: bool) -> None:
 
 
 def start(size: int, backend: str) -> None:
-    """The ranks as processes, each on a host of its own."""
+    """The ranks as processes, each on a separate host."""
     from torchbus_testing.environments import run_on_separate_hosts
 
     os.environ["KIT_BACKEND"] = backend

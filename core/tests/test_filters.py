@@ -197,7 +197,9 @@ def test_a_wrapper_has_no_filter() -> None:
         def mode_changed(self) -> Iterator[None]:
             yield
 
-    with pytest.raises(PluginError, match="mode_changed has a filter and can't be a wrapper"):
+    with pytest.raises(
+        PluginError, match="mode_changed has a filter, so use @hookimpl without wrapper"
+    ):
         session(Wrapper(), strategy=None)
 
 

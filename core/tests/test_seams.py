@@ -44,7 +44,7 @@ def test_a_bare_session_installs_nothing():
     del before["active session"]
     with session(strategy=None) as s:
         assert s._context.seams.places() == []
-        assert "seams       none: nothing in torch is replaced" in s.explain()
+        assert "patches     none: torch is unchanged" in s.explain()
         assert_torch_unchanged(before)
 
 
@@ -91,7 +91,7 @@ def test_what_a_plugin_replaces_is_listed_and_put_back():
         assert torch.nn.functional.relu(torch.tensor(2)) == 3
         assert (
             s._context.seams.places() == ["torch.nn.functional.relu"]
-            and "seams       torch.nn.functional.relu" in s.explain()
+            and "patches     torch.nn.functional.relu" in s.explain()
         )
     assert s._context.seams.places() == []
     assert_torch_unchanged(before)

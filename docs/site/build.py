@@ -4,7 +4,7 @@
     python docs/site/build.py --site-dir FOLDER   # into another folder
     python docs/site/build.py --serve             # show it, and build it again after each change
 
-The site's pages stand in several folders of the repository, and their links are those of the
+The site's pages are in several folders of the repository, and their links are those of the
 repository, so that they work on a code host too. They are staged in one folder first, where each
 link leads to a page of the site: READMEs of packages become pages, and a source that a page links
 to becomes a page that shows it.
@@ -77,7 +77,7 @@ def page(markdown: str, here: str) -> str:
         )
 
     text = _outside_code(lambda text: NESTED.sub(r"\1\1", LINK.sub(to_site, text)), markdown)
-    text = _messages(text) if here.startswith("troubleshooting/") else text
+    text = _messages(text) if here.startswith("troubleshooting/") else _terminals(text)
     return WIDE_HEAD + text if here in WIDE else text
 
 
@@ -93,6 +93,11 @@ def _messages(markdown: str) -> str:
         return f"``` {{ .text .message #{anchor} }}\n{match[1]}\n"
 
     return MESSAGE.sub(anchored, markdown)
+
+
+def _terminals(markdown: str) -> str:
+    """Let what a terminal shows wrap (pages.css)."""
+    return re.sub(r"^( *)```text$", r"\1``` { .text .terminal }", markdown, flags=re.M)
 
 
 def _outside_code(change: Callable[[str], str], markdown: str) -> str:

@@ -1,4 +1,4 @@
-"""A graph network that tells whether a graph is a ring: batches of graphs, of a class of their own.
+"""A graph network that classifies whether a graph is a ring: batches are objects of the script.
 
 ::
 

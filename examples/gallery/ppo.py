@@ -1,4 +1,4 @@
-"""PPO on a pole that must not fall: each rank plays games of its own, and all learn from all.
+"""PPO on a pole that must not fall: each rank plays different games, and all learn from all.
 
 ::
 
@@ -89,7 +89,7 @@ def main(rounds: int = 30) -> None:
     torch.manual_seed(0)
     player, lasted = Player(), [20.0]
     optimizer = torch.optim.Adam(player.parameters(), lr=1e-3)
-    torch.manual_seed(1 + s.rank)  # games of its own
+    torch.manual_seed(1 + s.rank)  # different games on each rank
     poles = Poles()
     for _ in range(rounds):
         played, ages = collect(player, poles)

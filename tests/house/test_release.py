@@ -66,8 +66,8 @@ def test_a_release_is_a_commit_and_a_tag(checkout: Path, tree: ModuleType) -> No
 
 
 REFUSED = {
-    "0.2": "'0.2' is no version: write three numbers, such as 0.2.0",
-    "v0.2.0": "'v0.2.0' is no version",
+    "0.2": "'0.2' is not a version: write three numbers, such as 0.2.0",
+    "v0.2.0": "'v0.2.0' is not a version",
     "0.0.9": "0.0.9 is older than 0",
     "0.7.0": "CHANGELOG.md has no section '## 0.7.0 (unreleased)'",
 }

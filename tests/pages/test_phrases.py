@@ -37,6 +37,18 @@ PACKAGES = [
     for folder in sorted(ROOT.glob(pattern))
     if (folder / "src").is_dir()
 ]
+SCRIPTS = [
+    path
+    for pattern in (
+        "examples/**/*.py",
+        "benchmarks/**/*.py",
+        "docs/**/*.py",
+        "release/*.py",
+        "*.py",
+    )
+    for path in sorted(ROOT.glob(pattern))
+]
+"""Scripts that people read or run."""
 WORD_LISTS = {"plugins/redaction/src/torchbus_redaction/texts.py"}  # its words are data
 LEFT_OUT = re.compile(
     r"^ *```.*?^ *```$"  # code
@@ -80,6 +92,7 @@ PHRASES = {
     r"\bwas taken for\b|\bwere taken for\b|\btaken away\b": "was mistaken for; removed",
     r"\b(?:let|lets|letting) go of\b": "release, delete",
     r"\bon (?:its|their) way\b": "in transit",
+    r"\bso many\b(?! \w+ that)|\bfor so long\b": "this number of, the parameter's name; that long",
 }
 
 
@@ -146,6 +159,12 @@ def test_sources_have_no_stock_phrase(package: Path) -> None:
         for path in sorted(package.glob("src/**/*.py"))
         if str(path.relative_to(ROOT)) not in WORD_LISTS
     }
+    assert {path: phrases for path, phrases in found.items() if phrases} == {}
+
+
+def test_scripts_have_no_stock_phrase() -> None:
+    assert len(SCRIPTS) > 40
+    found = {path.name: found_in_source(path.read_text("utf-8")) for path in SCRIPTS}
     assert {path: phrases for path, phrases in found.items() if phrases} == {}
 
 

@@ -139,6 +139,21 @@ def test_tables_fit_a_laptop(address: str) -> None:
 
 
 @in_a_browser
+def test_code_fits_a_laptop(site: Path, address: str) -> None:
+    """What a terminal shows wraps; code must fit, or a reader has to scroll it."""
+    pages = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
+    assert len(pages) > 120
+    with browser() as driver:
+        for page in [one for one in pages if not one.startswith("source/")]:
+            driver.get(f"{address}/{page}")
+            cut = driver.execute_script(
+                "return [...document.querySelectorAll('article pre code')]"
+                ".filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText)"
+            )
+            assert cut == [], page
+
+
+@in_a_browser
 def test_code_copies(address: str) -> None:
     with browser() as driver:
         rights = {"permissions": ["clipboardReadWrite"], "origin": address}

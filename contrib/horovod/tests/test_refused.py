@@ -102,7 +102,10 @@ def test_two_strategies(built: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"ranks": 3}, "adasum=True with 3 ranks: Horovod's Adasum takes a power of two"),
+        (
+            {"ranks": 3},
+            "adasum=True with 3 ranks: Horovod's Adasum takes a power of two. Start 2, 4",
+        ),
         ({}, "needs Horovod's MPI operations: build Horovod with HOROVOD_WITH_MPI=1"),
         ({"launched_by": "MPI"}, "needs Horovod's MPI operations"),
     ],

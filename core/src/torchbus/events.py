@@ -208,7 +208,7 @@ def loader_start(loader: DataLoader[object]) -> LoaderPass | None:
 def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """The iterator of this pass is made and its workers are started. No batch was taken yet.
 
-    A listener may set ``iterator.limit``: the pass ends after so many batches. Sent once per pass.
+    A listener may set ``iterator.limit``: the pass ends after this number. Sent once per pass.
     """
 
 

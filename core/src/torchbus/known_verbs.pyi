@@ -40,6 +40,8 @@ class KnownVerbs:
         """Backwards inside do not communicate. All ranks must enter it.
 
         The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+
+        Source: ``no_sync`` of torch's DistributedDataParallel.
         """
         raise NotImplementedError
 
@@ -80,27 +82,31 @@ class KnownVerbs:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, which is a folder.
 
-        All ranks call it, at the end of what they do with a batch or an epoch.
+        All ranks call it, at the end of a batch or an epoch. Raises UsageError for a URL, and
+        CheckpointError if the checkpoint would not be complete.
         """
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint that ``save`` wrote. All ranks call it.
 
-        Before the first step of this session, it also leads the loop that follows back to where the
-        checkpoint was written.
+        Before the first step of this session, it also restores the position of the loop, by replay.
+        Raises UsageError for a URL and during a resume, CheckpointError for a checkpoint that is
+        damaged or belongs to another loop.
         """
 
     def register(self, name: str, thing: Thing) -> Thing:
         """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint.
 
-        Its state is rank 0's. Returns the object.
+        The checkpoint has rank 0's state, which each rank loads: register it on all ranks. Returns
+        the object. Raises UsageError for an object without these methods, and for a name in use.
         """
         raise NotImplementedError
 
     def epochs(self, count: int) -> Iterator[int]:
         """``range(count)`` for the outermost loop, which continues where an interrupted run was.
 
-        An "epoch" may be a step. All ranks must loop over it.
+        An "epoch" may be a step. All ranks must loop over it. Raises UsageError if ``count`` is
+        not an int.
         """
         raise NotImplementedError
 
@@ -166,7 +172,7 @@ class KnownVerbs:
 
         ``image``: a tensor (height, width) or (channels, height, width), or an array of NumPy or a
         PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
-        in [0, 1], integers uint8. Rank 0 waits for the device.
+        in [0, 1], integers uint8. Rank 0 waits for the device. Raises UsageError for other images.
         """
 
     def log_histogram(
@@ -179,8 +185,9 @@ class KnownVerbs:
     ) -> None:
         """Log how the values of a tensor or an array are distributed, at once.
 
-        Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
-        all: then all ranks call this.
+        ``values``: real numbers of any shape and dtype. ``bins``: the number of equal bins. Rank 0
+        counts its own values, on their device, and waits for it. It counts a whole DTensor: then
+        all ranks call this. Raises UsageError for other values.
         """
 
     def range(self, name: str) -> record_function:
@@ -220,11 +227,14 @@ class KnownVerbs:
         raise NotImplementedError
 
     def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
-        """The largest batch size with which ``function`` runs out of memory on no rank.
+        """Return the largest batch size, in samples per rank, that fits in memory on every rank.
 
-        It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a
-        forward and a backward, which synchronises nothing. The loop clears the gradients. All ranks
-        call it. With several ranks it needs torchbus-accumulate.
+        It tries ``start``, and then smaller sizes. ``function`` gets a size, and makes a forward
+        and a backward, which does not communicate. The loop clears the gradients. All ranks call
+        it. With several ranks it needs torchbus-accumulate. Raises UsageError if ``start`` is not a
+        number of samples, or if ``function`` steps an optimizer.
+
+        Source: ``accelerate.utils.find_executable_batch_size``, whose sizes it tries.
         """
         raise NotImplementedError
 
@@ -244,11 +254,11 @@ class KnownVerbs:
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
         The test stops once the smoothed loss is four times its best. Then, and after an error, all
         is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
-            the loader. All ranks call it.
+        the loader. All ranks call it.
 
         Raises:
-            UsageError: the rates, the number of steps or the function can't be right, or a window
-                of accumulation is open.
+            UsageError: the rates, the number of steps or the function are invalid, or a window of
+                accumulation is open.
 
         Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
         https://arxiv.org/abs/1506.01186
@@ -290,7 +300,9 @@ class KnownVerbs:
         tensor or an array, a map-style data set, or a dict of these with the same length. If the
         number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
         repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
-        results together, without padding.
+        results together, without padding. Nothing is sent. Raises UsageError for other items.
+
+        Source: ``split_between_processes`` of Accelerate.
         """
         raise NotImplementedError
 

@@ -120,7 +120,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         return self
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave a session that ``start()`` entered."""
+        """Leave a session that ``start()`` entered, with the loop's ``error`` if it has failed."""
         atexit.unregister(self._context.leave_at_exit)
         self._context.leave(error)
 
@@ -201,7 +201,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         ``s.on("after_optimizer_step", show, every=50)``. The function takes any of the event's
         arguments, by name. ``every``: 50 is the 50th, 100th, ... time from now on. ``once``: only
         the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks must call
-        it. Raises UsageError for a filter that can't be right, PluginError for an unknown event.
+        it. Raises UsageError for an invalid filter, PluginError for an unknown event.
         """
         given = checked_filter(every, once, main_only)
         self._context.steps.begin(self._context.is_inside)  # the function may ask for the number

@@ -20,7 +20,7 @@ Devices = int | str | list[int]
 
 
 class SharedStore(Protocol):
-    """The key-value store that all ranks of a job share. It ignores values of others.
+    """The key-value store that all ranks of a job share. It ignores what other processes write.
 
     All methods raise RuntimeError if the store has gone.
     """

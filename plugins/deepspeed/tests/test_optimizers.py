@@ -168,7 +168,12 @@ def test_what_repeats_the_loop_is_taken():
 @pytest.mark.parametrize(
     ("kind", "device", "offload", "words"),
     [
-        ("FusedLion", CPU, False, "FusedLion has no code for a CPU.* 'lion' means the one"),
+        (
+            "FusedLion",
+            CPU,
+            False,
+            "FusedLion has no code for a CPU.* 'lion' and turn on offload_optimizer",
+        ),
         ("FusedAdam", CUDA, True, "steps what is on the model's device, and offload_optimizer is"),
         ("DeepSpeedCPUAdam", CUDA, False, "steps what is in main memory, and offload_optimizer is"),
     ],

@@ -63,11 +63,11 @@ PASS = ". Pass a number, or a tensor of one element"
         ),
         (
             lambda s: s.log("loss", 10**400),
-            "s.log('loss', ...): the number is too large for a float",
+            "s.log('loss', ...): the number is too large for a float. Log its logarithm: s.log('loss', math.log(value))",
         ),
         (
             lambda s: s.log("loss", torch.zeros((), device="meta")),
-            "s.log('loss', ...): a tensor on the meta device has no value",
+            "s.log('loss', ...): a tensor on the meta device has no value. Log one on s.device",
         ),
         (
             lambda s: s.log("loss", 1.0, on_step=False),

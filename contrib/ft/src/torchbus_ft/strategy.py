@@ -43,6 +43,9 @@ class FT(Strategy):
             shards the model over them, by torchbus-sharded.
 
     Further arguments are those of ``Strategy``.
+
+    Source: https://github.com/pytorch/torchft; Douillard et al., DiLoCo,
+    https://arxiv.org/abs/2311.08105
     """
 
     name = "ft"

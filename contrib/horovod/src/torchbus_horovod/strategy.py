@@ -42,7 +42,7 @@ def open_horovod(session: Context, hvd: Any, mpi: bool) -> None:
         with guarded_groups(session), _place(session, mpi) as place, environment_variables(place):
             session.on_close.callback(_compat.end, hvd)
             _init(session, hvd)
-            session.all_gather_object(None)  # all have met
+            session.all_gather_object(None)  # all ranks have reached it
     if (hvd.rank(), hvd.size()) != (session.rank, session.world_size):
         raise UsageError(
             INITIALISED.format(hvd.rank(), hvd.size(), session.rank, session.world_size)
@@ -117,7 +117,10 @@ ADASUM_NEEDS_MPI = (
     "adasum=True on a CPU needs Horovod's MPI operations: build Horovod with HOROVOD_WITH_MPI=1,"
     " and start the ranks with mpirun"
 )
-ADASUM_RANKS = "adasum=True with {} ranks: Horovod's Adasum takes a power of two"
+ADASUM_RANKS = (
+    "adasum=True with {} ranks: Horovod's Adasum takes a power of two. Start 2, 4 or 8 ranks, or"
+    " remove adasum=True"
+)
 ELASTIC = (
     "horovodrun was started in its elastic mode, in which the number of ranks changes while the"
     " loop runs: start it with -np alone, and pass checkpoint= to resume with another number"

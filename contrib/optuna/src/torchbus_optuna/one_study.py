@@ -1,4 +1,4 @@
-"""The plugin: rank 0 makes every decision of a study."""
+"""Rank 0 makes every decision of a study, and broadcasts it."""
 
 from __future__ import annotations
 

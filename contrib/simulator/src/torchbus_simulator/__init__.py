@@ -46,7 +46,7 @@ def load(devices: int = 2, late: bool = False) -> None:
 
 
 def limit_memory(mib: float, index: int = 0) -> None:
-    """Give a device of this process so many MiB: beyond, it raises torch.OutOfMemoryError."""
+    """Limit a device of this process to ``mib`` MiB: beyond, it raises torch.OutOfMemoryError."""
     extension().limit_memory(index, int(mib * 2**20))
 
 

@@ -274,7 +274,7 @@ class Bus:
     def _refuse_wrapper(self, impl: pluggy.HookImpl, why: str) -> None:
         if _wraps(impl):
             self.unregister(impl.plugin)
-            raise PluginError(f"plugin {impl.plugin_name}: {why} and can't be a wrapper")
+            raise PluginError(f"plugin {impl.plugin_name}: {why}, so use @hookimpl without wrapper")
 
     def _filter(self, impl: pluggy.HookImpl, event: str) -> None:
         given = getattr(impl.function, "torchbus_filter", EVERYTHING)

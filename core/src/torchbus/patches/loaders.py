@@ -261,7 +261,7 @@ class LoaderIterator:
         return batch
 
     def skip(self, count: int) -> None:
-        """Skip so many batches. Raises StopIteration if there are fewer.
+        """Skip ``count`` batches. Raises StopIteration if there are fewer.
 
         If this process reads a map-style data set itself, skipped batches are not loaded. Otherwise
         they are, because workers and streams have state.

@@ -49,7 +49,7 @@ def replace(
         if not _elapsed_out(ours, now) and not becomes_inert:
             warnings.warn(
                 f"{name} was replaced inside the session and not restored: torchbus does not"
-                " change it",
+                " change it. Restore it in the block, or replace it before the session",
                 stacklevel=2,
             )
 

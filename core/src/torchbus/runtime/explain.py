@@ -53,7 +53,7 @@ def _sections(session: Context) -> dict[str, list[str]]:
     notes = contributed.pop("notes", [])
     sections |= contributed
     sections["plugins"] = [", ".join(_plugins(session)) or "none"]
-    sections["seams"] = [", ".join(session.seams.places()) or "none: nothing in torch is replaced"]
+    sections["patches"] = [", ".join(session.seams.places()) or "none: torch is unchanged"]
     if notes:
         sections["notes"] = notes
     return sections

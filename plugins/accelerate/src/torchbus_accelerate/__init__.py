@@ -1,4 +1,4 @@
-"""torchbus-accelerate: a loop that uses Accelerate, under a session."""
+"""torchbus-accelerate: logs, checkpoints and reports of a session for loops that use Accelerate."""
 
 from __future__ import annotations
 

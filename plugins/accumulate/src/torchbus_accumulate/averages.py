@@ -121,7 +121,8 @@ class WindowSums:
         if isinstance(optimizer, LBFGS):
             raise Unsupported(
                 "accumulate_grad_batches with LBFGS: it evaluates its closure many times, only on"
-                " the last batch of a window"
+                " the last batch of a window. Remove accumulate_grad_batches=, or use another"
+                " optimizer"
             )
         self.of[id(optimizer)] = WindowSum(optimizer)
         self.sums = tuple(self.of.values())

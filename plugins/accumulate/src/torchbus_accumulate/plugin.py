@@ -1,4 +1,4 @@
-"""The plugin: its option and its verbs."""
+"""One real step for several batches: the option, ``s.no_sync``, ``s.accumulating`` and others."""
 
 from __future__ import annotations
 
@@ -109,6 +109,8 @@ class Accumulate:
         """Backwards inside do not communicate. All ranks must enter it.
 
         The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+
+        Source: ``no_sync`` of torch's DistributedDataParallel.
         """
         return self.accumulating(True)
 

@@ -94,7 +94,7 @@ def _of_loader(batches: tuple[TrackedBatch, ...]) -> TrackedBatch | None:
 def expected_samples(batch: TrackedBatch, samples: float, window: int) -> float:
     """Return how many samples the window will have, as far as the loader's length is known.
 
-    It begins with ``batch``, which has so many ``samples``.
+    It begins with ``batch``, which has ``samples`` of them.
     """
     length = batch.origin.length
     left = None if length is None else length - batch.number

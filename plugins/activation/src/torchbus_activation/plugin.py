@@ -1,4 +1,4 @@
-"""The plugin: its option, and the blocks that it finds."""
+"""Finds the repeated blocks of models, and checkpoints their activations."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class _Held:
 
 
 class SavedTensors:
-    """A ledger of storages."""
+    """Counts the bytes that autograd saves for backward, each storage once."""
 
     def __init__(self) -> None:
         self._bytes: dict[int, int] = {}

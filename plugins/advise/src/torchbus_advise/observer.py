@@ -25,7 +25,7 @@ from torchbus_advise.facts import Loading, ObservedFacts, PassFacts
 from torchbus_advise.inventory import SavedTensors
 
 PATIENCE = 10
-"""So many times the steps that were asked for, by one optimizer: the others step rarely."""
+"""The run ends after this multiple of the steps, by one optimizer, if the others step rarely."""
 
 
 class ObservedEnough(BaseException):
@@ -33,7 +33,7 @@ class ObservedEnough(BaseException):
 
 
 class Observer:
-    """Counts for so many steps of each optimizer, and then, for ``then_s`` seconds, times steps
+    """Counts for some steps of each optimizer, and then, for ``then_s`` seconds, times steps
     that nothing is counted in. ``halves``: from the second step on the loop gets half of each
     batch, which shows what grows with the batch."""
 

@@ -140,7 +140,7 @@ def installed() -> Installed:
 def plans(
     there: Installed, ranks: int, nodes: int, blocks: int, precisions: Sequence[str], sharding: bool
 ) -> list[StrategyPlan]:
-    """The plans for so many ranks. ``blocks``: repeated ones, which can be checkpointed.
+    """The plans for ``ranks`` ranks. ``blocks``: repeated ones, which can be checkpointed.
     ``sharding``: whether the loop does nothing that the sharded strategies refuse."""
     chosen = [
         one

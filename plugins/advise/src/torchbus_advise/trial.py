@@ -106,7 +106,9 @@ def _no_step(name: str, outcome: TrialOutcome) -> NoStep:
     if outcome.error:
         return NoStep(f"{name} failed before its first step: {outcome.error}", outcome.trace)
     if not outcome.backwards:
-        return NoStep(f"{name} ended and never called backward: there is no training step")
+        return NoStep(
+            f"{name} ended and never called backward: pass the arguments with which it trains"
+        )
     return NoStep(
         f"{name} ended after {outcome.backwards} backwards without a step of an optimizer: pass the"
         " arguments with which it trains"
@@ -288,7 +290,7 @@ def free_bytes() -> int:
 @dataclass(frozen=True)
 class TrialRequest:
     """What one run does. ``name``: of the script, or with ``by_module`` of the module. ``options``:
-    those of the session. ``then_s``: for so long further steps are timed.
+    those of the session. ``then_s``: the seconds for which further steps are timed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The plugin: its options, and the parts that it registers."""
+"""Turns ``precision=`` into autocast, loss scaling, conversion or float8."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Precision:
             scaling); "16-true", "bf16-true" and "64-true" convert the model and its inputs;
             "fp8" is "bf16-mixed" in which linear layers multiply in float8, by torchao; "32-true"
             does nothing.
-        amp_backend: "native".
+        amp_backend: "native", torch's own autocast. There is no other.
         fp8_config: a recipe of torchao, "tensorwise", "rowwise" or "rowwise_with_gw_hp", or its
             Float8LinearConfig.
         fp8_skip: names of layers, or patterns such as "*.gate", that don't multiply in float8.
@@ -57,6 +57,9 @@ class Precision:
 
     Raises:
         UsageError: an option has another type or value.
+
+    Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, and FP8 Formats for Deep
+    Learning, https://arxiv.org/abs/2209.05433
     """
 
     owns = ("precision",)

@@ -1,4 +1,4 @@
-"""The plugin: when to average, and when averages replace the weights."""
+"""Decides when weights are averaged, and when the averages replace them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Average:
         ema_decay: exponential moving average: average * decay + value * (1 - decay).
         swa_start: stochastic weight averaging: the mean of all values after this number of steps of
             the optimizer.
-        every: average after every so many steps of the optimizer. ``len(loader)`` is once
+        every: average after every ``every`` steps of the optimizer. ``len(loader)`` is once
             per epoch.
         buffers: average the models' buffers as well, such as BatchNorm's statistics.
             Integers, such as BatchNorm's number of batches, are left as they are.
@@ -257,7 +257,9 @@ class ScheduleFree:
     """Calls ``optimizer.train()`` and ``optimizer.eval()`` as the loop calls those of its models.
 
     Args:
-        schedule_free: whether to do so. The optimizers must have both methods.
+        schedule_free: call ``optimizer.train()`` and ``optimizer.eval()`` together with
+            ``model.train()`` and ``model.eval()``, as schedule-free optimizers need. The optimizers
+            must have both methods.
 
     Source: Defazio et al., https://arxiv.org/abs/2405.15682
     """

@@ -53,8 +53,8 @@ def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
 
 @hookspec(firstresult=True)
 def put_gradients(optimizer: Optimizer, gradients: list[Tensor | None]) -> bool | None:
-    """A checkpoint puts them back. It has emptied ``p.grad``, and writes there unless the answer is
-    True.
+    """A checkpoint restores gradients. It has emptied ``p.grad``, and writes there unless the
+    answer is True.
 
     ``gradients``: of the parameters' shapes and dtypes, as ``whole_gradients`` has them; an empty
     list if the checkpoint has none.

@@ -1,4 +1,4 @@
-"""The plugin: its options, events and verbs."""
+"""Automatic checkpoints, resume, and ``s.save``, ``s.load``, ``s.register``, ``s.epochs``."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Checkpoint:
             "s3://bucket/run". With None there are only ``s.save`` and ``s.load``.
         local_copy: with a URL, the folder that checkpoints are written to first, by default
             "checkpoints/s3/bucket/run".
-        every_n_steps, every_n_epochs, every_minutes: how often to write one. Several may be given.
-            By default after every epoch.
-        keep: how many to keep: the last ones, or with ``monitor`` the best ones and the last. None
-            keeps all.
+        every_n_steps, every_n_epochs, every_minutes: how often to write a checkpoint, in optimizer
+            steps, epochs or minutes. Several may be given. By default after every epoch.
+        keep: how many checkpoints to keep: the last ones, or with ``monitor`` the best ones and
+            the last. None keeps all.
         monitor: the name of a value given to ``s.log``. The value that is written orders the
             checkpoints: its mean over ranks, and with ``on_epoch`` over the epoch.
         mode: "min" or "max": which value is best.
@@ -198,7 +198,8 @@ class Checkpoint:
     def register(self, name: str, thing: Thing) -> Thing:
         """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint.
 
-        Its state is rank 0's. Returns the object.
+        The checkpoint has rank 0's state, which each rank loads: register it on all ranks. Returns
+        the object. Raises UsageError for an object without these methods, and for a name in use.
         """
         self._snapshot.register(name, thing)
         return thing
@@ -206,7 +207,8 @@ class Checkpoint:
     def epochs(self, count: int) -> Iterator[int]:
         """``range(count)`` for the outermost loop, which continues where an interrupted run was.
 
-        An "epoch" may be a step. All ranks must loop over it.
+        An "epoch" may be a step. All ranks must loop over it. Raises UsageError if ``count`` is
+        not an int.
         """
         expect("s.epochs: count", count, int, "a number of epochs")
         return self._epochs.run(count)
@@ -214,7 +216,8 @@ class Checkpoint:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, which is a folder.
 
-        All ranks call it, at the end of what they do with a batch or an epoch.
+        All ranks call it, at the end of a batch or an epoch. Raises UsageError for a URL, and
+        CheckpointError if the checkpoint would not be complete.
         """
         if self._resume.pending is not None:
             return self._resume.pending.save_called()
@@ -226,8 +229,9 @@ class Checkpoint:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint that ``save`` wrote. All ranks call it.
 
-        Before the first step of this session, it also leads the loop that follows back to where the
-        checkpoint was written.
+        Before the first step of this session, it also restores the position of the loop, by replay.
+        Raises UsageError for a URL and during a resume, CheckpointError for a checkpoint that is
+        damaged or belongs to another loop.
         """
         refuse_url(path, f"s.load({str(path)!r})")
         self._resume.refuse_while_pending(path)

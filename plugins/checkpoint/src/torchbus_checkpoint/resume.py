@@ -71,7 +71,8 @@ class Resume:
         """Raise UsageError for a load of this path during a replay."""
         if self.pending is not None:
             raise UsageError(
-                f"s.load({str(path)!r}): this session is resuming from {self.found} already"
+                f"s.load({str(path)!r}): this session is resuming from {self.found} already."
+                " Remove this s.load(), or pass another folder as checkpoint="
             )
 
     def load(self, chosen: Path, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The plugin, which is also an example of a small one."""
+"""Clips gradients before each real step. This is a small plugin to learn from."""
 
 from __future__ import annotations
 

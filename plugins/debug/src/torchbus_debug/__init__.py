@@ -1,4 +1,4 @@
-"""torchbus-debug: a few batches of everything, the same batches again, and where NaN comes from."""
+"""torchbus-debug: runs a few batches, overfits on the same ones, and finds where NaN comes from."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _put_back(known: weakref.ref[DataLoader[object]], attributes: dict[str, obje
 
 
 def _fixed(loader: DataLoader[Any], count: int | None) -> dict[str, object]:
-    """Return what takes the place of the loader's samplers, for so many batches; None: all."""
+    """Return what replaces the loader's samplers, for ``count`` batches; None: all."""
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         samples = None if count is None else count * batches.batch_size
@@ -229,7 +229,7 @@ class Limit:
     value: int | float
 
     def of(self, length: int) -> int:
-        """Return how many of so many batches. Raises UsageError for a part that is none at all."""
+        """Return how many of ``length`` batches. Raises UsageError for a part below one batch."""
         if isinstance(self.value, int):
             return min(self.value, length)
         count = math.floor(self.value * length)
@@ -286,7 +286,7 @@ class LimitedPasses:
         if limit is not None:
             warn(
                 f"{limit}: {type(loader).__name__} defines its own __iter__, so its passes keep"
-                " their length"
+                " their length. Call super().__iter__() in it, or end the pass by break"
             )
 
     def evaluates(self, loader: DataLoader[object]) -> bool:
@@ -323,12 +323,13 @@ class Limits:
         fast_dev_run: True, or a number N: every pass has one batch, or N. ``s.epochs`` ends after
             one epoch, and a summary says what ran. No checkpoint is written or read, and no logger
             starts. What ``s.save`` and ``torch.save`` write can be loaded in the block, and is gone
-            after it. It wins over the options below.
+            after it. It overrides the other limits.
         limit_train_batches: how many batches a pass that trains has at most: an int, or a float for
             a part of them.
-        limit_eval_batches: the same for a pass that evaluates.
-        overfit_batches: the same for every pass; and each pass over a loader has the same samples,
-            in the same order. It wins over the two options above.
+        limit_eval_batches: how many batches a pass that evaluates has at most: an int, or a float
+            for a part of them.
+        overfit_batches: how many batches every pass has at most. Each pass over a loader has the
+            same samples, in the same order. It overrides the two limits.
 
     Batches are counted on each rank. ``len(loader)`` is what the next pass will have.
 

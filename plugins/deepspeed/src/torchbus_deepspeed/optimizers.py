@@ -409,8 +409,8 @@ UNBUILT = (
     " then"
 )
 NOT_HERE = (
-    "optimizer.type={!r}: DeepSpeed's {} has no code for a CPU. With offload_optimizer, {!r} means"
-    " the one for CPUs; without it, the loop's own class steps"
+    "optimizer.type={!r}: DeepSpeed's {} has no code for a CPU. Write {!r} and turn on"
+    " offload_optimizer, or remove optimizer from the config: the loop's own class steps then"
 )
 Entry = dict[str, Any]
 STEP = "step"

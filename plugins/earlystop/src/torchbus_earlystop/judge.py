@@ -76,7 +76,7 @@ class StopJudge:
 
 
 class MaxSteps:
-    """Calls ``stop`` once the loop has made so many real steps, those of earlier runs included.
+    """Calls ``stop`` after ``max_steps`` real steps of the loop, those of earlier runs included.
 
     Whatever the loop then does, no further step begins, and no optimizer that it makes steps.
     ``has_left_out``: it has called a further step.
@@ -113,7 +113,7 @@ class MaxSteps:
 
 
 class MaxTime:
-    """Calls ``stop`` after so many seconds by rank 0's clock, on all ranks after the same step."""
+    """Calls ``stop`` when the time by rank 0's clock is up, on all ranks after the same step."""
 
     def __init__(self, session: Context, seconds: float, stop: Callable[[], None]) -> None:
         ends_s = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The plugin: its options and its verb."""
+"""Early stopping, ``max_steps`` and ``max_time``, and ``s.should_stop``."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class FrozenModels:
         return all(id(one) in known for one in parameters)
 
     def put(self, model: Module, steps: int, epoch: int) -> None:
-        """Let a model be as it is to be after so many real steps, in this epoch."""
+        """Freeze in a model what is frozen after ``steps`` real steps, in this epoch."""
         self._waiting[model] = tuple(one for one in self._schedule if not one.is_due(steps, epoch))
         for entry, parameters in self.named(model).items():
             for parameter in parameters.values():
@@ -263,7 +263,7 @@ Schedule = tuple[FrozenModules, ...]
 
 
 def read(unfreeze: Mapping[str, int | str] | None) -> Schedule:
-    """Return what the option says. Raises UsageError if it can't be right."""
+    """Return what the option says. Raises UsageError if it is invalid."""
     if unfreeze is None:
         return ()
     expect(

@@ -1,4 +1,4 @@
-"""The plugin: its options and events."""
+"""Freezes the modules that ``unfreeze=`` names, and unfreezes each at its step or epoch."""
 
 from __future__ import annotations
 

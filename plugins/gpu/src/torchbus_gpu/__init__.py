@@ -1,4 +1,4 @@
-"""torchbus-gpu: monitor each rank's GPU and host, and find what slows the loop down."""
+"""torchbus-gpu: monitors each rank's GPU and host, and finds what slows the loop down."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def advice(loader: DataLoader[object], share: float, session: Context) -> str:
 def workers_needed(workers: int, share: float) -> int:
     """Return how many workers the loop needs so that it does not wait.
 
-    With so many ``workers``, it now waits for ``share`` of its time. Without workers, a batch takes
+    With ``workers``, it now waits for ``share`` of its time. Without workers, a batch takes
     ``share`` of a step. With workers, all of them are busy, so a batch takes ``workers`` steps. The
     workers have to make a batch in the rest of a step.
     """

@@ -1,4 +1,4 @@
-"""The plugin: its options, and what it starts on each rank."""
+"""Starts the monitor, its diagnoses and the lint of the loop on each rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gpu:
     """Measures this rank's GPU, process and host from a thread, and warns once of each problem.
 
     Args:
-        gpu_monitor: False measures nothing.
+        gpu_monitor: measure GPU, process and host of each rank. False measures nothing.
         interval_s: seconds between two measurements, at least 0.05.
         lint: also look for lines of the loop that slow it down, and warn of each once.
 

@@ -1,4 +1,4 @@
-"""Find the frames of the user's own code, and the line of the loop."""
+"""Finds the frames of the user's own code, and the line of the loop."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class EndCounts(NamedTuple):
     def never_comes_to(self, place: RankPosition, begun: int | None) -> bool:
         """Return whether a rank waits in a synchronisation that this rank has never begun.
 
-        The other rank waits at ``place`` and has ``begun`` so many collectives. Every rank takes
+        The other rank waits at ``place`` and has begun ``begun`` collectives. Every rank takes
         part in each backward and in each collective of the main group. It may have no part in a
         collective of another group. A rank that waits in backward 12 may have counted it already.
         """

@@ -162,7 +162,7 @@ class Pulse:
         ]
 
 
-REMEDY = "If a rank may be away for so long, pass freeze_timeout=seconds, or math.inf"
+REMEDY = "If a rank may be away that long, pass freeze_timeout=seconds, or math.inf"
 LOST = (
     "its process has gone without a message: SIGKILL killed it (the kernel sends one if memory is"
     " short), or native code ended it"
@@ -261,7 +261,7 @@ class Freeze:
         self._end_all({rank, *silent}, summary)
 
     def away(self, seconds: float) -> RankFailed | None:
-        """Return the error for a store that has not answered for so many seconds, or None.
+        """Return the error for a store that has not answered for ``seconds``, or None.
 
         It does not ask the store itself, so any thread can call it.
         """

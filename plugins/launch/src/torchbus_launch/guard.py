@@ -44,7 +44,7 @@ class Guard:
     ``seen_signal``: the last SIGINT, SIGTERM or SIGHUP.
     ``handled``: signals that a plugin handles.
     ``beat()``: called as often as ``look()``, and still called while this rank leaves.
-    ``away(seconds)``: returns an error, or None, for a look that has not returned for so long.
+    ``away(seconds)``: returns an error, or None, for a look that has not returned for this time.
     ``report(error)``: records a reason that this rank has detected.
     ``before_kill()``: prints why the job ends, before this rank is ended by force.
     """

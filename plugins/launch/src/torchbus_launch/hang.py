@@ -20,7 +20,7 @@ ANSWERS_WITHIN_S = 2.0
 ALL_ANSWER = 1024
 """In a larger world, only ranks that are elsewhere than the asking rank answer."""
 SLOTS = 32
-"""So many of them, in a larger world."""
+"""The number of answers in a larger world."""
 
 
 class Questions:
@@ -353,7 +353,7 @@ class HangWatch:
         listed = "; ".join(place.describe() for place in missing)
         return RanksDiverged(
             f"rank {self._rank} has waited {self._timeout_s:g} s (timeout_s) in"
-            f" {self._place().waits_in}: {listed}. A rank that may be away for so long needs a"
+            f" {self._place().waits_in}: {listed}. A rank that may be away that long needs a"
             " longer timeout_s"
         )
 

@@ -84,5 +84,5 @@ def metrics_ready(
     number of real optimizer steps that they belong to. ``epoch`` counts passes over the training
     loader from 0, and is None before the first. ``prog_bar`` are the names for a progress bar. Sent
     on every rank, from the loop's own thread, by torchbus-log. The last ones come after
-    ``session_end``, when the ranks have met: close on ``session.on_close``.
+    ``session_end``, at a last log point: close on ``session.on_close``.
     """

@@ -1,4 +1,4 @@
-"""Gather what the loop logs, and send it to the loggers at log points."""
+"""Gathers what the loop logs, and sends it to the loggers at log points."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _new = tuple.__new__  # takes half the time of Record(...), in a call that every
 class Gatherer:
     """Sends values at log points, at which all ranks are together.
 
-    There is one after every so many real optimizer steps, and one at the end of each training pass.
+    There is one every ``log_every_n_steps`` real steps, and one at the end of each training pass.
     The last one comes when the session has ended on all ranks. The end of an evaluation is not a
     log point, because maybe only rank 0 evaluates: its values wait for the next one.
 

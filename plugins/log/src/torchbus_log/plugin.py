@@ -1,4 +1,4 @@
-"""The plugin behind ``s.log``."""
+"""``s.log`` and the other verbs that log, and norms of gradients."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Log:
 
         ``image``: a tensor (height, width) or (channels, height, width), or an array of NumPy or a
         PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
-        in [0, 1], integers uint8. Rank 0 waits for the device.
+        in [0, 1], integers uint8. Rank 0 waits for the device. Raises UsageError for other images.
         """
         if self._wants(name, "log_image", step):
             self._pass_on("image_ready", name, step, image=Image(name, image))
@@ -112,8 +112,9 @@ class Log:
     ) -> None:
         """Log how the values of a tensor or an array are distributed, at once.
 
-        Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
-        all: then all ranks call this.
+        ``values``: real numbers of any shape and dtype. ``bins``: the number of equal bins. Rank 0
+        counts its own values, on their device, and waits for it. It counts a whole DTensor: then
+        all ranks call this. Raises UsageError for other values.
         """
         if self._wants(name, "log_histogram", step):
             whole = sharding.whole(values) if isinstance(values, Tensor) else values

@@ -133,7 +133,10 @@ def to_value(name: str, value: Any) -> Value:
     except UsageError:
         raise
     except OverflowError:
-        raise UsageError(f"s.log({name!r}, ...): the number is too large for a float") from None
+        raise UsageError(
+            f"s.log({name!r}, ...): the number is too large for a float. Log its logarithm:"
+            f" s.log({name!r}, math.log(value))"
+        ) from None
     except (TypeError, ValueError, RuntimeError):
         what = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(
@@ -149,7 +152,9 @@ def _only_element(name: str, value: Tensor) -> Tensor:
             " its mean, for example"
         )
     if value.is_meta:
-        raise UsageError(f"s.log({name!r}, ...): a tensor on the meta device has no value")
+        raise UsageError(
+            f"s.log({name!r}, ...): a tensor on the meta device has no value. Log one on s.device"
+        )
     return value.reshape(())
 
 

@@ -192,7 +192,7 @@ class OnePass:
 NEITHER = (
     "strategy='pipeline', schedule={!r}: the loss of {} is neither a mean nor a sum over samples,"
     " so it can't be computed for each micro-batch. Training continues with schedule='gpipe', which"
-    " is exact and stores the activations of all micro-batches"
+    " is exact and stores the activations of all micro-batches; pass it to avoid this warning"
 )
 
 

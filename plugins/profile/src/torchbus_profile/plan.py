@@ -80,7 +80,7 @@ class ProfilePlan:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def begins(self, steps: int) -> bool:
-        """Whether a recording, with its warm-up, begins after so many real steps."""
+        """Whether a recording, with its warm-up, begins after ``steps`` real steps."""
         cycle, since = self.wait + self.warmup + self.active, steps - self.skip_first
         number, within = divmod(since, cycle)
         return since >= 0 and within == self.wait and (not self.repeat or number < self.repeat)

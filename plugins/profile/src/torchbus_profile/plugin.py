@@ -1,4 +1,4 @@
-"""The plugin: its options, verbs and event listeners."""
+"""Records the steps that ``profile=`` names; ``s.range`` and ``s.profiled``."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ class Profile:
         if self._recording is None and self._plan is not None and self._plan.begins(self._made):
             if _compat.is_recording():
                 warn(
-                    "profile: another profiler is recording, and torch has one at a time. These"
-                    " steps are left to it"
+                    "profile: another profiler is recording, and torch has one at a time. It"
+                    " keeps these steps: remove it, or remove profile="
                 )
                 return
             with self._guarded():

@@ -36,7 +36,7 @@ class Progress:
     in a notebook a separate output. Elsewhere it is a line on stderr now and then.
 
     Args:
-        progress: False shows nothing.
+        progress: show a progress bar. False shows nothing.
         every_s: seconds between two lines, if there is no terminal.
 
     An error in the bar ends the bar with one warning, and never the training.

@@ -108,7 +108,7 @@ class ShownPasses:
         return self.epochs + any(map(_is_epoch, self._open))
 
     def go_on(self, epochs: int) -> None:
-        """Continue from a checkpoint, in which so many epochs had begun."""
+        """Continue from a checkpoint, in which ``epochs`` epochs had begun."""
         for one in self._open:
             one.epoch += epochs - self.epochs
         self.epochs = epochs

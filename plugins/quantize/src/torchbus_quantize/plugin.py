@@ -1,4 +1,4 @@
-"""The plugin: its options and events."""
+"""Quantises the frozen linear layers that the options choose."""
 
 from __future__ import annotations
 

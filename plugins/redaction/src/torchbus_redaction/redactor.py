@@ -205,7 +205,7 @@ class Redactor:
     """Hides known secrets wherever they appear.
 
     It knows the values in the environment and on the command line whose names mean secrets. It also
-    knows those that ``plain`` has met under such a name.
+    knows those that ``plain`` has found under such a name.
 
     Args:
         secrets: further values that are secret.

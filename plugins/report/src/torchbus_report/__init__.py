@@ -1,4 +1,4 @@
-"""torchbus-report: list local runs, and compare them on one HTML page."""
+"""torchbus-report: lists local runs, and compares them on one HTML page."""
 
 from __future__ import annotations
 

@@ -243,5 +243,5 @@ def look(session: Context, options: dict[str, object], divides: bool) -> None:
     if session.world_size == 1 and options["sample_ledger"] and not session.world.divides_anew:
         warn(
             "sample_ledger: one rank takes every sample, in the script's own order, so nothing is"
-            " written"
+            " written. Pass devices=2 or more, or remove sample_ledger="
         )

@@ -94,7 +94,7 @@ class DividedOrder:
         return self.pending.popleft()
 
     def forget(self, count: int) -> None:
-        """The loop does not take so many of the drawn batches."""
+        """Drop the next ``count`` drawn batches, which the loop does not take."""
         for _ in range(count):
             self.pending.popleft()
 
@@ -126,7 +126,7 @@ class DividedOrder:
             yield batches
 
     def _draw(self, count: int) -> Iterator[list[Sequence[object]]]:
-        """Yield so many of the user's batches at a time, drawn from the random stream "order".
+        """Yield ``count`` of the user's batches at a time, drawn from the random stream "order".
 
         To change the stream takes as long as to draw many indices. So it is done once for them.
         """

@@ -1,4 +1,4 @@
-"""The plugin: its options, and the verb ``s.shard``."""
+"""Divides the data of loaders over the ranks, and by ``s.shard`` the batches of the script."""
 
 from __future__ import annotations
 

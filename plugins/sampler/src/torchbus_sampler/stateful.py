@@ -33,7 +33,7 @@ class StatefulOrder(DividedOrder):
     def begin(self, skip: int = 0, inner: dict[str, object] | None = None) -> None:
         """Create the iterator of the script's own order.
 
-        It starts at the state ``inner``. If it has no state, it skips so many steps.
+        It starts at the state ``inner``. If it has no state, it skips ``skip`` steps.
         """
         with self._random.order():
             self.source = iter(self._inner)

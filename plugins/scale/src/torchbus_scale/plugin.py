@@ -1,4 +1,4 @@
-"""The plugin: its options, verbs and events."""
+"""Scaled and warmed-up learning rates; ``s.find_batch_size`` and ``s.find_lr``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Scale:
     Each step sees (ranks x accumulation) times the samples.
 
     Args:
-        scale_lr: "linear" or "sqrt".
+        scale_lr: multiply the script's learning rates by the growth of the effective batch
+            ("linear"), or by its square root ("sqrt").
         warmup_steps: real steps over which the rate of every optimizer grows linearly: with
             ``scale_lr`` from the script's own to the scaled one, without it from almost 0 to the
             script's own.
@@ -186,11 +187,14 @@ class Scale:
         return self._batches * self._batch_size
 
     def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
-        """The largest batch size with which ``function`` runs out of memory on no rank.
+        """Return the largest batch size, in samples per rank, that fits in memory on every rank.
 
-        It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a
-        forward and a backward, which synchronises nothing. The loop clears the gradients. All ranks
-        call it. With several ranks it needs torchbus-accumulate.
+        It tries ``start``, and then smaller sizes. ``function`` gets a size, and makes a forward
+        and a backward, which does not communicate. The loop clears the gradients. All ranks call
+        it. With several ranks it needs torchbus-accumulate. Raises UsageError if ``start`` is not a
+        number of samples, or if ``function`` steps an optimizer.
+
+        Source: ``accelerate.utils.find_executable_batch_size``, whose sizes it tries.
         """
         assert self._session is not None
         several = self._session.world_size > 1
@@ -221,11 +225,11 @@ class Scale:
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
         The test stops once the smoothed loss is four times its best. Then, and after an error, all
         is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
-            the loader. All ranks call it.
+        the loader. All ranks call it.
 
         Raises:
-            UsageError: the rates, the number of steps or the function can't be right, or a window
-                of accumulation is open.
+            UsageError: the rates, the number of steps or the function are invalid, or a window of
+                accumulation is open.
 
         Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
         https://arxiv.org/abs/1506.01186

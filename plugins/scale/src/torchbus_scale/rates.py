@@ -12,7 +12,7 @@ from torchbus.plugin import UsageError
 
 SMOOTHING = 0.98
 WIDTH = 6
-"""A line goes through so many times fewer losses on each side."""
+"""A line is fitted through this fraction (1/6) of the losses on each side."""
 DIVERGED = 4.0  # times the best loss, as in fastai
 
 

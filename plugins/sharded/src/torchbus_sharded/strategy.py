@@ -33,7 +33,8 @@ class FSDP(Strategy):
 
     Args:
         auto_wrap_policy: the units: "auto" (repeated blocks), module classes or their names,
-            modules of so many parameters or more, or None (the whole model is one unit).
+            an int (modules with at least this number of parameters), or None (the whole model is
+            one unit).
         reshard_after_forward: False keeps a unit gathered from forward to backward: more memory,
             less traffic; None: only the outermost.
         mixed_precision: "bf16" or "16": the dtype of gathered parameters and of gradients during

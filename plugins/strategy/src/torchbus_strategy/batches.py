@@ -194,7 +194,7 @@ def drop_collected(fresh: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     return remaining[::-1]
 
 
-# at so many entries, look for those whose tensors are gone; then at twice as many as are left
+# entries at which those with dead tensors are removed; next at twice the number of the others
 PRUNE_AT = 8
 
 

@@ -73,7 +73,8 @@ def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> li
     shapes = all_gather_object((value.dim(), tuple(rows.shape)), world_size)
     if len({(dim, shape[1:]) for dim, shape in shapes}) != 1:
         raise UsageError(
-            f"all_gather: the shapes {[shape for _, shape in shapes]} differ in more than dim 0"
+            f"all_gather: the shapes {[shape for _, shape in shapes]} differ in more than dim 0."
+            " Pad them to equal sizes, or use s.all_gather_object"
         )
     padded = rows.new_zeros((max(shape[0] for _, shape in shapes), *rows.shape[1:]))
     padded[: len(rows)] = rows
@@ -210,7 +211,7 @@ def _short(value: object) -> str:
 
 @contextmanager
 def in_parts(session: Context) -> Iterator[None]:
-    """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
+    """Inside, ``state_dict()`` returns this rank's parts, without collectives.
 
     This holds for a strategy that declares ``divides_states = True``: its hooks of ``state_dict()``
     read ``session.gathers_states``. With any other strategy, states are whole.

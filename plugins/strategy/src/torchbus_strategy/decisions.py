@@ -18,7 +18,7 @@ from torchbus.plugin import Context, RankFailed, SharedStore
 
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
-MAX_DECISIONS = 1000  # decisions in the store: no rank is so many places behind rank 0
+MAX_DECISIONS = 1000  # decisions in the store: no rank is further behind rank 0
 
 
 class Decisions:
@@ -70,7 +70,7 @@ class Decisions:
         if not job.wait_until(is_there, self._session.timeout.total_seconds()):
             raise RankFailed(
                 f"rank 0 did not reach the end of step {place}, where rank {self._session.rank}"
-                " is waiting for it. Look at rank 0's output; if it may be away for so long, pass a"
+                " is waiting for it. Look at rank 0's output; if it may be away that long, pass a"
                 " longer timeout_s"
             )
         decided, following = json.loads(found[0])

@@ -21,7 +21,7 @@ def nodes_below(
 ) -> Iterator[Any]:
     """Yield these nodes and all below them, once each, level by level. A root may be None.
 
-    It ends once so many were found, of a graph that is larger. ``children``: which nodes to go to
+    It ends once ``at_most`` were found. ``children``: which nodes to go to
     from a node.
     """
     waiting = deque(dict.fromkeys(root for root in roots if root is not None))

@@ -89,7 +89,7 @@ def guarded_groups(session: Context) -> Iterator[None]:
 class Rendezvous:
     """A separate gloo group, made at the first exchange.
 
-    There, a collective never meets another one of a rank that is elsewhere in the loop, which would
+    There, a collective never pairs with one of a rank that is elsewhere in the loop, which would
     abort gloo. Ranks that wait in different places are found by the guard.
     """
 
@@ -171,7 +171,8 @@ def mesh_sizes(world: World) -> dict[str, int]:
     if not world.shape and world.data_place is not None:
         raise UsageError(
             "world.mesh: the ranks form no mesh, because the strategy puts them into groups"
-            " that differ in size (ddp2 on nodes with different numbers of ranks)"
+            " that differ in size (ddp2 on nodes with different numbers of ranks). Start the same"
+            " number of ranks on each node"
         )
     return dict(world.shape) or {DATA: world.world_size}
 

@@ -87,7 +87,9 @@ class RankVerbs:
         tensor or an array, a map-style data set, or a dict of these with the same length. If the
         number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
         repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
-        results together, without padding.
+        results together, without padding. Nothing is sent. Raises UsageError for other items.
+
+        Source: ``split_between_processes`` of Accelerate.
         """
         place = self._session.world.data
         self._split = splitting.Split(splitting.length(items), place, apply_padding)

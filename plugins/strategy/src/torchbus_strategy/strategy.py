@@ -119,7 +119,7 @@ class Strategy(Plugin):
         raise NotImplementedError
 
     def reductions(self, session: Context, trained: TrainedParameters) -> Reductions:
-        """How the gradients of the ``trained`` parameters meet.
+        """Return what averages the gradients of the ``trained`` parameters over ranks.
 
         By default ``average`` gets them once the graph has run. All ranks call it.
         """
@@ -131,7 +131,7 @@ class Strategy(Plugin):
         return Division(watch_replicas(session), stream=session.world.data.part)
 
     def start_alone(self, session: Context) -> None:
-        """What is to be done if there is one rank. By default nothing is."""
+        """Called instead of ``start`` if there is a single rank. Does nothing by default."""
 
     def start(self, session: Context) -> None:
         """Begin to synchronise. The process group is open. All ranks call it."""

@@ -74,7 +74,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, kib: int) -> Iterator[SmallDisk | None]:
-    """Mount a tmpfs of so many KiB at ``path``, a new folder, and unmount it at the end.
+    """Mount a tmpfs of ``kib`` KiB at ``path``, a new folder, and unmount it at the end.
 
     Yields None if this process may not mount one.
     """
@@ -124,7 +124,7 @@ def environments(world_size: int) -> list[dict[str, str]]:
 def run_on_separate_hosts(
     script: Sequence[str], world_size: int, timeout_s: float = 100
 ) -> list[Result]:
-    """Run ``python *script`` as so many ranks; return how each ended, in the order of ranks.
+    """Run ``python *script`` as ``world_size`` ranks; return how each ended, in the order of ranks.
 
     Raises:
         TimeoutError: a rank does not end within ``timeout_s`` seconds.

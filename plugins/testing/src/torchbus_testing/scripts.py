@@ -34,7 +34,7 @@ class Result:
     ``status``: the exit status of the started process, or minus the number of the signal that ended
     it.
     ``seconds``: the time until the last of its processes had ended.
-    ``orphans``: the commands of processes that outlived it for so long that they had to be killed.
+    ``orphans``: the commands of processes that outlived it until they were killed.
     """
 
     status: int

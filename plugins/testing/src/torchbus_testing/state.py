@@ -61,7 +61,7 @@ VARIABLES = (
 def torch_state() -> dict[str, object]:
     """Return, by name, what a session may change in torch and in this process.
 
-    It includes every torch function that a loop meets, hooks, signals, threads, streams, and
+    It includes every torch function that a loop calls, hooks, signals, threads, streams, and
     launchers' variables. Pass it to ``assert_torch_unchanged``.
     """
     return {**_functions(), **_settings_of_torch(), **_process()}

@@ -1,4 +1,4 @@
-"""torchbus-throughput: how fast the loop is, and a summary of its models."""
+"""torchbus-throughput: samples and tokens per second, MFU, and a summary of the models."""
 
 from __future__ import annotations
 

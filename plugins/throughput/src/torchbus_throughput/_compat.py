@@ -34,7 +34,7 @@ ON_CPU = {
 
 
 class _Everywhere:
-    """Takes the place of FlopCounterMode's ModuleTracker, whose hooks a compiled model would meet.
+    """Replaces FlopCounterMode's ModuleTracker, whose hooks would run in a compiled model.
 
     Then all operations count for "Global".
     """

@@ -24,7 +24,7 @@ END = -1
 class WindowExchange:
     """Each rank writes its part of a window. A reader gets all of them at once.
 
-    With one rank, nothing is written. ``every``: ranks report one window in so many.
+    With one rank, nothing is written. ``every``: ranks report one window in ``every``.
     """
 
     def __init__(self, session: Context) -> None:
@@ -145,7 +145,7 @@ class Window(Rates):
     """A window of real steps. Its rates are those of all ranks together.
 
     ``step``: its last step. ``steps``: how many it has. ``seconds``: how long they took on this
-    rank, without evaluation. ``samples``, ``tokens``: their numbers. ``ranks``: of so many ranks.
+    rank, without evaluation. ``samples``, ``tokens``: their numbers. ``ranks``: their number.
     ``device``: the rates of this rank's device.
     """
 
@@ -214,7 +214,7 @@ class EndedWindow(NamedTuple):
 
 
 class WindowMeter:
-    """Ends a window after every so many real steps, on all ranks at the same step.
+    """Ends a window after every ``every`` real steps, on all ranks at the same step.
 
     On an accelerator, a window is sent at the end of the next one: by then its time is known
     without waiting.

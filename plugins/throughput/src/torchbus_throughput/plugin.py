@@ -1,4 +1,4 @@
-"""The plugin: its options and event listeners."""
+"""Measures throughput every ``throughput_every`` steps, and returns it by ``s.throughput``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Throughput:
             to an int. Without it, no tokens are counted.
         flops: True counts the floating-point operations of one step, after the first. A number is
             that of one sample, forward and backward.
-        peak_flops: what the device can do per second, for ``mfu``. By default from a table of data
-            sheets, if it has the device.
+        peak_flops: floating-point operations per second of one device at its peak, for ``mfu``. By
+            default from a table of data sheets, if it has the device.
 
     Source: names as in Lightning's ThroughputMonitor; MFU: Chowdhery et al.,
     https://arxiv.org/abs/2204.02311, appendix B

@@ -76,8 +76,8 @@ class Steady:
 class Windows:
     """Weights each backward by its place in the window.
 
-    A window has so many batches of the loader that feeds the backwards. In a loop without a
-    loader, it has so many steps of an optimizer.
+    The option counts batches of the loader that feeds the backwards. In a loop without a loader, it
+    counts steps of an optimizer.
     """
 
     def __init__(self, session: Context, windows: Mapping[int, int], place: BatchUse) -> None:

@@ -241,7 +241,7 @@ class Weights:
         )
 
     def _agree(self, call: BackwardCall, tokens: float | None, expected: float) -> None:
-        """At the very first backward, find out how much one sample counts.
+        """At the first backward, find out how much one sample counts.
 
         Then a loop in which all samples count the same is weighted by samples.
         """

@@ -1,4 +1,4 @@
-"""Choose which checkpoint of a folder to resume from, and which ones to keep."""
+"""Chooses which checkpoint of a folder to resume from, and which ones to keep."""
 
 from __future__ import annotations
 

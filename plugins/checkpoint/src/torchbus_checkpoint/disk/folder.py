@@ -192,7 +192,10 @@ def manifest(folder: Path) -> Manifest:
         content = json_file(folder / MANIFEST)
         claimed = content.pop("sha256")
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
+        raise CheckpointError(
+            f"{folder} is not a checkpoint: it has no {MANIFEST}. Name a folder that has one, such"
+            " as checkpoints/step-00000120"
+        ) from None
     except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
         raise CheckpointError(
             f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})"

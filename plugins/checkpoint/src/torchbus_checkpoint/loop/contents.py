@@ -1,4 +1,4 @@
-"""Find the models, optimizers, schedulers and scalers of a loop, in the same order in every run."""
+"""Finds a loop's models, optimizers, schedulers and scalers, in the same order in every run."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def draws_alike(
 ) -> bool:
     """Raise UsageError if the script has drawn different random numbers before this pass.
 
-    Before the very first pass, warn instead, and return False: most draws there are weights, which
+    Before the first pass, warn instead, and return False: most draws there are weights, which
     will be restored.
     """
     others = history.differing(saved.gap, now)

@@ -242,7 +242,7 @@ class LoopPosition:
             return
         warn(
             f"persistent_workers: the workers of the loader of {over} start again, and so do the"
-            " random numbers that they draw"
+            " random numbers that they draw. For an exact resume, create the loader in each epoch"
         )
         self.random.put(then, loader)
         open_iterator(loader)

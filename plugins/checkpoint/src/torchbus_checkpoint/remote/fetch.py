@@ -145,7 +145,10 @@ def to_this_host(session: Context, options: CheckpointOptions, chosen: Path) -> 
     if session.local_rank == 0:
         _bring_chosen(Store(options.url), found)
     elif not session.job.wait_until(lambda _: _is_there(found), session.timeout.total_seconds()):
-        raise CheckpointError(f"{found} did not reach the host of rank {session.rank}")
+        raise CheckpointError(
+            f"{found} did not reach the host of rank {session.rank} in time: copy it there, or give"
+            " the session a longer timeout_s"
+        )
     return found
 
 

@@ -56,7 +56,7 @@ class RemoteMirror:
             raise self._error
 
     def close(self, patience_s: float, patience_away_s: float) -> None:
-        """Wait until all is sent, or until no progress for so long. Warn about what is not sent."""
+        """Wait until all is sent, or nothing moves for this time. Warn about what is not sent."""
         self._closing, self._moved_s = True, time.monotonic()
         self._work.set()
         while self._thread.is_alive() and time.monotonic() - self._moved_s < (

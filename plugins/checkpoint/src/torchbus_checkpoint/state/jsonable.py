@@ -62,7 +62,7 @@ MOST_ITEMS = 1 << 22
 
 
 def read_json(text: str | bytes) -> Any:
-    """Parse JSON of at most so many lists and objects: two bytes of text make a hundred of memory.
+    """Parse JSON of at most MOST_ITEMS containers: two bytes of text take a hundred in memory.
 
     Raises ValueError if it is invalid, has more, or is too deep.
     """

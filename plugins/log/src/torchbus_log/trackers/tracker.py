@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 RARER_AFTER_FAILURES, RAREST = 5, 64
-"""After so many failures in a row, only every second call is made, then every fourth, and so on."""
+"""After 5 failures in a row, every second call is made, then every fourth, down to every 64th."""
 
 
 class CallCounts:
@@ -100,7 +100,7 @@ ENOUGH_BYTES = 64 << 10
 
 
 class NoDiskRoom(OSError):
-    """Raised instead of a call, because the disk had no room left."""
+    """Raised when a call is skipped because the disk is full."""
 
 
 def has_room(folder: str | os.PathLike[str]) -> bool:

@@ -45,7 +45,7 @@ def section(runs: list[LoggedRun], heading: Heading) -> str:
 
 
 def spread(things: list[Thing], most: int) -> list[Thing]:
-    """Return at most so many, the first and the last among them, evenly."""
+    """Return at most ``most`` of them, evenly spread, with the first and the last."""
     if len(things) <= most:
         return things
     return [things[round(number * (len(things) - 1) / (most - 1))] for number in range(most)]

@@ -1,4 +1,4 @@
-"""Read the files of a run.
+"""Reads the files of a run.
 
 A killed process leaves a line without end. Everything before it counts."""
 

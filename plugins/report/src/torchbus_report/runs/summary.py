@@ -1,4 +1,4 @@
-"""Summarise a run in a few numbers."""
+"""Summarises a run in a few numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the data sets of all ranks: once for each data set that is to be divided."""
+"""Compares the data sets of all ranks, once for each data set that is to be divided."""
 
 from __future__ import annotations
 

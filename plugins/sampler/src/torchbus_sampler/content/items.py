@@ -1,4 +1,4 @@
-"""Describe an item of a data set by a few words and numbers, which ranks can compare."""
+"""Describes an item of a data set by a few words and numbers, which ranks can compare."""
 
 from __future__ import annotations
 

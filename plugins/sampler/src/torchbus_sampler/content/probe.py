@@ -1,4 +1,4 @@
-"""Ask a data set for a few items, and leave it as it was."""
+"""Asks a data set for a few items, and leaves it as it was."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import WeightedRandomSampler
 
-CHUNK = 32  # with replacement, torch draws so many at a time
-WHOLE = 2**26  # so many indices and fewer are one piece, if no other code draws from the generator
+CHUNK = 32  # with replacement, torch draws this number at a time
+WHOLE = 2**26  # indices in one piece at most, if no other code draws from the generator
 PIECES = (2**12, 2**22)  # the first and the largest piece of more
 SCRATCH = 2**16
 
@@ -114,7 +114,7 @@ class Weighted:
 
 
 class WithReplacement:
-    """Independent indices.
+    """Independent indices, drawn with replacement.
 
     ``ahead``: no other code draws from the generator, so pieces may be larger than needed now.
     """

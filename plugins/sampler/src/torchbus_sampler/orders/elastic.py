@@ -122,7 +122,7 @@ class ElasticIndices(DividedOrder):
             self._used += 1
 
     def skip(self, count: int) -> None:
-        """Skip so many steps. Raises StopIteration if there are fewer."""
+        """Skip ``count`` steps. Raises StopIteration if there are fewer."""
         for _ in range(count):
             next(self)
 

@@ -233,7 +233,7 @@ Fill = Callable[[Tensor], None]
 
 
 def array_length(length: int) -> int:
-    """Return how many numbers an array of so many indices has."""
+    """Return how many numbers an array of ``length`` indices has."""
     return length + -(-length // BLOCK)
 
 

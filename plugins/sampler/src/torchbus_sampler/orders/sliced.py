@@ -80,7 +80,7 @@ class Slices:
         return self._last[0] if self._single else self._last
 
     def skip(self, count: int) -> None:
-        """Skip so many steps. Raises StopIteration if there are fewer."""
+        """Skip ``count`` steps. Raises StopIteration if there are fewer."""
         # a rank without samples repeats its first batch, which it has to read
         repeats = (
             count > 1
@@ -192,7 +192,7 @@ class Portions:
 
 
 def even(rank: int, count: int, num_ranks: int, at_least: int) -> Portion:
-    """Split as evenly as ``share_sizes``: at least so many each if possible, rank 0 first."""
+    """Split as evenly as ``share_sizes``: if possible ``at_least`` each, rank 0 first."""
     sharers = min(num_ranks, max(1, count // at_least))
     size, remaining = divmod(count, sharers)
     if rank >= sharers:

@@ -54,7 +54,7 @@ NOT_DIVIDED = (
 
 
 class GradientSync:
-    """Implements ``backward``.
+    """Answers ``run_backward`` with a synchronised backward pass.
 
     ``make_reductions`` makes the reduction of gradients; ``average`` averages unsynchronised ones,
     which ``before_step`` finds. ``steps``: of all optimizers, so far.
@@ -287,9 +287,10 @@ class GradientSync:
     def _roots(
         self, reduction: Reduction, call: BackwardCall, engine: BackwardFunction, count: Count
     ) -> tuple[Roots, BaseException | None]:
-        """A rank without samples of its own starts from nothing but the header, as a rule.
+        """Return where this rank's backward starts, and the error of its own graph, or None.
 
-        The error is that of its own backward, whose gradients are dropped.
+        A rank without samples backpropagates only the header, unless the engine needs every rank in
+        the graph. The gradients of its own graph are dropped.
         """
         is_zero = count.is_zero
         tensors, gradients = call.start(1.0 if is_zero else count.weight)

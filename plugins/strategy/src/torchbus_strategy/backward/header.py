@@ -223,7 +223,7 @@ class DeviceHeader(Header):
 
 
 def make_header(first: Tensor, parameters: int) -> Header:
-    """A header for so many parameters, with the first one's device and, if it fits, its dtype."""
+    """A header for these parameters, on the first one's device and, if it fits, in its dtype."""
     real = first.dtype.to_real()
     dtype = real if real in (torch.float32, torch.float64) else torch.float32
     return (

@@ -198,7 +198,7 @@ class BackwardReport(NamedTuple):
 
 
 class Constants:
-    """Compares the numbers over ranks.
+    """Compares the constants of losses over ranks.
 
     ``optimizers`` returns the hyperparameters of those that all ranks know.
     """

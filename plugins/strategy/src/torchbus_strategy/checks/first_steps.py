@@ -100,8 +100,8 @@ class SameLoss:
         if differs or math.isnan(shared) > math.isnan(mine):
             raise RanksDiverged(
                 f"strategy={self._strategy!r}: {self._ranks} had different losses (their mean is"
-                f" {shared:g}, this one's {mine:g}), but each must see {self._batch}. Something"
-                " differs between them: a generator that is not seeded, the rank, a file, the time"
+                f" {shared:g}, this one's {mine:g}), but each must see {self._batch}. Give"
+                " them the same data: seed each generator, and do not read the rank or the time"
             )
 
 

@@ -23,7 +23,7 @@ def unit(dtype: torch.dtype = torch.float64) -> float:
 
 
 def of_sums(unit: float, terms: int, steps: int = 0) -> float:
-    """The largest relative difference that rounding explains after so many steps."""
+    """The largest relative difference that rounding explains after ``steps`` steps."""
     return 2 * LAMBDA * math.sqrt(max(terms, 1)) * unit * (steps + 1)
 
 

@@ -191,7 +191,7 @@ class Deciding:
 
 
 def _is_one_of(count: int, term: Term) -> bool:
-    """Whether it is one thing in a mean over so many, as in ``sum(losses) / len(losses)``."""
+    """Whether it is one of ``count`` things in a mean, as in ``sum(losses) / len(losses)``."""
     target = getattr(term.node, compat.TARGET, None)
     is_whole = target is None or target.numel() == 1  # not the one that is left of many
     is_one = is_whole and term.number is not None and _is(term.number, 1.0)

@@ -439,7 +439,7 @@ def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
 
 
 def _length(made_by: Node, sizes: Sequence[int], counted: Counted) -> float:
-    """Return how many things a mean over so many elements counts: those of the dimension in which
+    """Return how many things a mean over these elements counts: those of the dimension in which
     the graph shows the samples, or of dim 0.
 
     Walking the graph takes longer than all the rest. So it is asked in the first losses, and if it

@@ -165,14 +165,14 @@ def _broadcast(child: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _is_of_pairs(each: Sequence[SampleDims], children: Sequence[Any], budget: Budget) -> bool:
-    """Whether each sample meets each other one by broadcasting, as in ``x[:, None] - x[None]``."""
+    """Whether samples are combined in pairs by broadcasting, as in ``x[:, None] - x[None]``."""
     first = {one.dims[0] for one in each if one.dims}
     inserted = any(type(child).__name__ == "UnsqueezeBackward0" for child in children)
     return len(first) > 1 and inserted and budget.left >= 0
 
 
 def _is_shifted(found: SampleDims, children: Sequence[Any]) -> bool:
-    """Whether each sample meets its neighbours, as in ``x[1:] * x[:-1]``. Two halves do not."""
+    """Whether samples are combined with neighbours, as in ``x[1:] * x[:-1]``, not as two halves."""
     if len(children) != 2 or any(type(one).__name__ != "SliceBackward0" for one in children):
         return False
     one, other = children

@@ -52,7 +52,7 @@ def _without(place: slice, node: Node) -> Callable[[Gradients, Gradients], Gradi
 
 
 def _slope(node: Node, size: int) -> Tensor:
-    """The derivative of a product of so many numbers by the weight of all."""
+    """The derivative of a product of ``size`` numbers by the weight of all."""
     mine: Tensor = compat.operand(node)
     other: Tensor = compat.other(node)
     if type(node).__name__ == "DivBackward0":

@@ -44,8 +44,8 @@ class LossWeights:
     """The weights of a session's losses. All ranks call each method.
 
     ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
-    way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
-    over samples, as its graph says, is summed over ranks; without, it counts as a mean.
+    way if ``session.reduce`` might pair with another one. ``sums``: a loss that is a plain sum over
+    samples, as its graph says, is summed over ranks; without, it counts as a mean.
     ``is_trained``: whether a leaf is one whose gradient counts. Losses are tensors of one element;
     other shapes have no count.
     """

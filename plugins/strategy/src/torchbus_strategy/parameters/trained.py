@@ -52,7 +52,7 @@ def count_only_samples(session: Context) -> None:
         def synced(module: SyncBatchNorm, x: Tensor) -> Tensor:
             if not module.training or not _repeats(session):
                 return forward(module, x)
-            # its backward, too, meets the other ranks
+            # its backward, too, communicates with the other ranks
             return _by_itself(module, x) + forward(module, x[:0]).sum()
 
         return synced

@@ -68,7 +68,7 @@ def check(
     limit_s: float = LIMIT_S,
     preloaded: tuple[str, ...] = (),
 ) -> CaseOutcome:
-    """Run a rule's loop on so many ranks and in one plain process, and compare.
+    """Run a rule's loop on ``ranks`` ranks and in one plain process, and compare.
 
     ``dtype``: what the ranks compute in; the plain process always computes in float64. A case that
     takes more than ``limit_s`` is killed. ``preloaded``: modules that all cases import only once.

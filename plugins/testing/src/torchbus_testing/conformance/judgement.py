@@ -246,7 +246,7 @@ def _short(value: object) -> str:
 
 
 def first(problems: Iterable[str], count: int = SHOWN_PROBLEMS) -> list[str]:
-    """At most so many, and how many more."""
+    """At most ``count`` problems, and the number of the others."""
     every = list(problems)
     more = [f"... and {len(every) - count} more"] if len(every) > count else []
     return [*every[:count], *more]

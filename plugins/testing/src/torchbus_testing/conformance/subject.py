@@ -34,7 +34,7 @@ class Subject:
     def session(
         self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
     ) -> Session:
-        """A session of so many ranks on this machine's CPU, with a rule's options and plugins."""
+        """A session of ``ranks`` ranks on this machine's CPU, with a rule's options and plugins."""
         arguments: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
         arguments |= self.session_options
         mine = dict(self.options)

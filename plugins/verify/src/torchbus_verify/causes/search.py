@@ -141,7 +141,7 @@ AS_FAR = 4.0
 
 
 def disturb(terms: int) -> Change:
-    """Perturbs each gradient by the possible rounding error of a sum of so many terms."""
+    """Perturbs each gradient by the possible rounding error of a sum of ``terms`` terms."""
 
     def change(run: Inside) -> None:
         generator = torch.Generator().manual_seed(1)

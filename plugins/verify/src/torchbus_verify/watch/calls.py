@@ -28,7 +28,7 @@ from torchbus_verify._compat import COLLECTIVES, DispatchMode, current_graph_tas
 
 @dataclass
 class RecordedCall:
-    """One call.
+    """One outermost call of a model.
 
     ``module``: its index in the list of modules, equal on all ranks. ``gradients``: those of the
     returned tensors, in order; None for those that the loss does not need.

@@ -102,7 +102,7 @@ def _epochs(run: LoopRun) -> Iterable[int]:
 
 
 def then_others(ranks: int) -> tuple[int, ...]:
-    """Saved by so many ranks; two resume on three, more on two."""
+    """Saved by ``ranks`` ranks; two resume on three, more on two."""
     return (ranks, 3 if ranks == 2 else 2)
 
 
