@@ -51,7 +51,21 @@ class RankVerbs:
         is_first = world.local_rank == 0 if local else world.is_main
         name = f"first of node {world.node_rank}" if local else "first"
         with self._first(name, "s.main_first", is_first):
+            if not is_first:
+                self._meet()
             yield
+        if is_first:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Come to a place that is behind all changes of files in the blocks of first ranks.
+
+        So the others see them. Without a place between, they see what rank 0 saw at theirs.
+        """
+        if self._session.job is not None:
+            self._session.job.wait_in("s.main_first")
+            self._session.barrier()
+            self._session.job.go_on()
 
     def once(self, key: str, function: Callable[[], Result]) -> Result:
         """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
