@@ -194,6 +194,22 @@ def test_metric_objects_are_computed_at_the_end_of_the_pass():
     assert hears.of("mean") == [(0, 4.0), (0, 4.0)] and hears.of("outside") == [(0, 5.0)]
 
 
+def test_a_metric_object_logged_after_the_pass_begins_anew_with_the_next_pass():
+    hears, metric, last = RecordingLogger(), MeanMetric(), MeanMetric()
+    with session(strategy=None, logger=hears) as s:
+        for epoch in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.arange(9.0) + epoch), batch_size=4):
+                metric.update(x)
+            s.log("mean", metric)
+            assert metric.compute() == 4.0 + epoch  # still there until the next pass
+            s.log("last", last.update(epoch) or last)
+            last.reset()  # the script has begun anew itself
+            last.update(torch.tensor([7.0]))
+            last.update(7.0)
+        list(DataLoader(torch.arange(3)))
+    assert hears.of("mean") == [(0, 4.0), (0, 5.0)] and last.compute() == 7.0
+
+
 def test_without_a_logger_nothing_is_gathered_or_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with session(strategy=None) as s:  # with companions of what other tests have imported
