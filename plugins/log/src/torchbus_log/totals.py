@@ -104,7 +104,7 @@ class Metric(Protocol):
 
 
 def updates(metric: Metric) -> object:
-    """Return how often a metric object has been updated since it was reset; None if it is unknown."""
+    """Return how often a metric object was updated since its reset; None if it is unknown."""
     return getattr(metric, "update_count", None)
 
 
