@@ -309,3 +309,7 @@ def test_one_process_has_all_items_and_every_verb() -> None:
             s.split_between_processes({"a": [1], "b": [1, 2]}).__enter__()
         with pytest.raises(UsageError, match="key"):
             s.once(3, int)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"an int is not a function: .* s.once\('data'"):
+            s.once("words", 3)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="a NoneType is not a function"):
+            s.on_main(None)  # type: ignore[arg-type]

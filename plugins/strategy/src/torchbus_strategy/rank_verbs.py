@@ -75,6 +75,7 @@ class RankVerbs:
         it.
         """
         expect("key", key, str, "a name for what the function makes")
+        _expect_function("s.once('data', download)", function)
         if key not in self._results:
             self._results[key] = self._made(key, function)
         made: Result = self._results[key]
@@ -86,6 +87,8 @@ class RankVerbs:
         On other ranks it returns None, at once. The function must not call what all ranks have to
         call, such as ``s.reduce`` or ``backward``.
         """
+
+        _expect_function("s.on_main(upload)(path)", function)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Result | None:
@@ -180,6 +183,12 @@ def refuse_other_counts(reported: list[Reported]) -> None:
                 f"s.gather_in_order: rank {rank} has {one.results} results for its {one.rows}"
                 " items: pass a list or a tensor with one result for each item"
             )
+
+
+def _expect_function(example: str, function: object) -> None:
+    if not callable(function):
+        found = an(type(function).__name__)
+        raise UsageError(f"{found} is not a function: pass one, as in {example}")
 
 
 def _of_first_members(parts: list[Any], reported: list[Reported]) -> list[Any]:
