@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
+from torchbus import hookimpl, session
 from torchbus.errors import UsageError
 from torchmetrics import MeanMetric
 
@@ -218,6 +218,24 @@ def test_an_evaluation_in_the_middle_of_an_epoch_begins_none(way, tmp_path):
         found = json.loads(line)
         epochs += [(found["real"], found["epoch"])] if "real" in found else []
     assert epochs == [(0, 0)] * 4 + [(1, 1)] * 4
+
+
+def test_a_metric_object_is_on_the_progress_bar():
+    class Bar:
+        @hookimpl(optionalhook=True)
+        def metrics_ready(self, metrics, prog_bar):
+            on_bar.update({name: name in prog_bar for name in metrics})
+
+    on_bar: dict[str, bool] = {}
+    metrics = {"in": MeanMetric(), "hidden": MeanMetric(), "after": MeanMetric()}
+    with session(strategy=None, logger=Bar()) as s:
+        for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=4):
+            for metric in metrics.values():
+                metric.update(x)
+            s.log("in", metrics["in"], prog_bar=True)
+            s.log("hidden", metrics["hidden"])
+        s.log("after", metrics["after"], prog_bar=True)
+    assert on_bar == {"in": True, "hidden": False, "after": True}
 
 
 def test_a_metric_object_logged_after_the_pass_begins_anew_with_the_next_pass():

@@ -68,6 +68,7 @@ class Gatherer:
         self._point = 0
         self._is_late = self._follows_training = False
         self._metrics: list[tuple[str, Metric, int]] = []
+        self._on_bar: set[str] = set()  # names of metric objects
         self._logged_outside: list[tuple[Metric, object]] = []  # with their numbers of updates
         self.passes = passes
         self.waiting: list[LoggedValue] = []
@@ -154,11 +155,13 @@ class Gatherer:
             return 0.0
         return self.passes.samples if how.batch_size is None else float(how.batch_size)
 
-    def add_metric(self, name: str, metric: Metric) -> None:
+    def add_metric(self, name: str, metric: Metric, prog_bar: bool) -> None:
         """Compute a metric object when the pass ends, or outside of a pass now.
 
         It is reset then, or outside of a pass when the next one begins.
         """
+        if prog_bar:
+            self._on_bar.add(name)
         if self._monitors is not None:
             self._is_monitored(name, True)
             self._monitors.named(name, name)
@@ -175,6 +178,7 @@ class Gatherer:
     def _computed(self, name: str, metric: Metric, step: int) -> list[LoggedValue]:
         """Compute a metric object on all ranks. Send what is not one number; return the rest."""
         records, more = computed(name, metric, step, self.passes.epoch)
+        records = [one._replace(prog_bar=name in self._on_bar) for one in records]
         for one, found in more.items() if self._session.is_main else ():
             if found.numel() > TABLE_AT_MOST:
                 self._session.bus.hook.histogram_ready(
