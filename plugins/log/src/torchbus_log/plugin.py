@@ -215,6 +215,12 @@ class Log:
                 f"s.log({name!r}, ..., on_step=True): {an(type(metric).__name__)} is computed at"
                 " the end of the pass, not in a step"
             )
+        for option in ("reduce", "batch_size", "step"):
+            if getattr(manner, option) != getattr(PLAINLY, option):
+                raise UsageError(
+                    f"s.log({name!r}, ..., {option}=...): {an(type(metric).__name__)} has its own"
+                    " way: leave it out, or log metric.compute()"
+                )
         if self._gatherer is not None:
             self._gatherer.add_metric(name, metric, manner.prog_bar)
 
