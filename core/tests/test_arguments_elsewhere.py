@@ -31,7 +31,7 @@ def test_a_verb(name: str, hint: str) -> None:
     with session() as s:
         with pytest.raises(AttributeError) as error:
             getattr(s, name)
-        assert str(error.value) == f"session has no {name!r}: unknown s.{name}(): {hint}"
+        assert str(error.value) == f"session has no {name!r}: unknown s.{name}: {hint}"
         assert not hasattr(s, name)
 
 

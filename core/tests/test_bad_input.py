@@ -94,7 +94,7 @@ def test_a_verb_whose_plugin_is_not_installed(nothing_installed):
     with session(strategy=None) as s, pytest.raises(PluginNotInstalled) as error:
         s.log("loss", 1.0)
     assert (
-        str(error.value) == "s.log() needs a plugin that is not installed: pip install torchbus-log"
+        str(error.value) == "s.log needs a plugin that is not installed: pip install torchbus-log"
     )
 
 

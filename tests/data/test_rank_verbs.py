@@ -30,6 +30,30 @@ def test_rank_0_goes_first_and_the_others_find_what_it_made(tmp_path: Path) -> N
     assert found == {place: [False, True, True] for place in ("one", "two", "three")}
 
 
+def test_the_others_find_files_of_the_script_too(tmp_path: Path) -> None:
+    """Elsewhere they see of these what rank 0 saw at the same place. Here that would be nothing."""
+    found = facts(
+        """
+        from time import sleep
+        for place, local in (("one", False), ("two", True)):
+            with s.main_first(local=local):
+                saw = [Path(place).exists(), place in os.listdir()]
+                if not all(saw):
+                    sleep(0.05)
+                    Path(place).write_text("downloaded")
+            found[place] = s.all_gather_object([*saw, Path(place).read_text()])
+        with s.main_first():
+            Path("always").write_text("once")
+        found["always"] = s.all_gather_object(Path("always").read_text())
+        """,
+        before=f"import os\nfrom pathlib import Path\nos.chdir({str(tmp_path)!r})",
+        ranks=3,
+    )
+    first, later = [[saw, saw, "downloaded"] for saw in (False, True)]
+    both = [first, later, later]
+    assert found == {"one": both, "two": both, "always": ["once"] * 3}
+
+
 ON_NODES = """
 import json, sys
 from pathlib import Path
@@ -285,3 +309,7 @@ def test_one_process_has_all_items_and_every_verb() -> None:
             s.split_between_processes({"a": [1], "b": [1, 2]}).__enter__()
         with pytest.raises(UsageError, match="key"):
             s.once(3, int)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"an int is not a function: .* s.once\('data'"):
+            s.once("words", 3)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="a NoneType is not a function"):
+            s.on_main(None)  # type: ignore[arg-type]

@@ -165,6 +165,48 @@ def test_divided_evaluations_are_gathered(ranks: int) -> None:
     assert found["one sample"] == 1
 
 
+@pytest.mark.parametrize("options", ["", "shard_eval=True, "])
+def test_a_monitored_metric_is_not_reduced_once_more(options: str) -> None:
+    """It is judged and written as it is: by itself it is that of all ranks."""
+    found = facts(
+        """
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        metrics = {"in": MeanMetric(), "val": MeanMetric()}
+        for epoch in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=2):
+                net(x).mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for (x,) in DataLoader(TensorDataset(torch.arange(12.0) + epoch), batch_size=2):
+                    for name, metric in metrics.items():
+                        metric.update(x)
+                    s.log("in", metrics["in"])
+            s.log("val", metrics["val"])
+        found["judged"] = s.all_gather_object(judged)
+        """,
+        options=options + 'logger=Logger(), early_stop="val", patience=9',
+        before="""
+        from torchmetrics import MeanMetric
+        from torchbus import hookimpl
+        judged = {"in": [], "val": []}
+        class Logger:
+            @hookimpl(optionalhook=True)
+            def monitored_name(self):
+                return "in"
+            @hookimpl(optionalhook=True)
+            def monitored_value(self, name, value):
+                judged[name].append(value)
+            @hookimpl(optionalhook=True)
+            def metrics_ready(self, metrics):
+                found.update({f"{name} {value}": 1 for name, value in metrics.items() if name in judged})
+        """,
+        ranks=3,
+    )
+    assert found.pop("judged") == [{"in": [5.5, 6.5], "val": [5.5, 6.5]}] * 3
+    assert sorted(found) == ["in 5.5", "in 6.5", "val 5.5", "val 6.5"]
+
+
 def test_shares_and_whole_batches_in_one_metric_are_refused() -> None:
     found = facts(
         SETUP

@@ -117,10 +117,21 @@ def test_without_a_server_the_run_is_in_a_local_store(log, read, values):
     assert series(run, "rank0") == values and told["id"] == run["id"]
 
 
-def test_a_rejected_uri_stops_before_training():
-    logger = MLflowLogger(tracking_uri="nonsense://host")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "nonsense://host",
+        "localhost:5000",
+        "sqlite://store.db",
+        "http:/host:5000",
+        "postgresql+no://h",
+    ],
+)
+def test_a_rejected_uri_stops_before_training(uri):
+    logger = MLflowLogger(tracking_uri=uri)
     with (
-        pytest.raises(UsageError, match="tracking_uri='nonsense://host' is rejected"),
+        pytest.raises(UsageError, match=re.escape(f"tracking_uri={uri!r} is rejected")),
         session(logger=logger),
     ):
         raise AssertionError("it trains")

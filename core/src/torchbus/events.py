@@ -375,7 +375,7 @@ def before_optimizer_step(optimizer: Optimizer, closure: Callable[[], object] | 
 
 @hookspec
 def gradients_ready(optimizer: Optimizer, closure: Callable[[], object] | None) -> None:
-    """*Hot.* ``optimizer.step`` is about to use the gradients, which are final.
+    """*Hot.* ``optimizer.step`` is about to use the gradients, final for ``trylast=True``.
 
     Without a closure it is sent once per step, after ``before_optimizer_step``. With a closure it
     is sent inside the step, each time after the optimizer has called the closure.

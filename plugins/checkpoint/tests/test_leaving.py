@@ -144,7 +144,12 @@ def test_time_limits(text: Any, expected: float) -> None:
     assert seconds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "90", "1:2:3:4", "x", 90])
+@pytest.mark.parametrize("text", ["", "90", "1-12:00", "x", 90])
 def test_bad_time_limits(text: Any) -> None:
     with pytest.raises(UsageError, match="a timedelta, or a string"):
         seconds(text)
+
+
+def test_a_time_limit_of_61_minutes() -> None:
+    with pytest.raises(UsageError, match="time_limit='11:61:00': it has 61 minutes"):
+        seconds("11:61:00")

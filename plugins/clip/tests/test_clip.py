@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torchbus import session
+from torchbus import hookimpl, session
 from torchbus.errors import UsageError
+
+from torchbus_clip import Clip
 
 
 def train(clip: Any = None, closures: bool = False, make: Any = torch.optim.SGD) -> Tensor:
@@ -57,6 +59,37 @@ def test_the_norm_can_be_read() -> None:
     with session(gradient_clip_val=0.05) as s:
         train()
         assert s.gradient_norm > 0.05
+
+
+class Reader:
+    """Reads the gradients of each step: where it is called by its place, and last."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+        self.last: list[float] = []
+
+    @hookimpl
+    def gradients_ready(self, optimizer: torch.optim.Optimizer) -> None:
+        self.norms.append(norm_of(optimizer))
+
+    @hookimpl(trylast=True, specname="gradients_ready")
+    def finally_ready(self, optimizer: torch.optim.Optimizer) -> None:
+        self.last.append(norm_of(optimizer))
+
+
+def norm_of(optimizer: torch.optim.Optimizer) -> float:
+    gradients = [one.grad for one in optimizer.param_groups[0]["params"]]
+    return float(nn.utils.get_total_norm(gradients))
+
+
+def test_plugins_get_the_final_gradients() -> None:
+    for plugins, options in (
+        ([reader := Reader()], {"gradient_clip_val": 0.05}),
+        ([Clip(0.05), after := Reader()], {}),
+    ):
+        with session(*plugins, **options):
+            train()
+    assert reader.norms == reader.last == after.last == pytest.approx([0.05] * 6, rel=1e-4)
 
 
 def test_nothing_is_clipped_without_a_limit() -> None:

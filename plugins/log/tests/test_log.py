@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import UserDict
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
+from torchbus import hookimpl, session
 from torchbus.errors import UsageError
 from torchmetrics import MeanMetric
 
@@ -192,6 +193,65 @@ def test_metric_objects_are_computed_at_the_end_of_the_pass():
         metric.update(5.0)
         s.log("outside", metric)
     assert hears.of("mean") == [(0, 4.0), (0, 4.0)] and hears.of("outside") == [(0, 5.0)]
+
+
+@pytest.mark.parametrize("way", ["to its end", "left"])
+def test_an_evaluation_in_the_middle_of_an_epoch_begins_none(way, tmp_path):
+    """Its name may come late, too: it is another evaluation than the one that is judged."""
+    net, epochs = torch.nn.Linear(1, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = TensorDataset(torch.ones(8, 1))
+    options = {"logger": "local", "log_dir": tmp_path, "log_every_n_steps": 1}
+    with session(strategy=None, early_stop="val", **options) as s:
+        for epoch in range(2):
+            for (x,) in DataLoader(data, batch_size=2):
+                net(x).mean().backward()
+                optimizer.step()
+                s.log("real", epoch)
+                with torch.no_grad():
+                    for (y,) in DataLoader(data):
+                        net(y)
+                        if way == "left":
+                            break
+            s.log("val", 1.0)
+    for line in next(tmp_path.glob("*/metrics-rank0.jsonl")).read_text().splitlines():
+        found = json.loads(line)
+        epochs += [(found["real"], found["epoch"])] if "real" in found else []
+    assert epochs == [(0, 0)] * 4 + [(1, 1)] * 4
+
+
+def test_a_metric_object_is_on_the_progress_bar():
+    class Bar:
+        @hookimpl(optionalhook=True)
+        def metrics_ready(self, metrics, prog_bar):
+            on_bar.update({name: name in prog_bar for name in metrics})
+
+    on_bar: dict[str, bool] = {}
+    metrics = {"in": MeanMetric(), "hidden": MeanMetric(), "after": MeanMetric()}
+    with session(strategy=None, logger=Bar()) as s:
+        for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=4):
+            for metric in metrics.values():
+                metric.update(x)
+            s.log("in", metrics["in"], prog_bar=True)
+            s.log("hidden", metrics["hidden"])
+        s.log("after", metrics["after"], prog_bar=True)
+    assert on_bar == {"in": True, "hidden": False, "after": True}
+
+
+def test_a_metric_object_logged_after_the_pass_begins_anew_with_the_next_pass():
+    hears, metric, last = RecordingLogger(), MeanMetric(), MeanMetric()
+    with session(strategy=None, logger=hears) as s:
+        for epoch in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.arange(9.0) + epoch), batch_size=4):
+                metric.update(x)
+            s.log("mean", metric)
+            assert metric.compute() == 4.0 + epoch  # still there until the next pass
+            s.log("last", last.update(epoch) or last)
+            last.reset()  # the script has begun anew itself
+            last.update(torch.tensor([7.0]))
+            last.update(7.0)
+        list(DataLoader(torch.arange(3)))
+    assert hears.of("mean") == [(0, 4.0), (0, 5.0)] and last.compute() == 7.0
 
 
 def test_without_a_logger_nothing_is_gathered_or_written(tmp_path, monkeypatch):

@@ -93,6 +93,14 @@ PASS = ". Pass a number, or a tensor of one element"
             lambda s: s.log("acc", MeanMetric(), on_step=True),
             "s.log('acc', ..., on_step=True): a MeanMetric is computed at the end of the pass, not in a step",
         ),
+        (
+            lambda s: s.log("acc", MeanMetric(), reduce="max"),
+            "s.log('acc', ..., reduce=...): a MeanMetric has its own way: leave it out, or log metric.compute()",
+        ),
+        (
+            lambda s: s.log("acc", MeanMetric(), on_epoch=True, batch_size=4),
+            "s.log('acc', ..., batch_size=...): a MeanMetric has its own way: leave it out, or log metric.compute()",
+        ),
     ],
 )
 @pytest.mark.parametrize("logger", [None, RecordingLogger()])

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from torchbus.plugin import Context, UsageError, expect
 
@@ -102,14 +103,21 @@ class MLflowLogger(RunOfProject):
         self.client.set_terminated(run.info.run_id, "FAILED" if failed else "FINISHED")
 
     def _client(self, uri: str | None) -> MlflowClient:
-        """Return the client. Raises UsageError for a URI that MLflow rejects without a look."""
-        from mlflow import MlflowClient
+        """Return the client. Raises UsageError for a URI that can't be right, without a look."""
+        import mlflow
         from mlflow.exceptions import MlflowException
 
+        shown = "MLFLOW_TRACKING_URI" if uri is None else f"tracking_uri={uri!r}"
+        address = urlsplit(uri or mlflow.get_tracking_uri())
+        if address.scheme in ("http", "https") and not address.hostname:
+            raise UsageError(f"mlflow: {shown} is rejected: it has no host, as in http://HOST:5000")
         try:
-            return MlflowClient(uri)
-        except MlflowException as error:
-            shown = "MLFLOW_TRACKING_URI" if uri is None else f"tracking_uri={uri!r}"
+            return mlflow.MlflowClient(uri)
+        except Exception as error:
+            # SQLAlchemy's names, which not every MLflow brings; a database may also be down
+            is_wrong = type(error).__name__ in ("ArgumentError", "NoSuchModuleError")
+            if not is_wrong and not isinstance(error, MlflowException | ImportError):
+                raise
             raise UsageError(f"mlflow: {shown} is rejected: {error}") from None
 
     def _new(self, client: MlflowClient) -> Run:

@@ -150,7 +150,7 @@ def refuse_contested(kind: str, name: str) -> None:
 
 def _what(kind: str, name: str) -> str:
     return {
-        "verb": f"s.{name}()",
+        "verb": f"s.{name}",
         "option": f"option {name!r}",
         "testing": f"{name} of the testing kit",
         "service": "more than one rank" if name == "launcher" else f"session.{name}",

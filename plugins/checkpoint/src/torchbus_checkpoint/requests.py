@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ from types import FrameType
 
 from torchbus.plugin import Context, UsageError, expect
 
-from torchbus_strategy.decisions import Decisions
+from torchbus_strategy.decisions import Decisions, clock_seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALLED = "checkpoint/signal"
@@ -122,15 +121,12 @@ class Requests:
 
 def seconds(time_limit: str | timedelta) -> float:
     """Convert ``"1:30:00"``, as SLURM writes it, or a timedelta. Raises UsageError."""
+    limit: float | None = None
     if isinstance(time_limit, timedelta):
         limit = time_limit.total_seconds()
-    elif isinstance(time_limit, str) and re.fullmatch(r"(\d+-)?(\d+:)?\d+:\d+", time_limit):
-        days, _, clock = time_limit.rpartition("-")
-        parts = [int(part) for part in clock.split(":")]
-        limit = int(days or 0) * 86400.0 + sum(
-            part * 60**power for power, part in enumerate(reversed(parts))
-        )
-    else:
+    elif isinstance(time_limit, str):
+        limit = clock_seconds("time_limit", time_limit)
+    if limit is None:
         raise UsageError(
             f"time_limit={time_limit!r}: it must be a timedelta, or a string such as '30:00',"
             " '11:50:00' or '1-12:00:00'"

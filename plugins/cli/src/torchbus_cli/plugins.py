@@ -265,7 +265,7 @@ def _provides(plugin: InstalledPlugin) -> str:
             ("strategy", plugin.strategies),
             ("logger", plugin.loggers),
             ("options", plugin.options),
-            ("methods", [f"s.{verb}()" for verb in plugin.verbs]),
+            ("methods", [f"s.{verb}" for verb in plugin.verbs]),
         )
         if names
     ]

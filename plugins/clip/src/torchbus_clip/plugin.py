@@ -60,7 +60,7 @@ class Clip:
     def session_start(self, session: Context) -> None:
         self._session = session
 
-    @hookimpl(trylast=True)
+    @hookimpl
     def gradients_ready(self, optimizer: Optimizer) -> None:
         if not self._limit or self._session is None or not self._session.captures(optimizer):
             return

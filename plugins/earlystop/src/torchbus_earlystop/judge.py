@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from datetime import timedelta
 from torch.optim import Optimizer
 from torchbus.plugin import Answer, Context, UsageError, expect, hookimpl
 
-from torchbus_strategy.decisions import Decisions
+from torchbus_strategy.decisions import Decisions, clock_seconds
 
 MODES = ("min", "max")
 
@@ -126,21 +125,16 @@ class MaxTime:
             self._stop()
 
 
-CLOCK = r"(?:(?:(\d+):)?(\d+):)?(\d+):(\d+)"
-UNITS_S = (86400, 3600, 60, 1)
-
-
 def seconds(max_time: str | float | timedelta) -> float:
     """Convert "02:00:00", "1:02:00:00" with days, a timedelta or seconds. Raises UsageError."""
-    found = re.fullmatch(CLOCK, max_time) if isinstance(max_time, str) else None
-    if found is not None:
-        parts = [int(part or 0) for part in found.groups()]
-        limit = float(sum(part * unit for part, unit in zip(parts, UNITS_S, strict=True)))
+    limit: float | None = None
+    if isinstance(max_time, str):
+        limit = clock_seconds("max_time", max_time)
     elif isinstance(max_time, timedelta):
         limit = max_time.total_seconds()
     elif isinstance(max_time, int | float) and not isinstance(max_time, bool):
         limit = float(max_time)
-    else:
+    if limit is None:
         raise UsageError(
             f"max_time={max_time!r}: it must be a string such as '02:00:00' or '1:12:00:00', a"
             " timedelta, or a number of seconds"

@@ -62,7 +62,7 @@ def computed(
         if isinstance(found, Tensor) and found.numel() != 1 and found.dim() in (1, 2)
     }
     return [
-        LoggedValue(one, step, epoch, (to_value(one, found),), 1.0, 1.0, "sum", False, False)
+        LoggedValue(one, step, epoch, (to_value(one, found),), 1.0, 1.0, "mean", False, False)
         for one, found in named.items()
         if one not in more
     ], more

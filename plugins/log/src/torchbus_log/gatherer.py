@@ -27,7 +27,7 @@ from torchbus_log.exchange import (
 )
 from torchbus_log.monitors import Monitors
 from torchbus_log.passes import LoggedPass, OpenPasses
-from torchbus_log.totals import Metric, Value, check_step
+from torchbus_log.totals import Metric, Value, check_step, updates
 from torchbus_log.trackers.values import Values, table_of
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
@@ -68,6 +68,8 @@ class Gatherer:
         self._point = 0
         self._is_late = self._follows_training = False
         self._metrics: list[tuple[str, Metric, int]] = []
+        self._on_bar: set[str] = set()  # names of metric objects
+        self._logged_outside: list[tuple[Metric, object]] = []  # with their numbers of updates
         self.passes = passes
         self.waiting: list[LoggedValue] = []
         self.names: set[str] = set()
@@ -153,11 +155,18 @@ class Gatherer:
             return 0.0
         return self.passes.samples if how.batch_size is None else float(how.batch_size)
 
-    def add_metric(self, name: str, metric: Metric) -> None:
-        """Compute a metric object when the pass ends, or outside of a pass now."""
+    def add_metric(self, name: str, metric: Metric, prog_bar: bool) -> None:
+        """Compute a metric object when the pass ends, or outside of a pass now.
+
+        It is reset then, or outside of a pass when the next one begins.
+        """
+        if prog_bar:
+            self._on_bar.add(name)
         if self._monitors is not None:
             self._is_monitored(name, True)
             self._monitors.named(name, name)
+        if self.passes.current is self.passes.outside:
+            self._logged_outside.append((metric, updates(metric)))
         if self.passes.current is self.passes.outside and self._monitors is not None:
             values = self._computed(name, metric, self._steps.count)
             self.waiting += self._monitors.judged(values)
@@ -169,6 +178,7 @@ class Gatherer:
     def _computed(self, name: str, metric: Metric, step: int) -> list[LoggedValue]:
         """Compute a metric object on all ranks. Send what is not one number; return the rest."""
         records, more = computed(name, metric, step, self.passes.epoch)
+        records = [one._replace(prog_bar=name in self._on_bar) for one in records]
         for one, found in more.items() if self._session.is_main else ():
             if found.numel() > TABLE_AT_MOST:
                 self._session.bus.hook.histogram_ready(
@@ -197,6 +207,10 @@ class Gatherer:
     @hookimpl
     def loader_opened(self) -> None:
         """The pass before is over by now, even if a wrapper had read it ahead of the loop."""
+        for metric, before in self._logged_outside:
+            if updates(metric) == before:  # else the loop goes on with it, or has reset it
+                metric.reset()
+        self._logged_outside.clear()
         is_next_epoch = self._follows_training and torch.is_grad_enabled()
         if self._is_late or is_next_epoch:
             self.reach_point(automatic=self._is_late)

@@ -102,14 +102,17 @@ class OpenPasses:
             )
             if known is not None:  # the loop has got another batch since
                 self._weigh(known, batch.rows, batch.share)
-        if not self._fresh:
+        # an evaluation in the middle of the pass has ended by now
+        still = [one for one in self._fresh if one in self._open and not one.was_left]
+        fresh = still or self._fresh
+        if not fresh:
             return
         if self.epoch is None:
             self.epoch = 0
-        elif not (self._fresh[0].trains or self._fresh[0].goes_on):
+        elif not (fresh[0].trains or fresh[0].goes_on):
             self.epoch += 1
-        self.samples_trained_on += self._fresh[0].everywhere
-        for one in self._fresh:
+        self.samples_trained_on += fresh[0].everywhere
+        for one in fresh:
             one.trains = True
         self._fresh.clear()
 

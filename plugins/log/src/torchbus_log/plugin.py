@@ -195,7 +195,7 @@ class Log:
             elif isinstance(value, (Tensor, Real)) or not isinstance(value, Metric):
                 number = to_value(name, value)
             else:
-                self._log_metric(name, value, manner.on_step)
+                self._log_metric(name, value, manner)
                 continue
             if manner is not PLAINLY and not (manner.on_epoch or manner.in_step):
                 raise UsageError(
@@ -210,14 +210,20 @@ class Log:
         if gatherer is not None:
             gatherer.logged()
 
-    def _log_metric(self, name: str, metric: Metric, on_step: bool | None) -> None:
-        if on_step:
+    def _log_metric(self, name: str, metric: Metric, manner: How) -> None:
+        if manner.on_step:
             raise UsageError(
                 f"s.log({name!r}, ..., on_step=True): {an(type(metric).__name__)} is computed at"
                 " the end of the pass, not in a step"
             )
+        for option in ("reduce", "batch_size", "step"):
+            if getattr(manner, option) != getattr(PLAINLY, option):
+                raise UsageError(
+                    f"s.log({name!r}, ..., {option}=...): {an(type(metric).__name__)} has its own"
+                    " way: leave it out, or log metric.compute()"
+                )
         if self._gatherer is not None:
-            self._gatherer.add_metric(name, metric)
+            self._gatherer.add_metric(name, metric, manner.prog_bar)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:

@@ -103,6 +103,11 @@ class Metric(Protocol):
     def reset(self) -> None: ...
 
 
+def updates(metric: Metric) -> object:
+    """Return how often a metric object was updated since its reset; None if it is unknown."""
+    return getattr(metric, "update_count", None)
+
+
 def check_name(name: object, verb: str = "log") -> str:
     """Return a metric's name. Raises UsageError if it is not a string, or empty."""
     if not isinstance(name, str) or not name:

@@ -9,16 +9,43 @@ places without a look: each decision names the next place, a quarter of a second
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from torchbus.plugin import Context, RankFailed, SharedStore
+from torchbus.plugin import Context, RankFailed, SharedStore, UsageError
 
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
 MAX_DECISIONS = 1000  # decisions in the store: no rank is further behind rank 0
+CLOCK = r"(?:(?:(\d+)[:-])?(\d+):)?(\d+):(\d+)"
+CLOCK_UNITS = (("days", 86400, 0), ("hours", 3600, 24), ("minutes", 60, 60), ("seconds", 1, 60))
+
+
+def clock_seconds(option: str, clock: str) -> float | None:
+    """Convert "30:00", "02:00:00", and with days "1:12:00:00" or "1-12:00:00".
+
+    Returns None for another form. Raises UsageError if a part is too large, as in "01:61:00".
+    """
+    found = re.fullmatch(CLOCK, clock)
+    if found is None:
+        return None
+    given = [
+        (int(part), *unit)
+        for part, unit in zip(found.groups(), CLOCK_UNITS, strict=True)
+        if part is not None
+    ]
+    total = sum(number * unit_s for number, _, unit_s, _ in given)
+    for number, name, _, end in given[1:]:
+        if number >= end:
+            right = f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}"
+            raise UsageError(
+                f"{option}={clock!r}: it has {number} {name}, but at most {end - 1} fit there. If"
+                f" you mean {total} seconds, write {right!r}"
+            )
+    return float(total)
 
 
 class Decisions:

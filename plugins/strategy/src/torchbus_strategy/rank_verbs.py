@@ -51,7 +51,21 @@ class RankVerbs:
         is_first = world.local_rank == 0 if local else world.is_main
         name = f"first of node {world.node_rank}" if local else "first"
         with self._first(name, "s.main_first", is_first):
+            if not is_first:
+                self._meet()
             yield
+        if is_first:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Come to a place that is behind all changes of files in the blocks of first ranks.
+
+        So the others see them. Without a place between, they see what rank 0 saw at theirs.
+        """
+        if self._session.job is not None:
+            self._session.job.wait_in("s.main_first")
+            self._session.barrier()
+            self._session.job.go_on()
 
     def once(self, key: str, function: Callable[[], Result]) -> Result:
         """Return on all ranks what ``function`` returns on rank 0, which alone calls it.
@@ -61,6 +75,7 @@ class RankVerbs:
         it.
         """
         expect("key", key, str, "a name for what the function makes")
+        _expect_function("s.once('data', download)", function)
         if key not in self._results:
             self._results[key] = self._made(key, function)
         made: Result = self._results[key]
@@ -72,6 +87,8 @@ class RankVerbs:
         On other ranks it returns None, at once. The function must not call what all ranks have to
         call, such as ``s.reduce`` or ``backward``.
         """
+
+        _expect_function("s.on_main(upload)(path)", function)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Result | None:
@@ -168,6 +185,12 @@ def refuse_other_counts(reported: list[Reported]) -> None:
                 f"s.gather_in_order: rank {rank} has {one.results} results for its {one.rows}"
                 " items: pass a list or a tensor with one result for each item"
             )
+
+
+def _expect_function(example: str, function: object) -> None:
+    if not callable(function):
+        found = an(type(function).__name__)
+        raise UsageError(f"{found} is not a function: pass one, as in {example}")
 
 
 def _of_first_members(parts: list[Any], reported: list[Reported]) -> list[Any]:
