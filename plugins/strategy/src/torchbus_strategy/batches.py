@@ -109,7 +109,7 @@ class TrackedBatch:
 
     @property
     def references(self) -> int:
-        """How many graphs and views refer to its tensors. A backward releases those that it frees."""
+        """How many graphs and views refer to its tensors. A backward frees some of them."""
         return sum(map(_references, self.tensors))
 
     def note_views(self) -> None:
