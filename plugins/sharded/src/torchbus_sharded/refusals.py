@@ -35,6 +35,7 @@ BY_ITSELF = (
     " its parameters: call module(x), or read module.forward after the optimizer was made"
 )
 ASSIGNED = "(torch.nn.Parameter or None expected)"
+EXPORTERS = ("torch.jit.", "torch.export.", "torch.onnx.")
 PART_FIRST = "FSDP state has already been lazily initialized"
 
 
@@ -46,6 +47,12 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
             " model.module of a DataParallel, or a block): under strategy='fsdp' the whole model"
             " must be called first. Call the whole in both places, or use strategy='ddp'"
         )
+    if error is not None and (exporter := _exporter(error)):
+        return Unsupported(
+            f"{exporter} of a model under strategy='fsdp': a rank has only a part of it. Make a new"
+            " model, load_state_dict(model.state_dict()) into it and export that one, or export the"
+            " model after the block"
+        )
     is_mixture = sharding.has_sign(error, *OUTSIDE)
     is_assigned = isinstance(error, TypeError) and ASSIGNED in str(error)
     new = _new_parameter(models) if is_mixture or is_assigned else ""
@@ -54,6 +61,19 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
     if error is not None and is_mixture:
         return _mixture(error, models)
     return sharding.no_entry(error, "of a model that strategy='fsdp' has divided")
+
+
+def _exporter(error: BaseException) -> str:
+    """Return which of torch's packages that make graphs has failed for a divided model, or ""."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(EXPORTERS) and _has_divided(frame):
+            return ".".join(name.split(".")[:2])
+    return ""
+
+
+def _has_divided(frame: FrameType) -> bool:
+    return any(isinstance(one, FSDPModule) for one in frame.f_locals.values())
 
 
 def _is_by_itself(forward: FrameType, caller: FrameType) -> bool:
