@@ -494,3 +494,27 @@ def test_the_remedy_names_each(tmp_path: Path) -> None:
         "correct": "s.reduce(correct, 'sum')",
         "targets": "s.all_gather_object(targets)",
     }
+
+
+PHASES = """
+def train(loaders, model):
+    for phase in ["train", "val"]:
+        running = 0.0
+        for x, y in loaders[phase]:
+            with torch.set_grad_enabled({mode}):
+                loss = criterion(model(x), y)
+                if phase == "train":
+                    loss.backward()
+            running += loss.item() * x.size(0)
+        print(running / 100)
+"""
+
+
+@pytest.mark.parametrize(("mode", "is_both"), [("phase == 'train'", True), ("True", False)])
+def test_a_loop_that_also_evaluates(tmp_path: Path, mode: str, is_both: bool) -> None:
+    """What its training reduces would be too large in its evaluation."""
+    file = tmp_path / "phases.py"
+    file.write_text(PHASES.format(mode=mode))
+    facts = facts_of((str(file), 5))
+    assert facts is not None and facts.also_evaluates is is_both
+    assert counted(str(file), 5) == {"running": "s.reduce(running, 'sum')"}

@@ -24,6 +24,7 @@ COUNTED = (
     " or decides from it covers one rank only. For all ranks, use {} (s is the session:"
     " torchbus.current())"
 )
+TRAINING = " in the passes that train (those that evaluate are not divided)"
 HELD = (
     "the loop in line {} of {} fills {} from this rank's share of the batches, and uses it in the"
     " losses of later batches, so it differs between ranks. Fill it from the samples of all ranks,"
@@ -81,7 +82,8 @@ class CountedMetrics:
         held = [*dependence.held(), *dependence.collecting(frames)]
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
-            warn(COUNTED.format(line, file, _quoted(found), ", ".join(found.values())))
+            remedies = ", ".join(found.values()) + (TRAINING * facts.also_evaluates)
+            warn(COUNTED.format(line, file, _quoted(found), remedies))
         if held:
             warn(HELD.format(line, file, _quoted(held)))
         if statistics := dependence.statistics():

@@ -205,6 +205,15 @@ class LoopFacts:
         self.of_batch = source.made_of(self.batch, self.values, set())
         self.apart = source.made_of(self.batch, self.values, self.added_up) - self.added_up
 
+    @property
+    def also_evaluates(self) -> bool:
+        """Whether some of its passes do: ``with torch.set_grad_enabled(phase == "train"):``."""
+        return any(
+            source.called(node) == "set_grad_enabled"
+            and not all(isinstance(one, ast.Constant) for one in node.args)  # type: ignore[attr-defined]
+            for node in self.nodes
+        )
+
     def _is_other_pass(self, node: ast.AST) -> bool:
         """``for x, y in held_out``, inside ``for x, y in loader``."""
         return (
