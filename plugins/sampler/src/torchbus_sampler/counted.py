@@ -24,7 +24,7 @@ COUNTED = (
     " or decides from it covers one rank only. For all ranks, use {} (s is the session:"
     " torchbus.current())"
 )
-TRAINING = " in the passes that train (those that evaluate are not divided)"
+TRAINING = " in passes that train, not in those that evaluate"
 HELD = (
     "the loop in line {} of {} fills {} from this rank's share of the batches, and uses it in the"
     " losses of later batches, so it differs between ranks. Fill it from the samples of all ranks,"
