@@ -50,6 +50,31 @@ def test_a_loader_that_trains_is_whole_without_gradients_and_divided_again(ranks
     assert found["lengths"] == [steps, 6, steps, steps, 6, steps, steps]
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_in_eval_mode_a_loader_is_whole_where_it_has_not_trained(ranks: int) -> None:
+    """``accuracy(train_loader)``, with gradients, in another line than the loop that trains.
+
+    A loop that goes on in eval mode, as the script forgets ``net.train()``, trains on.
+    """
+    found = facts(
+        """
+        net, loader = nn.Linear(1, 1), make(11, 2)
+        found["seen"] = []
+        for _ in range(2):
+            train(net, loader)
+            net.eval()
+            outputs = []
+            for (x,) in loader:
+                outputs.append(net(x))
+            found["seen"] += s.all_gather_object([sum(map(len, outputs)), seen(loader)])
+        found["equal"] = len(set(s.all_gather_object(float(net.weight))))
+        """,
+        before=TRAIN,
+        ranks=ranks,
+    )
+    assert found == {"seen": [[11, list(range(11))]] * 2 * ranks, "equal": 1}
+
+
 @pytest.mark.parametrize("options", ["", 'batch="global"'])
 @pytest.mark.parametrize(
     "first", ["train(net, training, 1)", "net.eval(); seen(look); net.train()"]

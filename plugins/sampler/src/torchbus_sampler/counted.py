@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
-from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame, warn
+from torchbus.plugin import BackwardCall, Context, hookimpl, warn
 
 from torchbus_sampler import loop_source as source
+from torchbus_sampler.decision import Place, place_of
 from torchbus_sampler.dependent import ShareDependence
-from torchbus_sampler.loop_program import Loop, LoopFacts, Place, facts_of, plain
+from torchbus_sampler.loop_program import Loop, LoopFacts, facts_of, plain
 from torchbus_strategy.user_code import users_frames
 
 COUNTED = (
@@ -50,11 +51,10 @@ class CountedMetrics:
         self._seen: set[tuple[Place | bool, ...]] = set()
         self._begun: Place | None = None
 
-    def begins(self) -> None:
-        """A pass over divided data begins, in the line that runs now."""
+    def begins(self, place: Place) -> None:
+        """A pass over divided data begins in this line."""
         if self._session.is_main:
-            frame, _ = users_frame()
-            self._begun = _place(frame)
+            self._begun = place
 
     @hookimpl
     def after_backward(self, call: BackwardCall) -> None:
@@ -64,7 +64,7 @@ class CountedMetrics:
         if (begun, call.sync) in self._seen:
             return
         frames = users_frames(self._session.frame)
-        places = (*map(_place, frames), begun)
+        places = (*map(place_of, frames), begun)
         seen: tuple[Place | bool, ...] = (*places, call.sync)
         if seen in self._seen:
             return
@@ -92,10 +92,6 @@ class CountedMetrics:
 
 def _quoted(names: Iterable[str]) -> str:
     return " and ".join(f"{name!r}" for name in names)
-
-
-def _place(frame: FrameType) -> Place:
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 class CountFinder:

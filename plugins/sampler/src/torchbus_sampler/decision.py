@@ -8,13 +8,14 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus import objects
-from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, warn
+from torchbus.plugin import BackwardCall, Context, Origin, Share, UsageError, users_frame, warn
 from torchbus.tree import as_list
 
 from torchbus_strategy.batches import TrackedBatch
@@ -28,6 +29,10 @@ BYPASSED = (
 )
 
 
+Place = tuple[str, int]
+"""A file, and the number of a line."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """Whether to divide, and the reason in words. ``evaluation``: the pass evaluates."""
@@ -35,6 +40,10 @@ class Decision:
     divide: bool
     why: str
     evaluation: bool = False
+
+
+def place_of(frame: FrameType) -> Place:
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def is_distributed(loader: DataLoader[object]) -> bool:
@@ -48,15 +57,16 @@ def is_distributed(loader: DataLoader[object]) -> bool:
 
 
 def decide(
-    loader: DataLoader[object], models: Iterable[Module], used_backward: bool, shard_eval: bool
+    loader: DataLoader[object], models: Iterable[Module], trains_here: bool, shard_eval: bool
 ) -> Decision:
     """Decide about one pass over a captured loader.
 
-    ``used_backward``: an earlier pass, which was divided, has fed a backward.
+    ``trains_here``: an earlier pass that began in the same line has fed a backward. A loop that
+    trains in eval mode trains again, and ``accuracy(train_loader)`` evaluates.
     """
     if is_distributed(loader):
         return Decision(False, "not divided, its sampler is distributed already")
-    evaluation = without_gradients() or ("" if used_backward else in_eval_mode(models))
+    evaluation = without_gradients() or ("" if trains_here else in_eval_mode(models))
     if evaluation and not shard_eval:
         return Decision(False, f"not divided, {evaluation}", evaluation=True)
     if evaluation:
@@ -97,7 +107,13 @@ class TrainingLoaders:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._trains: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+        # the lines in which passes began: those that fed a backward, and the latest
+        self._trains: weakref.WeakKeyDictionary[DataLoader[object], set[Place]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._begun: weakref.WeakKeyDictionary[DataLoader[object], Place] = (
+            weakref.WeakKeyDictionary()
+        )
         self._origin: Origin | None = None
         self._whole: Origin | None = None
         self._may_be_whole: tuple[TrackedBatch, int] | None = None
@@ -119,9 +135,19 @@ class TrainingLoaders:
         self._size = (self._rows and loader.batch_size) or self._rows
         self._largest = max(self._rows, self._largest)
 
+    def begins(self, loader: DataLoader[object]) -> Place:
+        """A divided pass begins. Return the line that runs now."""
+        self._begun[loader] = place_of(users_frame()[0])
+        return self._begun[loader]
+
     def add(self, loader: DataLoader[object]) -> None:
         """The loader has fed a backward."""
-        self._trains.add(loader)
+        self._trains.setdefault(loader, set()).add(self._begun.get(loader, ("", 0)))
+
+    def trains_here(self, loader: DataLoader[object]) -> bool:
+        """Whether a pass that began in the line that runs now has fed a backward."""
+        places = self._trains.get(loader)
+        return places is not None and place_of(users_frame()[0]) in places
 
     def backward(self, call: BackwardCall) -> None:
         """The loop calls ``backward``."""
@@ -136,7 +162,7 @@ class TrainingLoaders:
         for one in current:
             loader = one.origin.loader() if one.origin.loader is not None else None
             if loader is not None and not one.origin.evaluates:
-                self._trains.add(loader)
+                self.add(loader)
         if any(one.origin.loader is None for one in current):
             whole = []
         if whole and len(whole) < len(current):

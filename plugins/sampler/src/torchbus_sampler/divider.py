@@ -109,7 +109,7 @@ class Divider:
         if decision.divide and not decision.evaluation:
             self._say_idle(loader)
             self._between.begins()
-            self._counted.begins()
+            self._counted.begins(self._training.begins(loader))
         self._session.random.use("order")  # until the iterator exists, which draws a seed
         if isinstance(loader.dataset, IterableDataset):
             replacements = self._stream(loader) if decision.divide else {}
@@ -329,7 +329,8 @@ class Divider:
     def _decide(self, loader: DataLoader[object]) -> Decision:
         if self._contents.are_local(loader):
             return Decision(False, LOCAL_DATA)
-        return decide(loader, self._models.now(), loader in self._training, self._shard_eval)
+        trains_here = self._training.trains_here(loader)
+        return decide(loader, self._models.now(), trains_here, self._shard_eval)
 
 
 FURTHER = 2  # backwards after the end of a pass: one may belong to a batch that was read ahead

@@ -10,11 +10,11 @@ from types import UnionType
 from typing import Any
 
 from torchbus_sampler import loop_source as source
+from torchbus_sampler.decision import Place
 from torchbus_strategy.user_code import parsed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
-Place = tuple[str, int]
 
 
 def plain(text: str) -> str:
