@@ -107,7 +107,7 @@ def test_an_option_whose_plugin_has_the_name_of_another(install):
 def test_a_verb_that_two_packages_offer(two):
     two(plugin={"p": "Plugin"}, verb={"answer": "Plugin"})
     with session(strategy=None) as s:
-        with pytest.raises(PluginConflict, match=rf"^s\.answer\(\) {BOTH}") as error:
+        with pytest.raises(PluginConflict, match=rf"^s\.answer {BOTH}") as error:
             _ = s.answer
         assert isinstance(error.value, AttributeError) and not hasattr(s, "answer")
         assert s._context.bus.plugins() == []
