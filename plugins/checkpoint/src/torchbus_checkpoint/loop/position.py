@@ -22,7 +22,7 @@ from torchbus_checkpoint.loop.frames import Counters, user_frames
 from torchbus_checkpoint.loop.generators import LoaderStates
 from torchbus_checkpoint.loop.history import NESTED, Gaps, History, RecordedPass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
-from torchbus_checkpoint.loop.variables import Variables, put_generators
+from torchbus_checkpoint.loop.variables import Variables, flush_files, put_generators
 from torchbus_checkpoint.state.plain import State, decode, encode
 
 
@@ -204,6 +204,10 @@ class LoopPosition:
         return True
 
     # State ---------------------------------------------------------------------------------------
+
+    def flush_files(self) -> None:
+        """Write what the open files of the script hold in memory."""
+        flush_files(user_frames(self._session.frame))
 
     def state(self) -> State:
         """Return the position, for this rank's file."""
