@@ -239,6 +239,7 @@ def before():
 def after(epoch, row):
     writer.add_scalar("epoch", epoch, epoch)
     writer.flush()
+    Path("row.txt").write_text(row)
 """
     both_runs(run, tmp_path, f"{HEAD}\n{parts}\n{FOOT}", 1)
     found = sorted(
@@ -254,3 +255,30 @@ def events(file: Path) -> Any:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     return EventFileLoader(str(file)).Load()
+
+
+AGAIN = """
+def before(): pass
+
+def after(epoch, row):
+    os.makedirs(f"folder-{epoch}")
+    Path(f"{epoch}.txt").write_text(row)
+    if epoch:
+        os.remove(f"{epoch - 1}.txt")
+    if die == 100 + epoch:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_that_run_again_find_their_files_removed(
+    run: Any, tmp_path: Path, ranks: int
+) -> None:
+    """The killed run had removed a file, and made a folder, after its last checkpoint."""
+    script = f"{HEAD}\n{AGAIN}\n{FOOT}"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(script, ranks, -1, folder=whole).ok()
+    assert run(script, ranks, 102, folder=killed).status != 0
+    run(script, ranks, -1, folder=killed).ok()
+    assert contents(killed) == contents(whole)
+    assert [*contents(whole)] == ["3.txt"]

@@ -6,6 +6,7 @@ over ``range`` has only the section (0, 0). Passes are counted within their sect
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Mapping
 from types import FrameType
@@ -29,6 +30,8 @@ from torchbus_checkpoint.state.plain import State, decode, encode
 class LoopPosition:
     """Follows the passes over loaders. ``trains``: the loop has made its first step.
 
+    ``repeated``: is closed when the loop no longer repeats steps of a killed run.
+
     ``was_left``: after it was cut short, the loop has left a pass by ``break``.
     ``expected``: the counters that the loop must have at its request for batch ``expected_after``.
     """
@@ -41,6 +44,8 @@ class LoopPosition:
         self.history = History()
         self.gaps = Gaps(session)
         self.open: list[OpenPass] = []
+        self.repeated = contextlib.ExitStack()
+        session.on_close.callback(self.repeated.close)
         self.variables = Variables()
         self.trains = self.was_left = False
         self.expected: Counters = {}
@@ -205,8 +210,11 @@ class LoopPosition:
 
     # State ---------------------------------------------------------------------------------------
 
-    def flush_files(self) -> None:
-        """Write what the open files of the script hold in memory."""
+    def saves(self) -> None:
+        """Called before a checkpoint is written: no later step of a run that resumes repeats one
+        of the run before, and a kill can't lose what the script's open files hold in memory.
+        """
+        self.repeated.close()
         flush_files(user_frames(self._session.frame))
 
     def state(self) -> State:

@@ -219,7 +219,7 @@ class LoopReplay:
         )
         standing = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
         self.pending = False
-        self._files.arrive()
+        self._files.arrive(self._position.repeated)
         self._position.history.adopt(self._target.passes)
         continue_passes(
             self._position,
@@ -336,6 +336,9 @@ class QuietFiles:
     stays open goes on at its end after the arrival. One that was written whole before the first
     finished pass, and not again, is written if its text has changed: a file of settings has, the
     first line of a log has not. What this replay itself has created can be removed.
+
+    After the arrival, the loop may repeat steps of the killed run, until the next checkpoint. Until
+    then it is no error to remove a file that no longer exists, or to make a folder that does.
     """
 
     def __init__(self, session: Context) -> None:
@@ -343,20 +346,15 @@ class QuietFiles:
         self._held: list[HeldFile] = []
         self._made: set[str] = set()
         self._pid = os.getpid()
-        self._skips = False
-        self._undo = contextlib.ExitStack()
+        self._skips = self._repeats = False
+        self._undo, self._forgives = contextlib.ExitStack(), contextlib.ExitStack()
         by_name: dict[object, Callable[[Any], object]] = {open: self._opens}
         replacements = [
             (builtins, "open", self._opens),
             *everywhere(io, "open", self._opens),
             *everywhere(os, "open", self._creates),
-            *everywhere(os, "mkdir", self._makes_folder),
         ]
-        for table, make in (
-            (REMOVING, self._removes),
-            (MOVING, self._moves),
-            (COPYING, self._copies),
-        ):
+        for table, make in ((MOVING, self._moves), (COPYING, self._copies)):
             for module, names in table.items():
                 for name in names:
                     by_name[getattr(module, name)] = make
@@ -368,6 +366,13 @@ class QuietFiles:
                 owner = sys.modules[library]
                 replacements.append((getattr(owner, kind) if kind else owner, name, self._sends))
         session.seams.replace(replacements, self._undo)
+        by_name = {os.mkdir: self._makes_folder}
+        replacements = [*everywhere(os, "mkdir", self._makes_folder)]
+        for module, names in REMOVING.items():
+            for name in names:
+                by_name[getattr(module, name)] = self._removes
+                replacements += everywhere(module, name, self._removes)
+        session.seams.replace([*replacements, *imported(by_name)], self._forgives)
         session.on_close.callback(self.close)
 
     def skip(self) -> None:
@@ -378,9 +383,13 @@ class QuietFiles:
                 held.flush()
                 held.head = len(held.content())
 
-    def arrive(self) -> None:
-        """Let what is still open write to its file, on rank 0."""
-        self._skips = False
+    def arrive(self, repeated: contextlib.ExitStack) -> None:
+        """Let what is still open write to its file, on rank 0.
+
+        ``repeated`` is closed at the next checkpoint.
+        """
+        self._skips, self._repeats = False, True
+        repeated.callback(self._forgives.pop_all().close)
         self._undo.close()
         for held in self._held if self._session.is_main else ():
             held.flush()
@@ -393,6 +402,7 @@ class QuietFiles:
     def close(self) -> None:
         self._skips = False
         self._undo.close()
+        self._forgives.close()
         while self._held:
             os.close(self._held.pop().descriptor)
 
@@ -432,7 +442,8 @@ class QuietFiles:
     def _creates(self, original: Callable[..., int]) -> Callable[..., int]:
         def created(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
             descriptor = original(path, flags, *args, **kwargs)
-            if flags & os.O_EXCL and kwargs.get("dir_fd") is None:
+            new = os.O_CREAT | os.O_EXCL  # without O_CREAT, the path is of a folder
+            if flags & new == new and kwargs.get("dir_fd") is None:
                 self._made.add(absolute(path))
             return descriptor
 
@@ -455,6 +466,13 @@ class QuietFiles:
 
     def _removes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def removed(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._repeats:
+                try:
+                    return original(path, *args, **kwargs)
+                except FileNotFoundError:
+                    if not self._is_of_script():
+                        raise
+                    return None
             quiet = (
                 kwargs.get("dir_fd") is None
                 and not self._has_made(path)

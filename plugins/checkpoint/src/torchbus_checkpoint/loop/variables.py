@@ -234,7 +234,7 @@ def _saveable(scope: Scope) -> dict[str, object]:
 
 def _holds(value: object, tensors: set[int]) -> bool:
     found: list[Tensor] = []
-    collect(value, found)
+    collect(list(value) if isinstance(value, deque) else value, found)
     return any(id(tensor) in tensors for tensor in found)
 
 
