@@ -103,3 +103,49 @@ def test_a_model_for_each_fold(run: Any, tmp_path: Path, die: int) -> None:
     whole = run(FOLDS, -1, folder=tmp_path / "whole").ok().stdout
     assert run(FOLDS, die, folder=tmp_path / "killed").status != 0
     assert run(FOLDS, -1, folder=tmp_path / "killed").ok().stdout == whole
+
+
+OWN = """
+import os, signal, sys
+
+import torch
+from torch.utils.data import DataLoader
+from torchbus import session
+
+die, resumes = int(sys.argv[1]), sys.argv[2] == "resumes"
+
+def train():
+    torch.manual_seed(0)
+    loader = DataLoader(torch.randn(12, 3), batch_size=6, shuffle=True)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    first, steps = 0, 0
+    if resumes and os.path.exists("last.pt"):
+        saved = torch.load("last.pt")
+        model.load_state_dict(saved["model"])
+        first = saved["epoch"] + 1
+    for epoch in range(first, 3):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            steps += 1
+            if die == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+        torch.save({"epoch": epoch, "model": model.state_dict()}, "last.pt")
+    print(steps, model.weight.sum().item())
+
+with session(checkpoint="kept", every_n_steps=1):
+    train()
+"""
+
+
+@pytest.mark.parametrize("die", [4, 6])
+def test_a_script_that_also_resumes_by_itself(run: Any, tmp_path: Path, die: int) -> None:
+    """The error names the script's own resume, and the run ends as it should without it."""
+    whole = run(OWN, -1, "resumes", folder=tmp_path / "whole").ok().stdout
+    assert run(OWN, die, "resumes", folder=tmp_path / "killed").status != 0
+    refused = run(OWN, -1, "resumes", folder=tmp_path / "killed")
+    assert refused.status == 1
+    assert "If the script also resumes by itself, with torch.load" in refused.stderr
+    assert run(OWN, -1, "not", folder=tmp_path / "killed").ok().stdout == whole
