@@ -141,11 +141,11 @@ with session(checkpoint="kept", every_n_steps=1):
 
 
 @pytest.mark.parametrize("die", [4, 6])
-def test_a_script_that_also_resumes_by_itself(run: Any, tmp_path: Path, die: int) -> None:
+def test_a_script_that_also_has_resume_code(run: Any, tmp_path: Path, die: int) -> None:
     """The error names the script's own resume, and the run ends as it should without it."""
     whole = run(OWN, -1, "resumes", folder=tmp_path / "whole").ok().stdout
     assert run(OWN, die, "resumes", folder=tmp_path / "killed").status != 0
     refused = run(OWN, -1, "resumes", folder=tmp_path / "killed")
     assert refused.status == 1
-    assert "If the script also resumes by itself, with torch.load" in refused.stderr
+    assert "If the script also has resume code (torch.load" in refused.stderr
     assert run(OWN, -1, "not", folder=tmp_path / "killed").ok().stdout == whole

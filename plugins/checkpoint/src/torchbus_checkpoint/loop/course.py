@@ -68,8 +68,8 @@ def draws_alike(
 
 
 OWN_RESUME = (
-    ". If the script also resumes by itself, with torch.load and a first epoch of its own, remove"
-    " that: checkpoint=... restores all of it"
+    ". If the script also has resume code (torch.load, and a loop that begins with a later epoch),"
+    " remove it: checkpoint=... restores everything"
 )
 
 

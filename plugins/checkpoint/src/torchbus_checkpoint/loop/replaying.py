@@ -288,7 +288,7 @@ TRACKERS = {
     "neptune.handler": ("Handler.append", "Handler.assign", "Handler.extend", "Handler.log"),
     "mlflow": ("log_metric", "log_metrics"),
 }
-"""What sends the values that a script logs by a tracker of its own."""
+"""Functions that send the values which a script logs."""
 
 
 @dataclass
@@ -331,7 +331,7 @@ class HeldFile:
 class QuietFiles:
     """Drops what the script writes during a replay, and does not rename or remove its files.
 
-    What it sends to a tracker of its own in finished epochs is dropped, too.
+    What it sends to trackers in finished epochs is dropped, too.
 
     Files that exist stay as they are. One that is opened to read and write is a copy. One that
     stays open goes on at its end after the arrival. One that was written whole before the first
@@ -339,7 +339,7 @@ class QuietFiles:
     first line of a log has not. What this replay itself has created can be removed.
 
     After the arrival, the loop may repeat steps of the killed run, until the next checkpoint. Until
-    then it is no error to remove a file that no longer exists, or to make a folder that does.
+    then it may remove a file that no longer exists, and make a folder that does.
     """
 
     def __init__(self, session: Context) -> None:
@@ -451,7 +451,7 @@ class QuietFiles:
         return created
 
     def _makes_folder(self, original: Callable[..., None]) -> Callable[..., None]:
-        """A folder that exists is no error: the interrupted run has made it at the same place."""
+        """Accept a folder that exists: the interrupted run has made it at the same place."""
 
         def made(path: Any, *args: Any, **kwargs: Any) -> None:
             try:
