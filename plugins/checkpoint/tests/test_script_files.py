@@ -81,3 +81,204 @@ def contents(folder: Path) -> dict[str, object]:
         for one in folder.iterdir()
         if one.is_file()
     }
+
+
+HEAD = """
+import csv, json, os, shutil, signal, sys, tempfile, zipfile
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+ranks, die = int(sys.argv[1]), int(sys.argv[2])
+
+def train(s, epochs):
+    torch.manual_seed(0)
+    x = torch.randn(24, 3)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6, shuffle=True)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    before()
+    steps = 0
+    for epoch in epochs(4):
+        total = 0.0
+        for a, b in loader:
+            optimizer.zero_grad()
+            loss = (model(a) - b).square().mean()
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+            steps += 1
+            if die == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+        after(epoch, f"{epoch} {total:.6f}\\n")
+"""
+FOOT = """
+with session(devices=ranks, batch="global", checkpoint="kept", every_n_steps=5) as s:
+    train(s, range)
+"""
+WRITING = {
+    "appends and reads": """
+        with open("log.txt", "a+") as file:
+            file.write(row)
+            file.seek(0)
+            assert file.read().endswith(row)
+    """,
+    "overwrites a part": """
+        with open("table.txt", "r+" if os.path.exists("table.txt") else "w+") as file:
+            file.seek(len(row) * epoch)
+            file.write(row)
+    """,
+    "writes only new files": """
+        with open(f"{epoch}.txt", "x") as file:
+            file.write(row)
+    """,
+    "renames a temporary file": """
+        with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+            file.write(row)
+        os.replace(src=file.name, dst="last.txt")
+    """,
+    "removes a temporary file": """
+        with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+            file.write(row)
+        os.unlink(file.name)
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            Path(folder, "row.txt").write_text(row)
+        Path("row.txt").write_text(row)
+    """,
+    "adds to an archive": """
+        with zipfile.ZipFile("rows.zip", "a") as file:
+            file.writestr(f"{epoch}.txt", row)
+        with zipfile.ZipFile("rows.zip") as file:
+            Path("rows.txt").write_bytes(b"".join(map(file.read, file.namelist())))
+        os.remove("rows.zip") if epoch == 3 else None
+    """,
+    "makes a folder": """
+        os.mkdir(f"folder-{epoch}")
+        Path(f"folder-{epoch}/row.txt").write_text(row)
+        Path(f"row-{epoch}.txt").write_text(Path(f"folder-{epoch}/row.txt").read_text())
+    """,
+}
+
+
+def both_runs(run: Any, tmp_path: Path, script: str, ranks: int) -> list[dict[str, object]]:
+    """The files of a run that was not killed, and of one that was, in epoch 2."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(script, ranks, -1, folder=whole).ok()
+    assert run(script, ranks, 11, folder=killed).status != 0
+    run(script, ranks, -1, folder=killed).ok()
+    found = contents(whole)
+    assert found and all(found.values())
+    return [found, contents(killed)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", WRITING)
+def test_each_way_to_write_after_an_epoch(run: Any, tmp_path: Path, kind: str, ranks: int) -> None:
+    """Epochs that are replayed leave no trace in files."""
+    parts = f"def before(): pass\n\ndef after(epoch, row):{WRITING[kind]}"
+    whole, killed = both_runs(run, tmp_path, f"{HEAD}\n{parts}\n{FOOT}", ranks)
+    assert killed == whole
+
+
+BEFORE = {
+    "clears its folder": """
+def before():
+    if os.path.exists("out"):
+        shutil.rmtree("out")
+    os.makedirs("out")
+
+def after(epoch, row):
+    Path(f"out/{epoch}.txt").write_text(row)
+    Path("rows.txt").write_text("".join(one.read_text() for one in sorted(Path("out").iterdir())))
+""",
+    "begins a list that epochs extend": """
+def before():
+    Path("rows.json").write_text("[]")
+
+def after(epoch, row):
+    rows = json.loads(Path("rows.json").read_text())
+    Path("rows.json").write_text(json.dumps([*rows, row]))
+""",
+    "does not flush its file": """
+def before():
+    global opened, writer, rows
+    opened = [open("writer.csv", "w")]
+    writer = csv.writer(opened[0])
+    rows = open("rows.csv", "w")
+
+def after(epoch, row):
+    writer.writerow([row])
+    rows.write(row)
+    if epoch == 3:
+        opened[0].close()
+        rows.close()
+""",
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", BEFORE)
+def test_what_is_written_before_and_after(run: Any, tmp_path: Path, kind: str, ranks: int) -> None:
+    """Rows of finished epochs remain, whatever the script does before its loop."""
+    whole, killed = both_runs(run, tmp_path, f"{HEAD}\n{BEFORE[kind]}\n{FOOT}", ranks)
+    assert killed == whole
+
+
+def test_a_writer_of_the_script_gets_each_epoch_once(run: Any, tmp_path: Path) -> None:
+    """Values of replayed epochs, which are those of no batches, don't reach TensorBoard."""
+    pytest.importorskip("tensorboard")
+    parts = """
+from torch.utils.tensorboard import SummaryWriter
+
+def before():
+    global writer
+    writer = SummaryWriter("events")
+
+def after(epoch, row):
+    writer.add_scalar("epoch", epoch, epoch)
+    writer.flush()
+    Path("row.txt").write_text(row)
+"""
+    both_runs(run, tmp_path, f"{HEAD}\n{parts}\n{FOOT}", 1)
+    found = sorted(
+        event.step
+        for file in (tmp_path / "killed" / "events").iterdir()
+        for event in events(file)
+        if event.summary.value
+    )
+    assert found == [0, 1, 2, 3]
+
+
+def events(file: Path) -> Any:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    return EventFileLoader(str(file)).Load()
+
+
+AGAIN = """
+def before(): pass
+
+def after(epoch, row):
+    os.makedirs(f"folder-{epoch}")
+    Path(f"{epoch}.txt").write_text(row)
+    if epoch:
+        os.remove(f"{epoch - 1}.txt")
+    if die == 100 + epoch:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_that_run_again_find_their_files_removed(
+    run: Any, tmp_path: Path, ranks: int
+) -> None:
+    """The killed run had removed a file, and made a folder, after its last checkpoint."""
+    script = f"{HEAD}\n{AGAIN}\n{FOOT}"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(script, ranks, -1, folder=whole).ok()
+    assert run(script, ranks, 102, folder=killed).status != 0
+    run(script, ranks, -1, folder=killed).ok()
+    assert contents(killed) == contents(whole)
+    assert [*contents(whole)] == ["3.txt"]

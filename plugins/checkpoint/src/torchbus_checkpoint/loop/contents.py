@@ -70,7 +70,7 @@ class ObjectFinder:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        self._unnamed = None
+        self._unnamed = self._last = None  # the models of the last fold can be deleted
         if optimizer is not None:
             self._add(optimizer)
 

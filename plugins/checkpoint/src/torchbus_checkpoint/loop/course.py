@@ -67,7 +67,15 @@ def draws_alike(
     return not others
 
 
-def refuse_hidden(before: Mapping[str, Counter | None], now: Counters, when: str) -> None:
+OWN_RESUME = (
+    ". If the script also has resume code (torch.load, and a loop that begins with a later epoch),"
+    " remove it: checkpoint=... restores everything"
+)
+
+
+def refuse_hidden(
+    before: Mapping[str, Counter | None], now: Counters, when: str, also: str = ""
+) -> None:
     """Raise UsageError if a counter of both runs has a different value now."""
     for key in before.keys() & now.keys():
         if before[key] != now[key]:
@@ -75,7 +83,7 @@ def refuse_hidden(before: Mapping[str, Counter | None], now: Counters, when: str
             raise UsageError(
                 f"a checkpoint can't hold the position of `for {name} in ...` (in"
                 f" {place.split(' ', 1)[1]}): it was {before[key]!r}, and is {now[key]!r} {when}."
-                f" Write `for {name} in s.epochs(...):` instead of `range(...)`"
+                f" Write `for {name} in s.epochs(...):` instead of `range(...)`{also}"
             )
 
 

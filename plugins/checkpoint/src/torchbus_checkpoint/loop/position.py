@@ -6,6 +6,7 @@ over ``range`` has only the section (0, 0). Passes are counted within their sect
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Mapping
 from types import FrameType
@@ -22,12 +23,14 @@ from torchbus_checkpoint.loop.frames import Counters, user_frames
 from torchbus_checkpoint.loop.generators import LoaderStates
 from torchbus_checkpoint.loop.history import NESTED, Gaps, History, RecordedPass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
-from torchbus_checkpoint.loop.variables import Variables, put_generators
+from torchbus_checkpoint.loop.variables import Variables, flush_files, put_generators
 from torchbus_checkpoint.state.plain import State, decode, encode
 
 
 class LoopPosition:
     """Follows the passes over loaders. ``trains``: the loop has made its first step.
+
+    ``repeated``: is closed when the loop no longer repeats steps of a killed run.
 
     ``was_left``: after it was cut short, the loop has left a pass by ``break``.
     ``expected``: the counters that the loop must have at its request for batch ``expected_after``.
@@ -41,6 +44,8 @@ class LoopPosition:
         self.history = History()
         self.gaps = Gaps(session)
         self.open: list[OpenPass] = []
+        self.repeated = contextlib.ExitStack()
+        session.on_close.callback(self.repeated.close)
         self.variables = Variables()
         self.trains = self.was_left = False
         self.expected: Counters = {}
@@ -204,6 +209,13 @@ class LoopPosition:
         return True
 
     # State ---------------------------------------------------------------------------------------
+
+    def saves(self) -> None:
+        """Called before a checkpoint is written: no later step of a run that resumes repeats one
+        of the run before, and a kill can't lose what the script's open files hold in memory.
+        """
+        self.repeated.close()
+        flush_files(user_frames(self._session.frame))
 
     def state(self) -> State:
         """Return the position, for this rank's file."""

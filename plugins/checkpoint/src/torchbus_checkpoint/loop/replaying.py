@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import io
 import os
 import shutil
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +33,7 @@ from torchbus.runtime.user_code import is_users_module
 
 from torchbus_checkpoint.loop import course, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
-from torchbus_checkpoint.loop.course import REMEDY, refuse_hidden
+from torchbus_checkpoint.loop.course import OWN_RESUME, REMEDY, refuse_hidden
 from torchbus_checkpoint.loop.frames import user_frames
 from torchbus_checkpoint.loop.history import UNKNOWN, Section
 from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
@@ -213,10 +216,11 @@ class LoopReplay:
             self._saved["counters"],
             checkpoint_frames.around(frames),
             "in this run where it resumes",
+            OWN_RESUME,
         )
         standing = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
         self.pending = False
-        self._files.arrive()
+        self._files.arrive(self._position.repeated)
         self._position.history.adopt(self._target.passes)
         continue_passes(
             self._position,
@@ -239,7 +243,7 @@ class LoopReplay:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
                 " loop is shorter than it was. Make it as long, or begin again in another"
-                " folder"
+                f" folder{OWN_RESUME}"
             )
         if self._hides and self._session.is_main:
             warn(HAD_ENDED)
@@ -263,27 +267,41 @@ class LoopReplay:
         """Hide what the loop prints in epochs that it does not run: the values are wrong."""
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        self._quiet.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of the mean of no values
         self._files.skip()
         self._hides = True
 
 
-MOVING = {
-    os: ("remove", "unlink", "rename", "replace", "link", "symlink", "truncate"),
-    shutil: ("rmtree", "move", "copy", "copy2", "copyfile", "copytree"),
+REMOVING = {os: ("remove", "unlink"), shutil: ("rmtree",)}
+MOVING = {os: ("rename", "replace"), shutil: ("move",)}
+COPYING = {
+    os: ("link", "symlink", "truncate"),
+    shutil: ("copy", "copy2", "copyfile", "copytree"),
 }
 WRITERS = ("numpy", "pandas", "matplotlib", "PIL", "yaml")
 """Libraries that write a file at the call of the script, and are done with it then."""
+
+TRACKERS = {
+    "torch.utils.tensorboard.writer": ("EventFileWriter.add_event",),
+    "wandb": ("log", "Run.log"),
+    "neptune.handler": ("Handler.append", "Handler.assign", "Handler.extend", "Handler.log"),
+    "mlflow": ("log_metric", "log_metrics"),
+}
+"""Functions that send the values which a script logs."""
 
 
 @dataclass
 class HeldFile:
     """A file that the script opened for writing. ``descriptor``: of the bytes written since then.
-    ``head``: how many of them came before the first finished pass; None if all.
+    ``flags``: to open it again. ``head``: how many of the bytes came before the first finished
+    pass; None if all.
     """
 
     path: str
     stream: weakref.ref[IO[Any]]
     descriptor: int
+    flags: int
     truncates: bool
     head: int | None = None
 
@@ -300,28 +318,62 @@ class HeldFile:
         size = os.fstat(self.descriptor).st_size if self.head is None else self.head
         return os.pread(self.descriptor, size, 0)
 
+    def go_on(self) -> None:
+        """Let the stream, if it is still open, write to the file."""
+        stream = self.flush()
+        if stream is not None:
+            there = os.open(self.path, self.flags | os.O_CREAT, 0o666)
+            os.lseek(there, os.lseek(self.descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(there, stream.fileno())
+            os.close(there)
+
 
 class QuietFiles:
     """Drops what the script writes during a replay, and does not rename or remove its files.
 
-    Files that exist stay as they are. One that stays open goes on at its end after the arrival. One
-    that was written whole before the first finished pass is written if its text has changed: a file
-    of settings has, the first line of a log has not.
+    What it sends to trackers in finished epochs is dropped, too.
+
+    Files that exist stay as they are. One that is opened to read and write is a copy. One that
+    stays open goes on at its end after the arrival. One that was written whole before the first
+    finished pass, and not again, is written if its text has changed: a file of settings has, the
+    first line of a log has not. What this replay itself has created can be removed.
+
+    After the arrival, the loop may repeat steps of the killed run, until the next checkpoint. Until
+    then it may remove a file that no longer exists, and make a folder that does.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._held: list[HeldFile] = []
+        self._made: set[str] = set()
         self._pid = os.getpid()
-        self._skips = False
-        self._undo = contextlib.ExitStack()
+        self._skips = self._repeats = False
+        self._undo, self._forgives = contextlib.ExitStack(), contextlib.ExitStack()
         by_name: dict[object, Callable[[Any], object]] = {open: self._opens}
-        replacements = [(builtins, "open", self._opens), *everywhere(io, "open", self._opens)]
-        for module, names in MOVING.items():
+        replacements = [
+            (builtins, "open", self._opens),
+            *everywhere(io, "open", self._opens),
+            *everywhere(os, "open", self._creates),
+        ]
+        for table, make in ((MOVING, self._moves), (COPYING, self._copies)):
+            for module, names in table.items():
+                for name in names:
+                    by_name[getattr(module, name)] = make
+                    replacements += everywhere(module, name, make)
+        replacements += imported(by_name)
+        for library, calls in TRACKERS.items():
+            for call in calls if library in sys.modules else ():
+                kind, _, name = call.rpartition(".")
+                owner = sys.modules[library]
+                replacements.append((getattr(owner, kind) if kind else owner, name, self._sends))
+        session.seams.replace(replacements, self._undo)
+        by_name = {os.mkdir: self._makes_folder}
+        replacements = [*everywhere(os, "mkdir", self._makes_folder)]
+        for module, names in REMOVING.items():
             for name in names:
-                by_name[getattr(module, name)] = self._moves
-                replacements += everywhere(module, name, self._moves)
-        session.seams.replace([*replacements, *imported(by_name)], self._undo)
+                by_name[getattr(module, name)] = self._removes
+                replacements += everywhere(module, name, self._removes)
+        session.seams.replace([*replacements, *imported(by_name)], self._forgives)
         session.on_close.callback(self.close)
 
     def skip(self) -> None:
@@ -332,68 +384,156 @@ class QuietFiles:
                 held.flush()
                 held.head = len(held.content())
 
-    def arrive(self) -> None:
-        """Let what is still open write to its file, on rank 0."""
+    def arrive(self, repeated: contextlib.ExitStack) -> None:
+        """Let what is still open write to its file, on rank 0.
+
+        ``repeated`` is closed at the next checkpoint.
+        """
+        self._skips, self._repeats = False, True
+        repeated.callback(self._forgives.pop_all().close)
         self._undo.close()
         for held in self._held if self._session.is_main else ():
-            stream = held.flush()
+            held.flush()
             if held.truncates and not _begins_with(held.path, held.content()):
                 with open(held.path, "wb") as file:
                     file.write(held.content())
-            if stream is not None:
-                there = os.open(held.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                os.dup2(there, stream.fileno())
-                os.close(there)
+            held.go_on()
         self.close()
 
     def close(self) -> None:
+        self._skips = False
         self._undo.close()
+        self._forgives.close()
         while self._held:
             os.close(self._held.pop().descriptor)
 
     def _opens(self, original: Callable[..., IO[Any]]) -> Callable[..., IO[Any]]:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
             path = absolute(file) if isinstance(file, str | os.PathLike) else ""
+            kind = mode.strip("bt+")[:1]
+            both = "+" in mode
+            exists = bool(path) and os.path.exists(path)
             if (
-                mode[:1] not in ("w", "a")
-                or "+" in mode
-                or not path
+                not path
+                or (kind == "r" and not both)
                 or kwargs.get("opener") is not None
-                or not (self._skips or os.path.exists(path))
+                or not (self._skips or exists)
+                or (kind == "r" and not exists)
+                or (kind == "x" and not self._skips)
                 or is_private(path)
-                or (os.path.exists(path) and is_special(path))
-                or not self._is_of_script()
+                or (exists and is_special(path))
+                or not self._is_of_script(() if both else WRITERS)
             ):
-                return original(file, mode, *args, **kwargs)
-            descriptor = holding(b"")
+                stream = original(file, mode, *args, **kwargs)
+                if path and not exists:
+                    self._made.add(path)
+                return stream
+            for held in self._held if self._skips else ():
+                held.truncates &= held.path != path
+            descriptor = holding(_content(path) if both and exists and kind in "ra" else b"")
             written = os.dup(descriptor)
             stream = original(file, mode, *args, opener=lambda *_: descriptor, **kwargs)
-            truncates = mode.startswith("w") and not self._skips
-            self._held.append(HeldFile(path, weakref.ref(stream), written, truncates))
+            flags = (os.O_RDWR if both else os.O_WRONLY) | (os.O_APPEND if kind != "r" else 0)
+            truncates = kind == "w" and not self._skips
+            self._held.append(HeldFile(path, weakref.ref(stream), written, flags, truncates))
             return stream
 
         return opened
 
+    def _creates(self, original: Callable[..., int]) -> Callable[..., int]:
+        def created(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            descriptor = original(path, flags, *args, **kwargs)
+            new = os.O_CREAT | os.O_EXCL  # without O_CREAT, the path is of a folder
+            if flags & new == new and kwargs.get("dir_fd") is None:
+                self._made.add(absolute(path))
+            return descriptor
+
+        return created
+
+    def _makes_folder(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Accept a folder that exists: the interrupted run has made it at the same place."""
+
+        def made(path: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(path, *args, **kwargs)
+            except FileExistsError:
+                if not (os.path.isdir(path) and self._is_of_script()):
+                    raise
+            else:
+                if kwargs.get("dir_fd") is None:
+                    self._made.add(absolute(path))
+
+        return made
+
+    def _removes(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def removed(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._repeats:
+                try:
+                    return original(path, *args, **kwargs)
+                except FileNotFoundError:
+                    if not self._is_of_script():
+                        raise
+                    return None
+            quiet = (
+                kwargs.get("dir_fd") is None
+                and not self._has_made(path)
+                and (self._skips or not is_private(absolute(path)))
+                and self._is_of_script()
+            )
+            return None if quiet else original(path, *args, **kwargs)
+
+        return removed
+
     def _moves(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def moved(*args: Any, **kwargs: Any) -> Any:
+            if not (self._skips and self._is_of_script()):
+                return original(*args, **kwargs)
+            paths = [*args, *(kwargs[name] for name in ("src", "dst") if name in kwargs)]
+            source, target = paths[:2]
+            if self._has_made(source) and os.path.isfile(source):
+                os.unlink(source)
+            return target
+
+        return moved
+
+    def _copies(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def copied(*args: Any, **kwargs: Any) -> Any:
             if self._skips and self._is_of_script():
                 return args[1] if len(args) > 1 else kwargs.get("dst")
             return original(*args, **kwargs)
 
-        return moved
+        return copied
 
-    def _is_of_script(self) -> bool:
+    def _sends(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A tracker may keep the wrapper, which has no effect after the replay."""
+
+        @functools.wraps(original)
+        def sent(*args: Any, **kwargs: Any) -> Any:
+            return None if self._skips else original(*args, **kwargs)
+
+        return sent
+
+    def _has_made(self, path: Any) -> bool:
+        """Whether this replay has created the file, or a folder around it."""
+        where = absolute(path)
+        return where in self._made or any(where.startswith(one + os.sep) for one in self._made)
+
+    def _is_of_script(self, through: tuple[str, ...] = WRITERS) -> bool:
         """Whether the script, and no library that goes on with its file, makes this call."""
         frame = current_frame(2)
         while frame is not None and (
             is_standard(frame)
-            or frame.f_globals.get("__name__", "").startswith((*SEAMS, *WRITERS, __name__))
+            or frame.f_globals.get("__name__", "").startswith((*SEAMS, *through, __name__))
         ):
             frame = frame.f_back  # type: ignore[assignment]
         name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
         return os.getpid() == self._pid and is_users_module(name)
 
 
-def _begins_with(path: str, text: bytes) -> bool:
+def _content(path: str) -> bytes:
     with open(path, "rb") as file:
-        return file.read(len(text)) == text
+        return file.read()
+
+
+def _begins_with(path: str, text: bytes) -> bool:
+    return _content(path)[: len(text)] == text

@@ -8,7 +8,13 @@ a loader began: a constant that somebody edits between two runs keeps its new va
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import gc
+import io
 import math
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -30,6 +36,7 @@ from torchbus_checkpoint.state.plain import copied, decode, encode, is_part
 from torchbus_strategy.batches import collect
 from torchbus_strategy.script_generators import Generator
 
+DEPTH, MAX_OBJECTS = 3, 64
 OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # their own attributes are in a state_dict
 
 
@@ -72,18 +79,53 @@ def scopes_of(frames: list[FrameType]) -> Iterator[Scope]:
             yield from _with_objects(Scope(place, values, frame, left_out), seen)
 
 
-def _with_objects(scope: Scope, seen: set[int]) -> Iterator[Scope]:
+def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[Scope]:
+    """Yield a scope, and the user's objects in it: variables, attributes, items of lists, dicts."""
     yield scope
-    for name, value in list(scope.values.items()):
-        if (
-            is_users_class(type(value))
-            and hasattr(value, "__dict__")
-            and not isinstance(value, type)
-            and id(value) not in seen
-        ):
-            seen.add(id(value))
-            hidden = "_" if isinstance(value, OF_TORCH) else "__"
-            yield Scope(f"{scope.place}.{name}", vars(value), hidden=hidden)
+    for name, value in list(scope.values.items()) if depth else ():
+        for path, thing in _parts(name, value):
+            if (
+                is_users_class(type(thing))
+                and hasattr(thing, "__dict__")
+                and not isinstance(thing, type)
+                and id(thing) not in seen
+            ):
+                seen.add(id(thing))
+                hidden = "_" if isinstance(thing, OF_TORCH) else "__"
+                inner = Scope(f"{scope.place}.{path}", vars(thing), hidden=hidden)
+                yield from _with_objects(inner, seen, depth - 1)
+
+
+def _parts(name: str, value: object) -> list[tuple[str, object]]:
+    if isinstance(value, list | tuple) and len(value) <= MAX_OBJECTS:
+        return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, dict) and len(value) <= MAX_OBJECTS:
+        return [(f"{name}[{key!r}]", item) for key, item in list(value.items())]
+    return [(name, value)]
+
+
+def flush_files(frames: list[FrameType]) -> None:
+    """Write what stdout and the open files that variables name hold in memory.
+
+    A kill would lose it, and a run that resumes does not compute it again.
+    """
+    files = [one for scope in scopes_of(frames) for one in map(_file_of, scope.values.values())]
+    for file in (*files, sys.stdout):
+        if isinstance(file, io.IOBase) and not file.closed and file.writable():
+            with contextlib.suppress(OSError):  # the script's next write raises it
+                file.flush()
+
+
+def _file_of(value: object) -> object:
+    """Return the file of a csv writer, and anything else as it is."""
+    writer = value.writer if isinstance(value, csv.DictWriter) else value
+    if not isinstance(writer, CSV_WRITER):
+        return writer
+    parts = [getattr(one, "__self__", None) for one in gc.get_referents(writer)]
+    return next((one for one in parts if isinstance(one, io.IOBase)), None)
+
+
+CSV_WRITER = type(csv.writer(io.StringIO()))
 
 
 def generators_in(frames: list[FrameType]) -> Iterator[tuple[tuple[str, str], object]]:
@@ -192,12 +234,13 @@ def _saveable(scope: Scope) -> dict[str, object]:
 
 def _holds(value: object, tensors: set[int]) -> bool:
     found: list[Tensor] = []
-    collect(value, found)
+    collect(list(value) if isinstance(value, deque) else value, found)
     return any(id(tensor) in tensors for tensor in found)
 
 
 MAX_ITEMS, MAX_BYTES = 10_000, 4 << 20
 GENERATOR = "torchbus generator"
+DICTS = (dict, OrderedDict, Counter, defaultdict)
 
 
 def to_save(value: object) -> object:
@@ -214,13 +257,11 @@ def _is_loss(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_leaf
 
 
-def _size(value: object, limit: int) -> int:
+def _size(value: Any, limit: int) -> int:
     """Count the items, roughly, and stop beyond the limit."""
     if isinstance(value, Tensor):
         return 1 if _is_small(value.detach() if _is_loss(value) else value) else limit + 1
-    if not isinstance(value, list | tuple | set | dict):
-        return 1
-    if type(value) not in (list, tuple, set, dict):
+    if type(value) not in (*DICTS, list, tuple, set, deque):
         return 1
     if len(value) > limit:
         return limit + 1
@@ -269,11 +310,32 @@ def restored(current: Any, saved: object) -> object:
     if type(current) is type(value) and isinstance(value, list):
         current[:] = value
         return current
-    if type(current) is type(value) and isinstance(value, dict | set):
+    if type(current) is type(value) and isinstance(value, set):
         current.clear()
         current.update(value)
         return current
+    if isinstance(current, deque) and isinstance(value, deque):
+        current.clear()
+        current.extend(value)
+        return current
+    if type(current) in DICTS and isinstance(value, dict):
+        again = {key: _with_default(current, key, item) for key, item in value.items()}
+        current.clear()
+        current.update(again)
+        return current
     return value
+
+
+def _with_default(current: dict[object, object], key: object, saved: object) -> object:
+    """Return the saved value of a key; a defaultdict if the loop has, or would make, one there."""
+    if not isinstance(saved, dict):
+        return saved
+    factory = current.default_factory if isinstance(current, defaultdict) else None
+    here = current.get(key) if key in current or factory is None else factory()
+    if not isinstance(here, defaultdict):
+        return saved
+    inner = {name: _with_default(here, name, item) for name, item in saved.items()}
+    return defaultdict(here.default_factory, inner)
 
 
 def _tensor(current: Tensor, saved: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -18,7 +18,7 @@ State = dict[str, Any]
 """Plain values by name, as a file of a checkpoint has them."""
 Value = TypeVar("Value")
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
-SET = "torchbus set"
+SET, DEQUE, MAXLEN = "torchbus set", "torchbus deque", "torchbus maxlen"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
@@ -53,6 +53,10 @@ def encode(value: Any, what: str) -> Any:
         return kind(encode(item, what) for item in value)
     if kind is set:  # torch 2.4 does not load one
         return {SET: [encode(item, what) for item in value]}
+    if kind is deque:
+        return {DEQUE: [encode(item, what) for item in value], MAXLEN: value.maxlen}
+    if kind is defaultdict:  # what has no name in a file is its factory
+        return {encode(key, what): encode(item, what) for key, item in value.items()}
     if kind in (dict, OrderedDict, Counter):
         return kind({encode(key, what): encode(item, what) for key, item in value.items()})
     return _encode_numpy(value, what)
@@ -91,6 +95,8 @@ def decode(value: Any) -> Any:
         return value[BYTES].encode("latin-1")
     if kind is dict and set(value) == {SET}:
         return set(refuse_alike(decode(value[SET])))
+    if kind is dict and set(value) == {DEQUE, MAXLEN}:
+        return deque(decode(value[DEQUE]), value[MAXLEN])
     if kind in (dict, OrderedDict, Counter):
         return kind({key: decode(item) for key, item in value.items()})
     return value

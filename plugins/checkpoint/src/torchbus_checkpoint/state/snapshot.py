@@ -70,6 +70,7 @@ class LoopSnapshot:
         """Write a checkpoint. In the folder of the options, delete those that ``keep`` excludes."""
         contents = self._finder.find_at_end() if self.loop_has_ended else self._finder.find()
         is_automatic = final.parent == self._options.folder and not self._session.dry_run
+        self._position.saves()
         self._writer.write(
             final, self._content(contents), self._prune if is_automatic else lambda: None
         )
