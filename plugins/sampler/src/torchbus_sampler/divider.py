@@ -264,6 +264,7 @@ class Divider:
     ) -> None:
         decision, divided = self._decisions.get(loader), divided_order(order)
         if not count:
+            self._training.begins(loader)
             self._training.add(loader)
         elif decision is not None and decision.divide and not decision.evaluation:
             self._training.add(loader)  # it fed one in an earlier run
