@@ -52,12 +52,12 @@ class RankVerbs:
         name = f"first of node {world.node_rank}" if local else "first"
         with self._first(name, "s.main_first", is_first):
             if not is_first:
-                self._meet()
+                self._wait_for_all()
             yield
         if is_first:
-            self._meet()
+            self._wait_for_all()
 
-    def _meet(self) -> None:
+    def _wait_for_all(self) -> None:
         """Come to a place that is behind all changes of files in the blocks of first ranks.
 
         So the others see them. Without a place between, they see what rank 0 saw at theirs.

@@ -67,7 +67,7 @@ def draws_alike(
     return not others
 
 
-OWN_RESUME = (
+RESUME_CODE = (
     ". If the script also has resume code (torch.load, and a loop that begins with a later epoch),"
     " remove it: checkpoint=... restores everything"
 )

@@ -33,7 +33,7 @@ from torchbus.runtime.user_code import is_users_module
 
 from torchbus_checkpoint.loop import course, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
-from torchbus_checkpoint.loop.course import OWN_RESUME, REMEDY, refuse_hidden
+from torchbus_checkpoint.loop.course import RESUME_CODE, REMEDY, refuse_hidden
 from torchbus_checkpoint.loop.frames import user_frames
 from torchbus_checkpoint.loop.history import UNKNOWN, Section
 from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
@@ -216,7 +216,7 @@ class LoopReplay:
             self._saved["counters"],
             checkpoint_frames.around(frames),
             "in this run where it resumes",
-            OWN_RESUME,
+            RESUME_CODE,
         )
         standing = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
         self.pending = False
@@ -243,7 +243,7 @@ class LoopReplay:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
                 " loop is shorter than it was. Make it as long, or begin again in another"
-                f" folder{OWN_RESUME}"
+                f" folder{RESUME_CODE}"
             )
         if self._hides and self._session.is_main:
             warn(HAD_ENDED)
