@@ -33,7 +33,7 @@ from torchbus.runtime.user_code import is_users_module
 
 from torchbus_checkpoint.loop import course, loaders
 from torchbus_checkpoint.loop import frames as checkpoint_frames
-from torchbus_checkpoint.loop.course import RESUME_CODE, REMEDY, refuse_hidden
+from torchbus_checkpoint.loop.course import REMEDY, RESUME_CODE, refuse_hidden
 from torchbus_checkpoint.loop.frames import user_frames
 from torchbus_checkpoint.loop.history import UNKNOWN, Section
 from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
