@@ -75,6 +75,7 @@ class Changes:
         self._sequence = 0  # of rank 0's last change; elsewhere, of the last that this rank came to
         self._before = Before(session, job)
         self._local_lines: set[str] = set()
+        self._has_ended = False
         self._rank0s = ""  # the path that rank 0 changed at the line where this rank is
 
     def comes(self, path: str, appends: bool = False) -> None:
@@ -150,8 +151,17 @@ class Changes:
             self._say(kind, path, found.why)
         return found
 
+    def end(self) -> None:
+        """The session ends."""
+        self._has_ended = True
+
     def wait_until_closed(self, path: str, number: int) -> None:
-        """Wait until rank 0 has closed the file that it opened by this change."""
+        """Wait until rank 0 has closed the file that it opened by this change.
+
+        Not after the block: a variable of the script may hold it open there.
+        """
+        if self._has_ended:
+            return
         asked, began_s = self._job.asks_rank0(), time.monotonic()
 
         def is_closed(store: SharedStore) -> bool:

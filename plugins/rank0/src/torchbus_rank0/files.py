@@ -103,6 +103,10 @@ class SharedFiles:
         if not session.is_main:
             self._seeing = Seeing(session, self._changes, self._is_seen)
 
+    @hookimpl
+    def session_end(self) -> None:
+        self._changes.end()
+
     def _is_seen(self, path: str) -> bool:
         return self._is_shared(path) and not self._is_inside() and not self._is_local(path)
 
