@@ -88,6 +88,7 @@ class Guard:
         if self._loop is threading.main_thread():
             self._listen_to_signals()
         leave_to_no_debugger(self._thread)
+        self._beat()  # a rank that freezes at once has begun
         self._thread.start()
 
     def on_release(self, release: Callable[[], None]) -> None:
