@@ -145,7 +145,7 @@ class ShareDependence:
         is_seen = call is node and not source.is_detached(call)
         if not source.orders_samples(call, is_seen):
             return []
-        return [call] if any(map(self._is_of_each, self._program.meant(call))) else []
+        return [call] if any(map(self._is_of_each, self._meant(call))) else []
 
     def _is_of_each(self, value: ast.AST) -> bool:
         """``cross_entropy(x, y, reduction="none")``, ``criterion(x, y)``"""
