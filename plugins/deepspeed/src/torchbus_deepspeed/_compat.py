@@ -79,14 +79,17 @@ def no_deprecations() -> AbstractContextManager[None]:
     return muted("`torch.distributed", FutureWarning)
 
 
-def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
-    """Replacements for broadcasts of parameters that are already the same: class, method, function.
+def replacements() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
+    """What a session replaces in DeepSpeed: class, method, and a function that makes the new one.
 
-    These methods fail on 0-dim tensors, and on ones in another memory format.
+    The broadcasts, of parameters that are the same already, fail on 0-dim tensors, and on ones in
+    another memory format. Stage 3 refuses a float64 model where the device has float16, though it
+    uses this dtype for nothing else.
     """
     engine, init = deepspeed().DeepSpeedEngine, deepspeed().zero.Init
     require(engine, "_broadcast_model", "sends rank 0's parameters")
     require(init, "_zero_init_param", "sends rank 0's parameters, and divides them")
+    require(init, "_set_dtype", "checks the dtype of the model")
 
     def divide(self: Any, parameter: Any) -> None:
         self._convert_to_deepspeed_param(parameter)
@@ -95,9 +98,16 @@ def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
     def leave(self: Any) -> None:
         """Do nothing: torchbus has broadcast them."""
 
+    def allow_float64(check: Callable[..., None]) -> Callable[..., None]:
+        def set_dtype(self: Any, config: Any, dtype: torch.dtype | None) -> None:
+            check(self, config, torch.float32 if dtype == torch.float64 else dtype)
+
+        return set_dtype
+
     return [
         (engine, "_broadcast_model", lambda _: leave),
         (init, "_zero_init_param", lambda _: divide),
+        (init, "_set_dtype", allow_float64),
     ]
 
 

@@ -129,7 +129,7 @@ class DeepSpeed(Strategy):
         session.on_close.enter_context(_compat.no_deprecations())
         session.on_close.enter_context(environment_variables({"LOCAL_RANK": session.local_rank}))
         session.replace(_compat.comm_module(), "build_shm_op", lambda _: lambda: None)
-        for owner, name, make in _compat.broadcasts():
+        for owner, name, make in _compat.replacements():
             session.replace(owner, name, make)
         self.config.check(session)
         _compat.open_comm()
