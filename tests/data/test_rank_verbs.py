@@ -307,6 +307,8 @@ def test_one_process_has_all_items_and_every_verb() -> None:
                 s.split_between_processes(items).__enter__()
         with pytest.raises(UsageError, match=r"different lengths: {'a': 1, 'b': 2}"):
             s.split_between_processes({"a": [1], "b": [1, 2]}).__enter__()
+        with pytest.raises(UsageError, match=r"local=.* 'with s.main_first\(\):' is a block"):
+            s.main_first(print)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="key"):
             s.once(3, int)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"an int is not a function: .* s.once\('data'"):

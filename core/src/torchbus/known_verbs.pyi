@@ -265,13 +265,13 @@ class KnownVerbs:
         """
         raise NotImplementedError
 
-    @contextmanager
-    def main_first(self, local: bool = False) -> Iterator[None]:
+    def main_first(self, local: bool = False) -> AbstractContextManager[None]:
         """Inside, rank 0 goes first, and the other ranks follow when it is through.
 
         For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
         ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        An error of the first rank is raised on all. All ranks must enter it.
+        An error of the first rank is raised on all. All ranks must enter it. Raises UsageError for
+        a function: it is a block, and ``s.once`` calls a function.
         """
         raise NotImplementedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -39,14 +39,19 @@ class RankVerbs:
             assert session.job is not None
             self._turns = Turns(session, session.job)
 
-    @contextmanager
-    def main_first(self, local: bool = False) -> Iterator[None]:
+    def main_first(self, local: bool = False) -> AbstractContextManager[None]:
         """Inside, rank 0 goes first, and the other ranks follow when it is through.
 
         For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
         ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        An error of the first rank is raised on all. All ranks must enter it.
+        An error of the first rank is raised on all. All ranks must enter it. Raises UsageError for
+        a function: it is a block, and ``s.once`` calls a function.
         """
+        expect("local", local, bool, "True or False; 'with s.main_first():' is a block of lines")
+        return self._first_in_block(local)
+
+    @contextmanager
+    def _first_in_block(self, local: bool) -> Iterator[None]:
         world = self._session.world
         is_first = world.local_rank == 0 if local else world.is_main
         name = f"first of node {world.node_rank}" if local else "first"
