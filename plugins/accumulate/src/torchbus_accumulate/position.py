@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -66,18 +66,19 @@ class BatchUse:
     @property
     def is_last(self) -> bool:
         """Whether one of the batches that were taken together is the last of its pass."""
-        return any(batch.is_last for batch in self._batches.together)
+        return any(batch.is_last for batch in _in_training(self._batches.together))
 
     def ends_pass(self) -> bool:
         """Whether one of the present batches is the last of its pass.
 
         It looks ahead in the loader if nothing has done so before.
         """
-        for batch in self._batches.at_hand:
+        at_hand = _in_training(self._batches.at_hand)
+        for batch in at_hand:
             iterator = batch.origin.iterator() if batch.origin.iterator is not None else None
             if iterator is not None:
                 iterator.find_last()
-        return any(batch.is_last for batch in self._batches.at_hand)
+        return any(batch.is_last for batch in at_hand)
 
     def leave(self) -> None:
         """The pass is over."""
@@ -85,10 +86,20 @@ class BatchUse:
 
 
 def _of_loader(batches: tuple[TrackedBatch, ...]) -> TrackedBatch | None:
-    for one in batches:
+    for one in _in_training(batches):
         if one.origin.loader is not None:
             return one
     return None
+
+
+def _in_training(batches: Sequence[TrackedBatch]) -> Sequence[TrackedBatch]:
+    """Leave out an evaluation whose outputs the loop holds with their graph.
+
+    Its pass is over while that of training goes on. On a single rank it is not known otherwise.
+    """
+    if len(batches) == 1:
+        return batches
+    return [one for one in batches if not (one.origin.evaluates or one.origin.is_over)] or batches
 
 
 def expected_samples(batch: TrackedBatch, samples: float, window: int) -> float:

@@ -98,7 +98,7 @@ class Divider:
     def _batches_per_step(self) -> int:
         return 1 if self._global else self._session.world.data.parts
 
-    @hookimpl
+    @hookimpl(trylast=True)  # it answers; listeners after it would not be called
     def loader_start(self, loader: DataLoader[object]) -> LoaderPass | None:
         if not self._session.captures(loader):
             return None
