@@ -75,7 +75,7 @@ def _event(function: ast.FunctionDef, heading: str, package: str = "") -> str:
     ]
     answer = ast.unparse(function.returns or ast.Constant(None))
     signature = f"def {function.name}({', '.join(arguments)}) -> {answer}"
-    note = "\nThe first answer that is not None counts.\n" if _first_result(function) else ""
+    note = "\nThe first answer counts.\n" if _first_result(function) else ""
     note += f"\nDeclared by {package}.\n" if package else ""
     return f"{heading} `{function.name}`\n\n```text\n{signature}\n```\n\n{_paragraphs(text)}{note}"
 
@@ -83,8 +83,8 @@ def _event(function: ast.FunctionDef, heading: str, package: str = "") -> str:
 def _step(event: str, in_progress: bool) -> str:
     """The number of the step that an event belongs to."""
     if event in FINISHED:
-        return "\nStep: `s.global_step`.\n"
-    return "\nStep: `s.global_step + 1`, which is not finished.\n" if in_progress else ""
+        return "\nThe step is finished.\n"
+    return "\nThe step is in progress.\n" if in_progress else ""
 
 
 def _declared(path: Path) -> list[ast.FunctionDef]:

@@ -22,7 +22,7 @@ OURS = {
     "torchbus",
     *(name for kind in discovery.KINDS for name in discovery.distributions(kind).values()),
 }
-HEAD = "| option | type | default | meaning |\n| --- | --- | --- | --- |"
+HEAD = "| option | type | default | meaning |\n|---|---|---|---|"
 INTRODUCTION = """\
 # Options of `session`
 
