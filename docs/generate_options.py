@@ -93,12 +93,19 @@ def _facts(one: Option) -> tuple[str, ...]:
 
 
 def _once(rows: list[str]) -> Iterator[str]:
-    """The rows; what one says in the same words as the one before is left out."""
-    last = ""
+    """The rows. One that says what the one before says is short; those that refer to another
+    strategy are one row, at the end.
+    """
+    last, referring = "", dict[str, list[str]]()
     for row in rows:
         cells, _, words = row.removesuffix(" |").rpartition(" | ")
-        yield f"{cells} | the same |" if words == last and words[:6] != "as for" else row
-        last = words
+        if words.startswith("as for "):
+            referring.setdefault(words, []).append(cells.split(" | ")[0].removeprefix("| "))
+        else:
+            yield f"{cells} | the same |" if words == last else row
+            last = words
+    for words, names in referring.items():
+        yield f"| {', '.join(names)} | | | {words} |"
 
 
 def _row(one: Option, as_for: str = "") -> str:
