@@ -25,10 +25,10 @@ INTRODUCTION = """\
 """
 
 
-FINISHED = ("after_optimizer_step", "skip_logging", "log_metrics", "metrics_ready")
-"""Events after a step, which is counted by then."""
-IN_PROGRESS = ("batch_wanted", "step_failed")
-"""The first and the last event of a step that is not counted yet, in the order of the loop."""
+STEPS = """
+From `batch_wanted` to `step_failed`, the step in progress is meant. `after_optimizer_step`,
+`skip_logging`, `log_metrics` and `metrics_ready` belong to a finished step.
+"""
 
 
 def page() -> str:
@@ -40,11 +40,9 @@ def page() -> str:
     loop = re.findall(r"[a-z_]+", "".join(re.findall(r"#.*", _docstring(core))))
     in_loop = [(f, path) for path in (core, *added) for f in _declared(path) if f.name in loop]
     in_loop.sort(key=lambda one: loop.index(one[0].name))
-    first, last = map(loop.index, IN_PROGRESS)
-    parts = [INTRODUCTION + _overview(core)]
+    parts = [INTRODUCTION + _overview(core) + STEPS]
     for f, path in in_loop:
-        step = _step(f.name, first <= loop.index(f.name) <= last)
-        parts.append(_event(f, "##", "" if path == core else _package(path)) + step)
+        parts.append(_event(f, "##", "" if path == core else _package(path)))
     for path in added:
         others = [function for function in _declared(path) if function.name not in loop]
         if others:
@@ -75,16 +73,9 @@ def _event(function: ast.FunctionDef, heading: str, package: str = "") -> str:
     ]
     answer = ast.unparse(function.returns or ast.Constant(None))
     signature = f"def {function.name}({', '.join(arguments)}) -> {answer}"
-    note = "\nThe first answer that is not None counts.\n" if _first_result(function) else ""
+    note = "\nThe first answer counts.\n" if _first_result(function) else ""
     note += f"\nDeclared by {package}.\n" if package else ""
     return f"{heading} `{function.name}`\n\n```text\n{signature}\n```\n\n{_paragraphs(text)}{note}"
-
-
-def _step(event: str, in_progress: bool) -> str:
-    """The number of the step that an event belongs to."""
-    if event in FINISHED:
-        return "\nStep: `s.global_step`.\n"
-    return "\nStep: `s.global_step + 1`, which is not finished.\n" if in_progress else ""
 
 
 def _declared(path: Path) -> list[ast.FunctionDef]:

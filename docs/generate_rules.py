@@ -19,18 +19,19 @@ TOP = """# Rules of the conformance kit
 
 <!-- docs/generate_rules.py writes this page from the rules. -->
 
-What the [conformance kit](conformance.md) tries, and the usual remedy for a broken rule.
+What the [conformance kit](conformance.md) tries. For a broken rule, it prints the usual remedy.
+Rules in bold can't be refused.
 
 """
-HEAD = "| rule | says | if your strategy breaks it |\n|---|---|---|\n"
+HEAD = "| rule | says |\n|---|---|\n"
 SCRIPTS = "\nThese loops are special to one kind of script: hold the other rules first.\n\n"
 SCRIPTS += "| rule | the loop |\n|---|---|\n"
 
 
 def row(rule: Rule) -> str:
     needs = f" Needs torchbus-{', torchbus-'.join(rule.needs)}." if rule.needs else ""
-    essential = " Can't be refused." if rule.essential else ""
-    return f"| `{rule.name}` | {rule.says}{essential}{needs} | {rule.remedy} |\n"
+    name = f"**`{rule.name}`**" if rule.essential else f"`{rule.name}`"
+    return f"| {name} | {rule.says}{needs} |\n"
 
 
 def page() -> str:

@@ -36,29 +36,27 @@
                                                # session_end
 
 A plugin is any object with methods of these names, marked ``@torchbus.hookimpl``. A method may take
-any subset of the arguments. Every rank sends every event, unless the event says otherwise. Events
-marked *hot* are called from a flat tuple of functions, compiled when a plugin comes or goes.
+any subset of the arguments. Every rank sends every event, unless the event says otherwise. *Hot*
+events are called from a flat tuple of functions.
 
-Order: listeners marked ``tryfirst=True`` are called first, and those marked ``trylast=True`` last.
-Among the last, the one that was registered first is called first; among all others, the one that
-was registered last. Functions of ``s.on(...)`` come after all plugins, in the order of their
-``s.on``. ``session.bus.order(event)`` returns the names of the listeners in their order.
+Order: listeners marked ``tryfirst=True`` are called first, and those marked ``trylast=True`` last,
+in the order of their registration; the others in the opposite one. Functions of ``s.on(...)`` come
+after all plugins. ``session.bus.order(event)`` returns the names of the listeners in their order.
 
-Filters: with ``every=50``, a listener gets the 50th, 100th, ... firing. With ``once=True`` it gets
-only the first of these. With ``main_only=True`` only rank 0 does. Checkpoints hold the counts, by
-the plugin's name.
+Filters: with ``every=50``, a listener gets the 50th, 100th, ... firing, with ``once=True`` only the
+first of these, and with ``main_only=True`` only rank 0 does. Checkpoints hold the counts, by the
+plugin's name.
 
 Steps: ``s.global_step`` is the number of finished steps. So is ``session.steps.count``, after
 ``session.steps.follow()``. The step in progress has the next number. It is counted just before
-``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together, which
-is counted when the first of them has stepped.
+``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together.
 
 Names: ``s.name_of(thing)`` names what an event carries: the variable of a model, optimizer or
-loader, and the path of a layer or parameter, such as "net.0.weight". A plugin calls
-``session.names_of(things)``, which names many with one search of all models.
+loader, and the path of a layer or parameter, such as "net.0.weight". ``session.names_of(things)``
+names many at once.
 
-Packages declare some of these events: those of ``s.log`` and of checkpoints, ``system_metrics``. If
-a plugin must also work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
+Packages declare some of these events. If a plugin must also work without such a package, mark its
+listener ``hookimpl(optionalhook=True)``.
 
 An event exists since torchbus 0.1, unless it names a later version.
 """
@@ -115,7 +113,7 @@ def launch(session: Context) -> World | None:
     """Start or join the ranks.
 
     Sent once, before everything else. Only the strategy answers. Without an answer there is one
-    rank, and it is an error if the call of ``session`` or a launcher asks for several.
+    rank, and it is an error to ask for several.
     """
 
 
@@ -123,8 +121,8 @@ def launch(session: Context) -> World | None:
 def session_start(session: Context) -> None:
     """The ranks have joined each other.
 
-    No patch is installed yet. Sent once. Open files, process groups and threads here. Register
-    their closing on ``session.on_close``, which runs whatever happens.
+    No patch is installed yet. Sent once. Open files, process groups and threads here, and register
+    their closing on ``session.on_close``.
     """
 
 
@@ -135,7 +133,7 @@ def init_process_group(
     """Make torch's default process group (Lightning's ``init_ddp_connection``).
 
     The strategy sends it once per session, and again if a stranger is connected to the group.
-    Return True if you have made it; otherwise ``torch.distributed.init_process_group`` does.
+    Return True if you have made it.
     """
 
 
@@ -143,8 +141,8 @@ def init_process_group(
 def parameters_may_differ(session: Context) -> bool | None:
     """Return True if ranks step independently for a while, as in local SGD.
 
-    The strategy asks a few times when the session starts. Parameters may then differ between ranks.
-    Without an answer, a parameter that differs is an error.
+    The strategy asks a few times when the session starts. Without an answer, a parameter that
+    differs is an error.
     """
 
 
@@ -163,8 +161,7 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
 
     Sent when an optimizer is made inside the block, at every ``add_param_group``, and at entry for
     each optimizer that a variable of the caller names. ``optimizer`` is None for tensors given to
-    ``s.adopt``. A strategy that exchanges parameters (for parts of them) does so first, and
-    replaces them in ``parameters`` too.
+    ``s.adopt``. A strategy that exchanges parameters does so first, in ``parameters`` too.
     """
 
 
@@ -180,8 +177,7 @@ def mode_changed(model: Module, training: bool) -> None:
 def skip_pass(loader: DataLoader[object]) -> bool | None:
     """The loop is about to iterate a DataLoader. True: this pass has no batches.
 
-    Then nothing is drawn, no worker starts, and no other event of the pass is sent. Sent once per
-    pass, before ``loader_start``.
+    Then no other event of the pass is sent. Sent once per pass, before ``loader_start``.
     """
 
 
@@ -199,7 +195,7 @@ def optimizer_ready(optimizer: Optimizer) -> None:
 def loader_start(loader: DataLoader[object]) -> LoaderPass | None:
     """The loop is about to iterate a DataLoader.
 
-    A returned ``LoaderPass`` names attributes of the loader. They are replaced while the iterator
+    A returned ``LoaderPass`` names attributes of the loader, which are replaced while the iterator
     of this pass is made. Sent once per pass.
     """
 
@@ -233,8 +229,8 @@ def loader_bypassed(loader: DataLoader[object]) -> None:
 def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """*Hot.* The loop asks a captured loader for its next batch, or for its end.
 
-    The loop is done with the batch before. This process has drawn and read nothing for the next one
-    yet. Sent once per batch, and a last time at the end.
+    The loop is done with the batch before. Nothing is drawn or read for the next one yet. Sent once
+    per batch, and a last time at the end.
     """
 
 
@@ -264,8 +260,7 @@ def model_found(model: Module, calling: bool) -> None:
     """A module that the session did not know is about to run its first forward.
 
     At entry, the event is sent for each module that a variable names. ``calling``: its forward has
-    begun. Sent once per outermost module. Discovery ends when ``session.end_discovery()`` is
-    called.
+    begun. Sent once per outermost module, until ``session.end_discovery()``.
     """
 
 
@@ -282,8 +277,8 @@ def module_called(module: Module, inputs: tuple[object, ...]) -> None:
 def before_zero_grad(optimizer: Optimizer) -> bool | None:
     """*Hot.* ``optimizer.zero_grad`` is about to run.
 
-    True: the listener has cleared every gradient of the optimizer, so torch has nothing left to
-    clear. It may keep them elsewhere, for the rest of a window. Sent once per call.
+    True: the listener has cleared every gradient of the optimizer. It may keep them elsewhere, for
+    the rest of a window. Sent once per call.
     """
 
 
@@ -292,8 +287,7 @@ def gradients_cleared(optimizer: Optimizer, kept: bool) -> None:
     """*Hot.* ``optimizer.zero_grad`` has run.
 
     ``kept``: a listener has answered ``before_zero_grad``, because a window is open. An engine that
-    has gradients outside of ``parameter.grad`` clears them here, unless they are ``kept``. Sent
-    once per call.
+    has gradients outside of ``parameter.grad`` clears them here, unless they are ``kept``.
     """
 
 
@@ -361,7 +355,7 @@ def step_called(
 
     The first listener that returns an ``Answer`` has dealt with the call. Either it does not step,
     or it steps itself: by ``run(closure)``, or by ``run()`` without a closure. ``closure`` is None
-    if the loop gave none. Other arguments of the loop (a loss) go to the step unseen.
+    if the loop gave none.
     """
 
 
@@ -386,8 +380,7 @@ def gradients_ready(optimizer: Optimizer, closure: Callable[[], object] | None) 
 def step_failed(optimizer: Optimizer) -> None:
     """*Hot.* ``optimizer.step`` has raised, and the loop may catch the error.
 
-    A closure, a step hook or another listener may have raised it. Sent instead of
-    ``after_optimizer_step``.
+    Sent instead of ``after_optimizer_step``.
     """
 
 
@@ -451,6 +444,5 @@ def whole_shape(parameter: Tensor) -> Size | None:
 def session_end(session: Context, error: BaseException | None) -> None:
     """The loop leaves the block, with the exception that leaves it or None.
 
-    Patches are still active. Sent once, to each plugin alone: the others get it if one of them
-    raises. So a listener can't be a wrapper.
+    Patches are still active. Sent once, to each plugin alone, so a listener can't be a wrapper.
     """

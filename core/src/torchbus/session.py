@@ -59,8 +59,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
             is safe, else script.
         logger: "local" or True, another installed logger, a logger object, a list; None: none.
         capture: False: act only on what is given to ``adopt``.
-        seed: seeds the random numbers of torch on all devices, Python and NumPy at the beginning of
-            the block, the same on all ranks.
+        seed: seeds torch on all devices, Python and NumPy at the beginning of the block, the same
+            on all ranks.
         prefetch: on an accelerator, 1 copies the next batch beside a step; 0 does not.
         verbose: print ``explain()`` at the end of the first epoch.
         print_all_ranks: let every rank print, each line with its rank.

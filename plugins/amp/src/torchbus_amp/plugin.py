@@ -44,9 +44,8 @@ class Precision:
 
     Args:
         precision: "16-mixed" and "bf16-mixed" run forward under autocast (float16 with loss
-            scaling); "16-true", "bf16-true" and "64-true" convert the model and its inputs;
-            "fp8" is "bf16-mixed" in which linear layers multiply in float8, by torchao; "32-true"
-            does nothing.
+            scaling); "16-true", "bf16-true" and "64-true" convert the model and its inputs; "fp8"
+            is "bf16-mixed" with linear layers in float8, by torchao; "32-true" does nothing.
         amp_backend: "native", torch's own autocast. There is no other.
         fp8_config: a recipe of torchao, "tensorwise", "rowwise" or "rowwise_with_gw_hp", or its
             Float8LinearConfig.

@@ -52,18 +52,16 @@ class Checkpoint:
             steps, epochs or minutes. Several may be given. By default after every epoch.
         keep: how many checkpoints to keep: the last ones, or with ``monitor`` the best ones and
             the last. None keeps all.
-        monitor: the name of a value given to ``s.log``. The value that is written orders the
-            checkpoints: its mean over ranks, and with ``on_epoch`` over the epoch.
+        monitor: the name of a value given to ``s.log``, which orders the checkpoints.
         mode: "min" or "max": which value is best.
         load_best: at the end of the block, models get the weights of the best checkpoint.
-        resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
-            beginning, and rejects a folder that has checkpoints. A path names one.
+        resume: "auto" resumes from the last whole checkpoint in the folder; "never" rejects a
+            folder that has checkpoints; a path names one.
         async_save: write in a thread, those of ``s.save`` too. The loop only waits for a copy in
             main memory.
         safetensors: has no effect since format 3, whose weights are always in this format.
-        sharded_save: each rank writes its own parts of models and optimizers, and no rank gathers
-            them. For strategy="fsdp". Such checkpoints resume with and without this option, on any
-            number of ranks.
+        sharded_save: each rank writes its own parts of models and optimizers. For strategy="fsdp".
+            Such checkpoints resume on any number of ranks.
         time_limit: a timedelta, or "11:50:00". After it the session saves and leaves, as if it had
             received SIGUSR1.
 

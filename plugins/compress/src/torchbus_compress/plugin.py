@@ -60,10 +60,10 @@ class Compress:
     It needs the strategy ddp, or one that is built on it.
 
     Args:
-        gradient_algorithm: "allreduce": gradients travel as they are. "fp16", "bf16", "bytegrad"
-            (8 bits), "powersgd" (low rank): they travel in fewer bytes. "local_sgd",
-            "decentralized", "low_precision_decentralized", "async": models are averaged, not
-            gradients. "diloco": the same, under the strategy ft only.
+        gradient_algorithm: "allreduce": gradients travel as they are. "fp16", "bf16", "bytegrad" (8
+            bits), "powersgd" (low rank): in fewer bytes. "local_sgd", "decentralized",
+            "low_precision_decentralized", "async": models are averaged, not gradients. "diloco":
+            the same, under ft only.
 
     Sources: see each algorithm; PowerSGD: Vogels et al., NeurIPS 2019.
 

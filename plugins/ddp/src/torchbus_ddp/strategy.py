@@ -65,10 +65,9 @@ class DDP(ByReducer):
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only: torch's
             SyncBatchNorm).
-        sync_buffers: what all ranks have in a buffer after ``backward``. "rank0": rank 0's values.
-            "mean": the mean over ranks of what is not an integer, for running means of the batches.
-            "sum": the value before, with the changes of all ranks, for counts and for banks in
-            which each sample writes a row. Or a dict of these by the buffers' names.
+        sync_buffers: what all ranks have in a buffer after ``backward``: "rank0", its values;
+            "mean" over ranks, of what is not an integer; "sum", the value before with the changes
+            of all ranks. Or a dict of these by the buffers' names.
 
     Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB
     2020.

@@ -23,7 +23,7 @@ class Anomaly:
         detect_anomaly: a backward that gives NaN is an error, with the traceback of its forward.
             Slow: for debugging.
         deterministic: True: only deterministic algorithms, and an error where torch has none.
-            "warn": a warning there. cuDNN does not try several algorithms.
+            "warn": a warning there.
 
     Raises:
         UsageError: an option has another type or value.

@@ -320,16 +320,15 @@ class Limits:
     """Ends passes over loaders early, to try a script. The loop stays as it is.
 
     Args:
-        fast_dev_run: True, or a number N: every pass has one batch, or N. ``s.epochs`` ends after
-            one epoch, and a summary says what ran. No checkpoint is written or read, and no logger
-            starts. What ``s.save`` and ``torch.save`` write can be loaded in the block, and is gone
-            after it. It overrides the other limits.
+        fast_dev_run: every pass has one batch (True), or N. ``s.epochs`` ends after one epoch. No
+            checkpoint is written or read, and no logger starts. What ``s.save`` and ``torch.save``
+            write is gone after the block. It overrides the other limits.
         limit_train_batches: how many batches a pass that trains has at most: an int, or a float for
             a part of them.
         limit_eval_batches: how many batches a pass that evaluates has at most: an int, or a float
             for a part of them.
-        overfit_batches: how many batches every pass has at most. Each pass over a loader has the
-            same samples, in the same order. It overrides the two limits.
+        overfit_batches: how many batches every pass has at most, the same in each pass. It
+            overrides the two limits.
 
     Batches are counted on each rank. ``len(loader)`` is what the next pass will have.
 

@@ -45,8 +45,8 @@ class StopOnNan:
     That rank writes the batch into the folder ``torchbus-nan``.
 
     Args:
-        stop_on_nan: end the job when a loss or a gradient is NaN or infinite. It costs a wait for
-            the device after each backward, and one before each step.
+        stop_on_nan: end the job when a loss or a gradient is NaN or infinite. It waits for the
+            device after each backward and before each step.
     """
 
     owns = ("stop on NaN",)

@@ -37,8 +37,7 @@ class DeepSpeed(Strategy):
 
     Args:
         config: DeepSpeed's config, a dict or the path of a JSON file; None: the file that
-            DEEPSPEED_CONFIG names, if it is set. Values "auto" are filled from the loop. Without a
-            stage in it, it is 2.
+            DEEPSPEED_CONFIG names. Values "auto" are filled from the loop. The default stage is 2.
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.

@@ -39,7 +39,7 @@ class Log:
         log_every_n_steps: real optimizer steps between two log points.
         autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
         log_grad_norms: at log points, log the norm of the gradients of each "layer" (a module that
-            has parameters directly) or "parameter", with which the optimizer steps: after clipping.
+            has parameters directly) or "parameter", after clipping.
 
     Raises:
         UsageError: an option has another type or value.

@@ -29,15 +29,15 @@ class Pipeline(Strategy):
 
     Args:
         balance: how many layers each stage has, such as [2, 3]; "auto" or "parameters": so that the
-            stage with the most parameters has as few as possible; "time": so that the slowest stage
-            is as fast as possible, measured by rank 0 at the model's first call.
+            largest stage is as small as possible; "time": so that the slowest stage is as fast as
+            possible, measured by rank 0 at the model's first call.
         microbatches: into how many parts the rows of a batch are cut.
         schedule: "gpipe": all forwards, then all backwards; "1f1b": one forward and one backward in
-            turn, so that less is stored; "interleaved": 1f1b with two or more stages on each rank.
+            turn, which stores less; "interleaved": 1f1b with two or more stages on each rank.
         blocks: the path of the nn.Sequential or nn.ModuleList whose layers are divided; "auto": the
-            model itself if it is an nn.Sequential, else its longest list of repeated blocks.
-        stages: the number of ranks of a pipeline; with more ranks there are several pipelines, each
-            with its share of the data; None: one pipeline of all ranks.
+            model itself, or its longest list of repeated blocks.
+        stages: the number of ranks of a pipeline; with more ranks there are several, each with its
+            share of the data; None: one pipeline.
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
         loss_weight: what a pipeline's gradient counts in the mean: "auto", "samples" or "tokens",
             as for ddp.

@@ -36,7 +36,7 @@ class Profile:
             ``torch.profiler.profile``.
         profile_folder: the folder in which each session gets its own.
         memory_snapshot: also record the allocations of CUDA's memory, and write a snapshot with
-            each trace, and if the loop ends by an error.
+            each trace, and after an error.
 
     Source: https://pytorch.org/docs/stable/profiler.html
     """

@@ -25,9 +25,8 @@ class Sampler:
 
     Args:
         replace_sampler: False leaves every loader as it is.
-        batch: with "per_device", the loader's batch_size counts for each rank, so a step has
-            world_size times the samples. With "global", the script's own batch is divided, so N
-            ranks compute what one rank does, faster.
+        batch: with "per_device", the loader's batch_size counts for each rank. With "global", the
+            script's own batch is divided, so N ranks compute what one rank does.
         shard_eval: divide loaders in evaluation, too, without padding. For loops that reduce over
             ranks themselves.
         sample_ledger: a folder in which each rank writes which samples it took (see ``Ledger``).

@@ -31,9 +31,8 @@ class Scale:
     Args:
         scale_lr: multiply the script's learning rates by the growth of the effective batch
             ("linear"), or by its square root ("sqrt").
-        warmup_steps: real steps over which the rate of every optimizer grows linearly: with
-            ``scale_lr`` from the script's own to the scaled one, without it from almost 0 to the
-            script's own.
+        warmup_steps: real steps over which learning rates grow linearly: with ``scale_lr`` from the
+            script's own to the scaled one, else from almost 0 to the script's own.
 
     ``s.effective_batch_size`` is the number of samples behind one real step.
     ``s.find_batch_size(function, start)`` finds the largest batch size that fits.

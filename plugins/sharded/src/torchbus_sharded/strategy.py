@@ -45,8 +45,8 @@ class FSDP(Strategy):
             fsdp shards over the other ranks. None: layers are not divided.
         forward_methods: names of methods other than ``forward`` that use parameters, such as
             ("loss", "generate").
-        param_init_fn: a function that initialises the tensors of a module, called with each module
-            of a model on the meta device that owns some; None: the module's reset_parameters().
+        param_init_fn: initialises the tensors of a module; called with each module of a model on
+            the meta device that owns some; None: the module's reset_parameters().
         loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
             "mean"; "sum".
         loss_weight: the weight of a rank's gradient in the mean: "auto", "samples" or "tokens", as

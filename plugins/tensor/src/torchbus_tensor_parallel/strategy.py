@@ -27,12 +27,12 @@ class TensorParallel(Strategy):
     share of the data, and gradients are averaged over groups (2D).
 
     Args:
-        plan: which modules are divided, and how. A dict from module names, in which ``*`` stands
+        plan: which modules are divided, and how: a dict from module names, in which ``*`` stands
             for any word between two dots, to "colwise", "rowwise" or a ``ParallelStyle`` of torch;
-            or "auto": attention and MLPs, found by the names and shapes of their layers.
+            or "auto": attention and MLPs.
         tp: how many ranks share a layer; None: all.
         sequence_parallel: between the layers of the plan, inside blocks, each rank has a part of
-            the sequence (dim 1): norms, dropout and sums are divided too, and need less memory.
+            the sequence (dim 1), which needs less memory.
         loss_parallel: outputs of a model whose last layer is divided by columns stay divided, and
             ranks share the classes of a cross entropy.
         loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;

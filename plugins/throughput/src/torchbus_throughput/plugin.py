@@ -28,11 +28,11 @@ class Throughput:
         throughput_every: real optimizer steps in a window. The rates of each are logged.
         tokens: where a batch shows its number of tokens: a key, an attribute or an index, of a
             tensor that has one element for each token, or of an int; or a function from the batch
-            to an int. Without it, no tokens are counted.
+            to an int.
         flops: True counts the floating-point operations of one step, after the first. A number is
             that of one sample, forward and backward.
-        peak_flops: floating-point operations per second of one device at its peak, for ``mfu``. By
-            default from a table of data sheets, if it has the device.
+        peak_flops: floating-point operations per second of one device at its peak, for ``mfu``; by
+            default from a table of data sheets.
 
     Source: names as in Lightning's ThroughputMonitor; MFU: Chowdhery et al.,
     https://arxiv.org/abs/2204.02311, appendix B
