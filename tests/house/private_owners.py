@@ -131,6 +131,7 @@ SLOW = {
     "_link_all_hp_params": "deepspeed.runtime.zero.stage_1_and_2",
     "_broadcast_model": "deepspeed.runtime.engine",
     "_zero_init_param": "deepspeed.runtime.zero.partition_parameters",
+    "_set_dtype": "deepspeed.runtime.zero.partition_parameters",
     "_convert_to_deepspeed_param": "deepspeed.runtime.zero.partition_parameters",
     "_orig_mod": "torch._dynamo.eval_frame",
     "_initial_iter_for_state_dict": "torchdata.stateful_dataloader",

@@ -79,12 +79,15 @@ def no_deprecations() -> AbstractContextManager[None]:
     return muted("`torch.distributed", FutureWarning)
 
 
+ALLOWED = (torch.float16, torch.bfloat16, torch.float32, None)
+
+
 def replacements() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
     """What a session replaces in DeepSpeed: class, method, and a function that makes the new one.
 
     The broadcasts, of parameters that are the same already, fail on 0-dim tensors, and on ones in
-    another memory format. Stage 3 refuses a float64 model where the device has float16, though it
-    uses this dtype for nothing else.
+    another memory format. Stage 3 refuses models in float64 or with quantised weights where the
+    device has float16, though it uses this dtype for nothing else.
     """
     engine, init = deepspeed().DeepSpeedEngine, deepspeed().zero.Init
     require(engine, "_broadcast_model", "sends rank 0's parameters")
@@ -98,16 +101,16 @@ def replacements() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]
     def leave(self: Any) -> None:
         """Do nothing: torchbus has broadcast them."""
 
-    def allow_float64(check: Callable[..., None]) -> Callable[..., None]:
+    def allow_any_dtype(choose: Callable[..., None]) -> Callable[..., None]:
         def set_dtype(self: Any, config: Any, dtype: torch.dtype | None) -> None:
-            check(self, config, torch.float32 if dtype == torch.float64 else dtype)
+            choose(self, config, dtype if dtype in ALLOWED else torch.float32)
 
         return set_dtype
 
     return [
         (engine, "_broadcast_model", lambda _: leave),
         (init, "_zero_init_param", lambda _: divide),
-        (init, "_set_dtype", allow_float64),
+        (init, "_set_dtype", allow_any_dtype),
     ]
 
 
