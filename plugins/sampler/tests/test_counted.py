@@ -166,6 +166,9 @@ for i, (x, y) in enumerate(loader):
             "if value < best: best = value",
             {"value": "loss.item() after loss.backward()"},
         ),
+        ("total += loss", "print(total)", {"loss": "loss.item() after loss.backward()"}),
+        ("total += loss.data", "pass", {"loss": "loss.item() after loss.backward()"}),
+        ("both = loss; both += loss; both.backward()", "pass", {}),
         ("value = loss.item(); math.isfinite(value)", "print(loss.item())", {}),
         ("pass", "value = loss.item(); print(value)", {}),
         ("seen.append(loss.detach())", "pass", {}),  # holds the mean after backward
@@ -186,9 +189,20 @@ def test_a_loss_that_is_read_before_its_backward(
     assert counted(str(file), 2) == names
 
 
-def test_a_loss_whose_backward_does_not_synchronise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "after",
+    [
+        "total += loss.item()",
+        "total += loss.data",
+        "total += loss.detach().cpu()",
+        "total += loss",
+        "print('%.4f' % loss.detach().cpu().numpy())",
+        "seen.append(loss.tolist())",
+    ],
+)
+def test_a_loss_whose_backward_does_not_synchronise(tmp_path: Path, after: str) -> None:
     file = tmp_path / "window.py"
-    file.write_text(EARLY.format(before="pass", after="total += loss.item()"))
+    file.write_text(EARLY.format(before="pass", after=after))
     facts = facts_of((str(file), 2))
     assert facts is not None and CountFinder(facts).found() == {}
     assert CountFinder(facts).found(is_synced=False) == {"loss": "s.reduce(loss)"}

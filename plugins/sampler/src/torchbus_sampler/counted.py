@@ -294,7 +294,8 @@ class CountFinder:
         shown = {
             name: name
             for node in self._facts.nodes
-            if any(source.grows(node)) or source.called(node) in SHOWING
+            if any(to not in backwards for to, *_ in source.grows(node))
+            or source.called(node) in SHOWING
             for name in read(ast.walk(node))
         }
         held = {

@@ -363,11 +363,21 @@ def read_as_number(node: ast.AST) -> set[str]:
     value = number_of(node)
     if value is not None:
         return names(value)
-    if called(node) == "clone":
+    if called(node) in ("clone", "numpy", "tolist"):
         return names(node)
     added = node.value if isinstance(node, ast.AugAssign) else None
-    is_detached = isinstance(added, ast.Call) and called(added) == "detach"
-    return names(added) if added is not None and is_detached else set()
+    return names(added) if added is not None and variable(undetached(added)) else set()
+
+
+def undetached(value: ast.expr) -> ast.expr:
+    """Return ``loss`` of ``loss.detach()``, ``loss.data`` and ``loss.detach().cpu()``."""
+    while True:
+        if called(value) in ("detach", "cpu") and isinstance(value.func, ast.Attribute):  # type: ignore[attr-defined]
+            value = value.func.value  # type: ignore[attr-defined]
+        elif isinstance(value, ast.Attribute) and value.attr == "data":
+            value = value.value
+        else:
+            return value
 
 
 def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
