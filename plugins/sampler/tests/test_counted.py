@@ -245,6 +245,10 @@ for i, (x, y) in enumerate(loader):
             "other = model(x).sum(); other.backward(retain_graph=True); print(other.item())",
             ["other"],
         ),
+        (
+            "n = max(1, int(y.ge(1).sum())); (each.sum() / n).backward()",  # the graph shows it
+            [],
+        ),
         # the loss, parts of it, and what is made of them; sizes; what s.log reduces
         ("print(loss.item(), first.item(), part.item(), (loss / 2).item(), float(loss))", []),
         ("both = loss + first; print(both.item(), f'{both}')", []),

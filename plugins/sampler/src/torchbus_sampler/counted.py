@@ -432,8 +432,14 @@ class CountFinder:
             for one in self._facts.program.meant(value)
             for inner in ast.walk(one)
         }
+        in_loss = {
+            id(inner)
+            for name, value in self._facts.values
+            if name in self._facts.in_loss
+            for inner in ast.walk(value)
+        }
         for node in nodes:
-            value = None if id(node) in counts else source.number_of(node)
+            value = None if id(node) in counts | in_loss else source.number_of(node)
             if value is not None and not source.is_size(value) and source.called(value) != "item":
                 target = names.get(id(node))
                 yield target[0] if target else ast.unparse(value), value
