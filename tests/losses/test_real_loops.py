@@ -15,7 +15,6 @@ SCRIPT = Path(__file__).parent / "scripts" / "real_loops.py"
 
 SAID = {
     "times_rows": "the loss is a mean multiplied by",
-    "over_data_set": "neither the number of this rank's samples",
     "dice": "the loss is not a mean over samples but a function of such means",
 }
 UNKNOWABLE = ["hard_examples"]  # the worst of each rank's samples: docs/limits.md
@@ -40,7 +39,8 @@ SAID_IN_WINDOWS = {
 }
 BY_BATCHES = ["nanogpt", "lazy_r1", "nested_loaders", "lookahead"]  # they count batches, not steps
 AFTER_A_STEP = ["dcgan"]  # a batch's second loss follows the step of its first: docs/limits.md
-NO_WINDOWS = [*WINDOWS, *SAID_IN_WINDOWS, *BY_BATCHES, *AFTER_A_STEP]
+AVERAGED = ["over_data_set"]  # each batch's sum has the same divisor, so a window is their mean
+NO_WINDOWS = [*WINDOWS, *SAID_IN_WINDOWS, *BY_BATCHES, *AFTER_A_STEP, *AVERAGED]
 # a share without targets: the printed loss lacks what is of parameters only, see docs/limits.md
 OF_NOTHING = ["uncertainty_weights"]
 QUICK = ["masked_tokens", "truncated_bptt", "dcgan", "distillation", "uncertainty_weights"]
