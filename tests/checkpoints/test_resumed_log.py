@@ -1,4 +1,4 @@
-"""A resumed run logs the steps that follow those of the run before."""
+"""A resumed run logs the steps that follow those of the run before, and whole epochs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
+from torchbus_testing.forking import fork_script
 from torchbus_testing.recorder import RecordingLogger
 
 
@@ -40,10 +41,64 @@ def train(folder: Path, dies_after: int | None = None) -> list[int]:
     return [step for step, _ in hears.of("loss")]
 
 
-def test_steps_go_on(tmp_path: Path) -> None:
+def test_steps_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyError):
         train(tmp_path / "cut", dies_after=5)
     whole = train(tmp_path / "whole")
+    assert capsys.readouterr().err == ""
     resumed = train(tmp_path / "cut")
+    assert capsys.readouterr().err == f"torchbus: resumes from {tmp_path / 'cut/step-00000004'}\n"
     assert sorted(set(whole)) == list(range(1, 13))
     assert resumed == whole[-len(resumed) :] and resumed[0] == 5
+
+
+WITHIN_AN_EPOCH = """
+import gc, json, torch
+from torch.utils.data import DataLoader
+from torchbus import session
+from torchmetrics import CatMetric, MeanMetric, MetricCollection
+from torchbus_testing.recorder import RecordingLogger
+
+gc.freeze()
+
+def run(folder, cut=None, max_steps=None):
+    hears, made = RecordingLogger(), 0
+    options = {"devices": 2, "launch": "fork", "batch": "global", "seed": 0}
+    try:
+        with session(
+            checkpoint=folder, every_n_steps=2, logger=hears, max_steps=max_steps, **options
+        ) as s:
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+            metric, several = MeanMetric(), MetricCollection({"all": CatMetric()})
+            loader = DataLoader(torch.arange(24.0).reshape(24, 1), 4, shuffle=True)
+            for _ in s.epochs(2):
+                for x in loader:
+                    optimizer.zero_grad()
+                    model(x).pow(2).mean().backward()
+                    optimizer.step()
+                    for reduce in ("mean", "max", "sum"):
+                        s.log(reduce, x.mean(), on_epoch=True, reduce=reduce)
+                    metric.update(x.mean(), len(x))
+                    several.update(x)
+                    made += 1
+                    if made == cut:
+                        raise KeyError
+                s.log("metric", metric)
+                s.log("number", several.compute()["all"].numel())
+                several.reset()
+    except KeyError:
+        pass
+    return {n: hears.of(n)[-1:] for n in ("mean", "max", "sum", "metric", "number")}
+
+run("cut", cut=9)
+run("short", max_steps=9)
+print(json.dumps([run(how) for how in ("whole", "cut", "short")]))
+"""
+
+
+def test_the_values_of_an_epoch_are_those_of_the_whole_epoch(tmp_path: Path) -> None:
+    """A run that resumes in its middle adds to what was logged before, and to its metrics."""
+    whole, cut, short = fork_script(WITHIN_AN_EPOCH, cwd=tmp_path).json()
+    assert whole["mean"] == [[12, 11.5]] and whole["number"] == [[12, 24.0]]
+    assert cut == whole and short == whole

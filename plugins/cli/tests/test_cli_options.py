@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata as metadata
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +81,16 @@ def test_one_option(third: None, capsys: pytest.CaptureFixture[str]) -> None:
         "of third (unknown)\n"
         "which of the two, and why.\n"
     )
+
+
+@pytest.mark.parametrize("words", [["--version"], ["options", "seed"], ["options", "--help"]])
+def test_a_reader_that_has_left(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``torchbus options | head``: no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert main(words) == 128 + signal.SIGPIPE
 
 
 def test_an_option_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

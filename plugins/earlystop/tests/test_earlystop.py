@@ -76,6 +76,52 @@ def test_a_plain_loop_goes_on_without_training() -> None:
     assert_torch_unchanged(before)
 
 
+@pytest.mark.parametrize("options", [{"early_stop": "val_loss", "patience": 1}, {"max_steps": 6}])
+def test_a_loader_for_each_epoch(options: dict[str, Any]) -> None:
+    """It is new, but the loop begins its pass where it has trained."""
+    data, trained, evaluated = TensorDataset(torch.ones(6, 1)), [], []
+    with session("log", **options) as s:
+        net = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def run(trains: bool) -> int:
+            net.train(trains)
+            batches = 0
+            for (x,) in DataLoader(data, batch_size=2):
+                batches += 1
+                optimizer.zero_grad()
+                if trains:
+                    net(x).mean().backward()
+                    optimizer.step()
+            return batches
+
+        for epoch in range(4):
+            trained.append(run(True))
+            evaluated.append(run(False))
+            s.log("val_loss", float(epoch))
+        assert s.should_stop
+    assert (trained, evaluated) == ([3, 3, 0, 0], [3] * 4)
+
+
+@pytest.mark.parametrize("options", [{"early_stop": "val_loss", "patience": 1}, {"max_steps": 4}])
+def test_an_evaluation_on_the_training_data_after_the_end(options: dict[str, Any]) -> None:
+    with session("log", **options) as s:
+        net = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.ones(6, 1)), batch_size=2)
+        for epoch in range(3):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                net(x).mean().backward()
+                optimizer.step()
+            s.log("val_loss", float(epoch))
+        assert s.should_stop
+        with torch.no_grad():
+            assert len(list(loader)) == 3
+        net.eval()
+        assert len(list(loader)) == 3
+
+
 def test_the_end_is_that_of_all_ranks() -> None:
     result = fork_script("""
         import json

@@ -320,3 +320,20 @@ def filled(value: float) -> MeanMetric:
     metric = MeanMetric()
     metric.update(value)
     return metric
+
+
+def test_a_pass_that_the_loop_leaves_ends_there() -> None:
+    """Its values have its step and its epoch, without anything that judges them, too."""
+    hears = RecordingLogger()
+    with session(logger=hears, autolog=False) as s:
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for epoch in range(3):
+            for index, x in enumerate(DataLoader(torch.arange(4.0))):
+                optimizer.zero_grad()
+                (weight * x).sum().backward()
+                optimizer.step()
+                s.log("x", x + epoch, on_epoch=True)
+                if index == 1:
+                    break
+    assert hears.of("x") == [(2, 0.5), (4, 1.5), (6, 2.5)]

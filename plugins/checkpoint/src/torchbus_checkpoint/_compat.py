@@ -1,5 +1,6 @@
-"""Private names of torch and CPython that checkpoints use; nothing else in this package uses one.
+"""Private names of torch, torchmetrics and CPython that checkpoints use.
 
+Nothing else in this package uses one.
 All were seen in 2.6 to 2.13, and in Python 3.10 to 3.13.
 """
 
@@ -21,6 +22,9 @@ from torchbus.plugin import UsageError
 current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""
 
+
+UPDATE_COUNT = "_update_count"
+"""How often a metric of torchmetrics was updated. Without it: a resumed metric counts from 0."""
 
 LAYOUT = ("torch.serialization", "_get_layout")
 """A function that the index of old checkpoints in parts names. Without it: no index names it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Resume:
         """Lock the folder, and resume from a checkpoint in it."""
         found = agree(self._session, "checkpoint/resume", lambda: self._take(folder))
         if found:
+            if self._session.is_main:
+                print(f"torchbus: resumes from {found}", file=sys.stderr)
             self.begin(fetch.to_this_host(self._session, self._options, Path(found))).lead()
 
     def _take(self, folder: Path) -> str:

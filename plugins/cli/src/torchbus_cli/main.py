@@ -7,6 +7,8 @@ the function's docstring.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib.metadata import EntryPoint
 
@@ -42,6 +44,19 @@ commands:
 def main(argv: list[str] | None = None) -> int:
     """Run a command for the console script or ``python -m torchbus``; return the exit status."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "run":  # a script may handle a closed pipe itself
+        return _run(name, arguments)
+    try:
+        try:
+            return _run(name, arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has left, as in `torchbus plugins | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(name: str, arguments: list[str]) -> int:
     if name in ("-h", "--help"):
         print(
             HELP.format(

@@ -8,8 +8,7 @@ from typing import Literal, TypedDict
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, seconds
-from torchbus_strategy.evaluating import TrainedLoaders
+from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, TrainingPasses, seconds
 
 UNBOUNDED = -1
 EMPTY_PASSES_AT_MOST = 100_000
@@ -56,10 +55,11 @@ class EarlyStop:
         max_time: after what time the loop ends: "02:00:00", "1:12:00:00" with days, a timedelta,
             or seconds.
 
-    Then ``s.should_stop`` is True, ``s.epochs`` ends, and loaders that have fed a backward give no
-    more batches. So a loop over ``range`` runs through its other epochs without training.
-    Evaluation still works. After ``max_steps`` and ``max_time``, the pass that runs ends too, and a
-    checkpoint is written from which a run with larger ones continues.
+    Then ``s.should_stop`` is True, ``s.epochs`` ends, and passes that would train have no batches:
+    those over a loader that has fed a backward, and over one that the loop makes for each epoch. So
+    a loop over ``range`` runs through its other epochs without training. Evaluation still works.
+    After ``max_steps`` and ``max_time``, the pass that runs ends too, and a checkpoint is written
+    from which a run with larger ones continues.
     """
 
     owns = ("early stopping",)
@@ -91,14 +91,14 @@ class EarlyStop:
         self._once_a_pass, self._is_due = check_on_train_epoch_end, False
         self._max_steps = None if max_steps == UNBOUNDED else max_steps
         self._max_time_s = None if max_time is None else seconds(max_time)
-        self._trained = TrainedLoaders()
+        self._passes = TrainingPasses()
         self._steps_bound: MaxSteps | None = None
         self._is_no_better = self._is_cut = False
         self._num_empty_passes = 0
 
     @hookimpl
     def session_start(self, session: Context) -> None:
-        session.bus.register(self._trained, "earlystop.trained")
+        self._passes.join(session)
         if self._max_steps is not None:
             self._steps_bound = MaxSteps(session, self._max_steps, self._cut)
             session.bus.register(self._steps_bound, "earlystop.steps")
@@ -144,16 +144,17 @@ class EarlyStop:
 
     @hookimpl
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        if self._is_cut and loader in self._trained:
+        if self._is_cut and self._passes.trains(loader):
             iterator.limit = iterator.num_yielded
 
     @hookimpl
     def loader_end(self, loader: DataLoader[object]) -> None:
-        self._is_due |= loader in self._trained
+        self._is_due |= self._passes.ends(loader)
 
     @hookimpl
     def skip_pass(self, loader: DataLoader[object]) -> bool | None:
-        if not (self.should_stop and loader in self._trained):
+        trains = self._passes.begins(loader)
+        if not (self.should_stop and trains):
             self._num_empty_passes = 0
             return None
         self._num_empty_passes += 1

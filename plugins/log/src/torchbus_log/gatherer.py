@@ -75,11 +75,18 @@ class Gatherer:
         self.names: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.passes.epoch, "names": sorted(self.names)}
+        return {
+            "epoch": self.passes.epoch,
+            "names": sorted(self.names),
+            "open": self.passes.open_totals(),
+            "ranks": self._session.world_size,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes.epoch = state["epoch"]
         self.names.update(state.get("names", ()))
+        if state.get("ranks") == self._session.world_size:
+            self.passes.go_on(state["open"])
 
     # What the loop logs --------------------------------------------------------------------------
 
@@ -222,10 +229,9 @@ class Gatherer:
         self._close_left()
 
     def _close_left(self) -> None:
-        """Judge the values of passes that the loop has left, before it makes another step."""
-        if self._monitors is not None:
-            for one in self.passes.left():
-                self._close(one)
+        """End the passes that the loop has left, before it makes another step."""
+        for one in self.passes.left():
+            self._close(one)
 
     @hookimpl
     def after_backward(self) -> None:

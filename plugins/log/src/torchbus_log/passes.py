@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import weakref
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, Share
 
-from torchbus_log.totals import Metric, Total
+from torchbus_log.totals import Metric, Total, to_host
 from torchbus_strategy.batches import collect
 
 
@@ -41,6 +42,15 @@ class LoggedPass:
             self.totals[key] = Total(reduce)
         return self.totals[key]
 
+    def written(self) -> list[Any]:
+        """Return the values so far, for a checkpoint."""
+        return [[list(key), to_host(one.parts()), one.weight] for key, one in self.totals.items()]
+
+    def take(self, totals: list[Any]) -> None:
+        """Add the values that an earlier run had logged in this pass."""
+        for key, parts, weight in totals:
+            self.total(*key).put(parts, weight)
+
     @property
     def was_left(self) -> bool:
         """Whether the loop has dropped the iterator (by ``break``, say)."""
@@ -61,6 +71,15 @@ class OpenPasses:
         self.outside = LoggedPass(None)
         self.epoch: int | None = None
         self.samples_trained_on = 0.0
+        self._earlier: list[Any] = []
+
+    def open_totals(self) -> list[Any]:
+        """Return the values so far of each pass that trains: for a run that resumes in them."""
+        return [one.written() for one in self._open if one.trains and not one.was_left]
+
+    def go_on(self, totals: list[Any]) -> None:
+        """Give the values of an earlier run to the passes that go on, in their order."""
+        self._earlier = totals
 
     @property
     def current(self) -> LoggedPass:
@@ -111,6 +130,7 @@ class OpenPasses:
             self.epoch = 0
         elif not (fresh[0].trains or fresh[0].goes_on):
             self.epoch += 1
+            self._earlier = []
         self.samples_trained_on += fresh[0].everywhere
         for one in fresh:
             one.trains = True
@@ -161,7 +181,8 @@ class OpenPasses:
     def left(self) -> list[LoggedPass]:
         """Take out the passes that the loop has left without exhausting their loaders."""
         lost = [one for one in self._open if one.was_left]
-        self._open = [one for one in self._open if not one.was_left]
+        if lost:
+            self._open = [one for one in self._open if not one.was_left]
         return lost
 
     def _turn_to(self, iterator: LoaderIterator) -> None:
@@ -171,6 +192,8 @@ class OpenPasses:
         )
         if known is None:
             known = LoggedPass(iterator)
+            if known.goes_on and self._earlier:
+                known.take(self._earlier.pop(0))
         else:
             self._open.remove(known)
         self._open.append(known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -43,6 +43,12 @@ class Total:
             self._parts = self.parts()
             self._waiting.clear()
             self._count = len(self._parts) % FOLD_AT
+
+    def put(self, parts: Sequence[float], weight: float) -> None:
+        """Add what ``parts`` and ``weight`` of another total were."""
+        self._parts += parts
+        self._count += len(parts)
+        self.weight += weight
 
     def parts(self) -> list[Value]:
         """Return a few numbers, for ``combine``."""

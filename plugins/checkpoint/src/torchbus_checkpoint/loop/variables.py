@@ -2,8 +2,9 @@
 
 A checkpoint has numbers, strings, small tensors, random generators, and lists, tuples, sets and
 dicts of them. It takes them from the frames of the user's code, from their modules, and from
-objects of the user's own classes. It takes only those that have changed since the first pass over
-a loader began: a constant that somebody edits between two runs keeps its new value.
+objects of the user's own classes and of torchmetrics. It takes only those that have changed since
+the first pass over a loader began: a constant that somebody edits between two runs keeps its new
+value.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.utils.data import DataLoader
 from torchbus.compat import python
 from torchbus.plugin import UsageError
 
+from torchbus_checkpoint._compat import UPDATE_COUNT
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import is_users_class
@@ -45,7 +47,7 @@ class Scope:
     """A place with variables. ``frame`` is None for modules and objects.
 
     A loop is about to assign the variables in ``left_out``. Names that start with ``hidden`` are
-    not the user's.
+    not the user's, except the count of a metric's updates.
     """
 
     place: str
@@ -54,9 +56,13 @@ class Scope:
     left_out: frozenset[str] = frozenset()
     hidden: str = "__"
 
+    def shows(self, name: str) -> bool:
+        """Whether a name is the user's, or the count."""
+        return name == UPDATE_COUNT or not name.startswith(self.hidden)
+
     def bind(self, values: dict[str, object]) -> None:
         """Assign variables, of the user's names only: the values may be a forged checkpoint's."""
-        values = {name: one for name, one in values.items() if not name.startswith(self.hidden)}
+        values = {name: one for name, one in values.items() if self.shows(name)}
         if self.frame is None:
             self.values.update(values)
         else:
@@ -85,7 +91,7 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
     for name, value in list(scope.values.items()) if depth else ():
         for path, thing in _parts(name, value):
             if (
-                is_users_class(type(thing))
+                (is_users_class(type(thing)) or is_metric(thing))
                 and hasattr(thing, "__dict__")
                 and not isinstance(thing, type)
                 and id(thing) not in seen
@@ -94,6 +100,11 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
                 hidden = "_" if isinstance(thing, OF_TORCH) else "__"
                 inner = Scope(f"{scope.place}.{path}", vars(thing), hidden=hidden)
                 yield from _with_objects(inner, seen, depth - 1)
+
+
+def is_metric(thing: object) -> bool:
+    """Whether it is a metric of torchmetrics, or a collection: its ``state_dict`` is empty."""
+    return isinstance(thing, Module) and hasattr(type(thing), "metric_state")
 
 
 def _parts(name: str, value: object) -> list[tuple[str, object]]:
@@ -224,7 +235,7 @@ def _saveable(scope: Scope) -> dict[str, object]:
     """
     found = {}
     for name, value in list(scope.values.items()):
-        if not name.startswith(scope.hidden) and (name not in scope.left_out or type(value) is int):
+        if scope.shows(name) and (name not in scope.left_out or type(value) is int):
             try:
                 found[name] = to_save(value)
             except UsageError:
