@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,25 @@ def test_steps_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == f"torchbus: resumes from {tmp_path / 'cut/step-00000004'}\n"
     assert sorted(set(whole)) == list(range(1, 13))
     assert resumed == whole[-len(resumed) :] and resumed[0] == 5
+
+
+def test_what_the_ended_run_was_judged_by_is_not_missing(tmp_path: Path) -> None:
+    """Started again, it logs only what follows its loop."""
+
+    def run() -> None:
+        with session(checkpoint=str(tmp_path), monitor="val") as s:
+            weight = torch.nn.Parameter(torch.ones(1))
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            for epoch in s.epochs(2):
+                weight.sum().backward()
+                optimizer.step()
+                s.log("val", float(epoch))
+            s.log("test", 1.0)
+
+    run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
 
 
 WITHIN_AN_EPOCH = """

@@ -78,6 +78,7 @@ class Gatherer:
         return {
             "epoch": self.passes.epoch,
             "names": sorted(self.names),
+            "judged": [] if self._monitors is None else self._monitors.found,
             "open": self.passes.open_totals(),
             "ranks": self._session.world_size,
         }
@@ -85,6 +86,8 @@ class Gatherer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes.epoch = state["epoch"]
         self.names.update(state.get("names", ()))
+        if self._monitors is not None:
+            self._monitors.resumed(state.get("judged", ()))
         if state.get("ranks") == self._session.world_size:
             self.passes.go_on(state["open"])
 

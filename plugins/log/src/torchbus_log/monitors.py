@@ -113,6 +113,15 @@ class Monitors:
 
     # Names that are never logged -----------------------------------------------------------------
 
+    @property
+    def found(self) -> list[str]:
+        """The names that have come, in this run or the one that it continues."""
+        return sorted(self._names - self._missing)
+
+    def resumed(self, found: Collection[str]) -> None:
+        """These have come in the run that this one continues."""
+        self._missing.difference_update(found)
+
     def evaluation(self, epoch: int | None, steps: int) -> None:
         """A pass over an evaluation's loader has ended."""
         if self._missing and steps and not self._session.bus.hook.skip_logging():
