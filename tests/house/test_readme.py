@@ -43,6 +43,13 @@ def test_the_script_of_the_readme_is_proved(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_the_commands_of_the_readme_set_up_and_try_a_checkout():
+    """CI calls the second."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text("utf-8"), re.M | re.S)
+    assert blocks[:2] == ["python3 make.py demo\n", "python3 make.py test\n"]
+    assert f"exec {blocks[1].strip()} " in (ROOT / ".ci/run").read_text("utf-8")
+
+
 def declared(pattern: str) -> set[str]:
     return {one for path in PROJECTS for one in re.findall(pattern, path.read_text("utf-8"))}
 

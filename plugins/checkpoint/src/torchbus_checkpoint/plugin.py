@@ -55,8 +55,8 @@ class Checkpoint:
         monitor: the name of a value given to ``s.log``, which orders the checkpoints.
         mode: "min" or "max": which value is best.
         load_best: at the end of the block, models get the weights of the best checkpoint.
-        resume: "auto" resumes from the last whole checkpoint in the folder; "never" rejects a
-            folder that has checkpoints; a path names one.
+        resume: "auto" resumes from the last whole checkpoint in the folder; "never" starts from the
+            beginning, and rejects a folder that has checkpoints; a path names one.
         async_save: write in a thread, those of ``s.save`` too. The loop only waits for a copy in
             main memory.
         safetensors: has no effect since format 3, whose weights are always in this format.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torchbus.plugin import Context, UsageError
 
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.exchange import agree
-from torchbus_checkpoint.locks import FolderLock
+from torchbus_checkpoint.locks import FolderLock, say
 from torchbus_checkpoint.loop.position import LoopPosition
 from torchbus_checkpoint.loop.replaying import LoopReplay
 from torchbus_checkpoint.loop.steps import Epochs
@@ -59,7 +58,7 @@ class Resume:
         found = agree(self._session, "checkpoint/resume", lambda: self._take(folder))
         if found:
             if self._session.is_main:
-                print(f"torchbus: resumes from {found}", file=sys.stderr)
+                say(f"resumes from {found}")
             self.begin(fetch.to_this_host(self._session, self._options, Path(found))).lead()
 
     def _take(self, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Decides when a loop ends, and which passes would train."""
+"""Decides whether a series of values still improves."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
-from torchbus.plugin import Answer, Context, UsageError, expect, hookimpl, users_frame
+from torchbus.plugin import Answer, Context, UsageError, expect, hookimpl
 
 from torchbus_strategy.decisions import Decisions, clock_seconds
-from torchbus_strategy.evaluating import (
-    DecidingModels,
-    TrainedLoaders,
-    in_eval_mode,
-    without_gradients,
-)
 
 MODES = ("min", "max")
 
@@ -79,62 +72,6 @@ class StopJudge:
         found += [] if self._too_bad is None else [f"worse than {self._too_bad:g}"]
         best = f", best {self._sign * self.best:g}" if math.isfinite(self.best) else ""
         return ", or ".join(found) + best
-
-
-class TrainingPasses:
-    """Recognises the passes that train, among those that begin.
-
-    ``trained`` are the loaders that have fed a backward. A loop may make one for each epoch: a new
-    loader trains if its pass begins in a line in which one of these began.
-    """
-
-    def __init__(self) -> None:
-        self.trained, self._models = TrainedLoaders(), DecidingModels()
-        self._begun: weakref.WeakKeyDictionary[DataLoader[object], tuple[str, int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._lines: set[tuple[str, int]] = set()
-        self._evaluating: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
-
-    def join(self, session: Context) -> None:
-        """Listen to the loop, from the beginning of the session."""
-        session.bus.register(self.trained, "earlystop.trained")
-        session.bus.register(self._models, "earlystop.models")
-        session.bus.register(self, "earlystop.passes")
-
-    def begins(self, loader: DataLoader[object]) -> bool:
-        """A pass begins now. Return whether it trains, as far as is known."""
-        trains = not without_gradients() and self._looks_like_training(loader)
-        if loader in self.trained and not trains:
-            self._evaluating.add(loader)
-        else:
-            self._evaluating.discard(loader)
-        return trains
-
-    def _looks_like_training(self, loader: DataLoader[object]) -> bool:
-        frame, has_trained = users_frame()[0], loader in self.trained
-        line, is_new = (frame.f_code.co_filename, frame.f_lineno), loader not in self._begun
-        self._begun[loader] = line
-        if has_trained and line in self._lines:
-            return True
-        may_train = has_trained or (is_new and line in self._lines)
-        return may_train and not in_eval_mode(self._models.now())
-
-    def trains(self, loader: DataLoader[object]) -> bool:
-        """Whether the loader has fed a backward, and its latest pass does not evaluate."""
-        return loader in self.trained and loader not in self._evaluating
-
-    def ends(self, loader: DataLoader[object]) -> bool:
-        """The loader's latest pass ends. Return whether it has trained."""
-        has_trained = self.trains(loader)
-        self._evaluating.discard(loader)  # the pass around it goes on with training
-        return has_trained
-
-    @hookimpl(trylast=True)
-    def after_backward(self) -> None:
-        for loader, line in self._begun.items():
-            if line not in self._lines and loader in self.trained:
-                self._lines.add(line)
 
 
 class MaxSteps:

@@ -8,7 +8,8 @@ from typing import Literal, TypedDict
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
-from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, TrainingPasses, seconds
+from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, seconds
+from torchbus_strategy.evaluating import TrainingPasses
 
 UNBOUNDED = -1
 EMPTY_PASSES_AT_MOST = 100_000
@@ -98,7 +99,7 @@ class EarlyStop:
 
     @hookimpl
     def session_start(self, session: Context) -> None:
-        self._passes.join(session)
+        self._passes.join(session, "earlystop")
         if self._max_steps is not None:
             self._steps_bound = MaxSteps(session, self._max_steps, self._cut)
             session.bus.register(self._steps_bound, "earlystop.steps")

@@ -15,10 +15,9 @@ from types import FrameType
 from torchbus.plugin import BackwardCall, Context, hookimpl, warn
 
 from torchbus_sampler import loop_source as source
-from torchbus_sampler.decision import Place, place_of
 from torchbus_sampler.dependent import ShareDependence
 from torchbus_sampler.loop_program import Loop, LoopFacts, facts_of, plain
-from torchbus_strategy.user_code import users_frames
+from torchbus_strategy.user_code import Place, place_of, users_frames
 
 COUNTED = (
     "the loop in line {} of {} computes {} from this rank's share of the batches, so what it prints"
@@ -439,7 +438,8 @@ class CountFinder:
             for inner in ast.walk(value)
         }
         for node in nodes:
-            value = None if id(node) in counts | in_loss else source.number_of(node)
+            is_known = id(node) in counts or id(node) in in_loss
+            value = None if is_known else source.number_of(node)
             if value is not None and not source.is_size(value) and source.called(value) != "item":
                 target = names.get(id(node))
                 yield target[0] if target else ast.unparse(value), value

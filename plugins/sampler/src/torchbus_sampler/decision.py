@@ -8,7 +8,6 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -21,16 +20,13 @@ from torchbus.tree import as_list
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.evaluating import in_eval_mode, without_gradients
 from torchbus_strategy.graph import nodes_below
+from torchbus_strategy.user_code import Place, place_of
 
 BYPASSED = (
     "{} defines its own __iter__, which makes batches without DataLoader's: they can't be divided,"
     " and every rank would train on all of them. Let it call super().__iter__(), divide the data in"
     " the script, or pass replace_sampler=False"
 )
-
-
-Place = tuple[str, int]
-"""A file, and the number of a line."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +36,6 @@ class Decision:
     divide: bool
     why: str
     evaluation: bool = False
-
-
-def place_of(frame: FrameType) -> Place:
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def is_distributed(loader: DataLoader[object]) -> bool:

@@ -10,8 +10,7 @@ from types import UnionType
 from typing import Any
 
 from torchbus_sampler import loop_source as source
-from torchbus_sampler.decision import Place
-from torchbus_strategy.user_code import parsed
+from torchbus_strategy.user_code import Place, parsed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While

@@ -371,13 +371,11 @@ def read_as_number(node: ast.AST) -> set[str]:
 
 def undetached(value: ast.expr) -> ast.expr:
     """Return ``loss`` of ``loss.detach()``, ``loss.data`` and ``loss.detach().cpu()``."""
-    while True:
-        if called(value) in ("detach", "cpu") and isinstance(value.func, ast.Attribute):  # type: ignore[attr-defined]
-            value = value.func.value  # type: ignore[attr-defined]
-        elif isinstance(value, ast.Attribute) and value.attr == "data":
-            value = value.value
-        else:
-            return value
+    if isinstance(value, ast.Attribute) and value.attr == "data":
+        return undetached(value.value)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return undetached(value.func.value) if called(value) in ("detach", "cpu") else value
+    return value
 
 
 def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:

@@ -1,4 +1,4 @@
-"""Detects passes over loaders that evaluate."""
+"""Detects which passes over loaders evaluate, and which train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus import objects
-from torchbus.plugin import hookimpl
+from torchbus.plugin import Context, hookimpl, users_frame
+
+from torchbus_strategy.user_code import Place, place_of
 
 
 def without_gradients() -> str:
@@ -104,3 +106,58 @@ class TrainedLoaders:
     def after_backward(self) -> None:
         self._trained |= self._asked
         self._asked.clear()
+
+
+class TrainingPasses:
+    """Recognises the passes that train, among those that begin.
+
+    ``trained`` are the loaders that have fed a backward. A loop may make one for each epoch: a new
+    loader trains if its pass begins in a line in which one of these began.
+    """
+
+    def __init__(self) -> None:
+        self.trained, self._models = TrainedLoaders(), DecidingModels()
+        self._begun: weakref.WeakKeyDictionary[DataLoader[object], Place] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lines: set[Place] = set()
+        self._evaluating: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+
+    def join(self, session: Context, name: str) -> None:
+        """Listen to the loop from now on, for the plugin of this name."""
+        session.bus.register(self.trained, f"{name}.trained")
+        session.bus.register(self._models, f"{name}.models")
+        session.bus.register(self, f"{name}.passes")
+
+    def begins(self, loader: DataLoader[object]) -> bool:
+        """A pass begins now. Return whether it trains, as far as is known."""
+        trains = not without_gradients() and self._looks_like_training(loader)
+        if loader in self.trained and not trains:
+            self._evaluating.add(loader)
+        else:
+            self._evaluating.discard(loader)
+        return trains
+
+    def _looks_like_training(self, loader: DataLoader[object]) -> bool:
+        has_trained, is_new = loader in self.trained, loader not in self._begun
+        line = self._begun[loader] = place_of(users_frame()[0])
+        if has_trained and line in self._lines:
+            return True
+        may_train = has_trained or (is_new and line in self._lines)
+        return may_train and not in_eval_mode(self._models.now())
+
+    def trains(self, loader: DataLoader[object]) -> bool:
+        """Whether the loader has fed a backward, and its latest pass does not evaluate."""
+        return loader in self.trained and loader not in self._evaluating
+
+    def ends(self, loader: DataLoader[object]) -> bool:
+        """The loader's latest pass ends. Return whether it has trained."""
+        has_trained = self.trains(loader)
+        self._evaluating.discard(loader)  # the pass around it goes on with training
+        return has_trained
+
+    @hookimpl(trylast=True)
+    def after_backward(self) -> None:
+        for loader, line in self._begun.items():
+            if line not in self._lines and loader in self.trained:
+                self._lines.add(line)

@@ -14,6 +14,14 @@ from torchbus.errors import redacted
 from torchbus.plugin import users_frame, warn
 from torchbus.runtime.user_code import is_users_module, outwards
 
+Place = tuple[str, int]
+"""A file, and the number of a line."""
+
+
+def place_of(frame: FrameType) -> Place:
+    """Return the line that runs in a frame."""
+    return frame.f_code.co_filename, frame.f_lineno
+
 
 def users_frames(outermost: FrameType | None) -> list[FrameType]:
     """Return the frames of the user's code, innermost first, up to that frame."""

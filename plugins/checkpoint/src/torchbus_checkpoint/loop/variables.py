@@ -47,7 +47,7 @@ class Scope:
     """A place with variables. ``frame`` is None for modules and objects.
 
     A loop is about to assign the variables in ``left_out``. Names that start with ``hidden`` are
-    not the user's, except the count of a metric's updates.
+    not the user's, but ``shown`` are.
     """
 
     place: str
@@ -55,14 +55,15 @@ class Scope:
     frame: FrameType | None = None
     left_out: frozenset[str] = frozenset()
     hidden: str = "__"
+    shown: frozenset[str] = frozenset()
 
-    def shows(self, name: str) -> bool:
-        """Whether a name is the user's, or the count."""
-        return name == UPDATE_COUNT or not name.startswith(self.hidden)
+    def has(self, name: str) -> bool:
+        """Whether a name is the user's."""
+        return name in self.shown or not name.startswith(self.hidden)
 
     def bind(self, values: dict[str, object]) -> None:
         """Assign variables, of the user's names only: the values may be a forged checkpoint's."""
-        values = {name: one for name, one in values.items() if self.shows(name)}
+        values = {name: one for name, one in values.items() if self.has(name)}
         if self.frame is None:
             self.values.update(values)
         else:
@@ -98,7 +99,8 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
             ):
                 seen.add(id(thing))
                 hidden = "_" if isinstance(thing, OF_TORCH) else "__"
-                inner = Scope(f"{scope.place}.{path}", vars(thing), hidden=hidden)
+                shown = frozenset([UPDATE_COUNT] if is_metric(thing) else ())
+                inner = Scope(f"{scope.place}.{path}", vars(thing), hidden=hidden, shown=shown)
                 yield from _with_objects(inner, seen, depth - 1)
 
 
@@ -235,7 +237,7 @@ def _saveable(scope: Scope) -> dict[str, object]:
     """
     found = {}
     for name, value in list(scope.values.items()):
-        if scope.shows(name) and (name not in scope.left_out or type(value) is int):
+        if scope.has(name) and (name not in scope.left_out or type(value) is int):
             try:
                 found[name] = to_save(value)
             except UsageError:
