@@ -86,7 +86,7 @@ class BatchUse:
 
 
 def _of_loader(batches: tuple[TrackedBatch, ...]) -> TrackedBatch | None:
-    for one in _in_training(batches):
+    for one in batches if len(batches) == 1 else _in_training(batches):
         if one.origin.loader is not None:
             return one
     return None
