@@ -24,9 +24,7 @@ def nothing_installed(monkeypatch):
 
 
 def test_unknown_strategy():
-    assert (
-        message(strategy="dpp") == "unknown strategy 'dpp': did you mean 'dp' or 'ddp' or 'fsdp'?"
-    )
+    assert message(strategy="dpp") == "unknown strategy 'dpp': did you mean 'dp' or 'ddp'?"
     assert message(strategy="Auto") == "unknown strategy 'Auto': did you mean 'auto'?"
     assert message(strategy="FSDP").startswith("unknown strategy 'FSDP': did you mean 'fsdp'")
     for name, ours in {"DistributedDataParallel": "ddp", "fully_shard": "fsdp"}.items():
@@ -53,6 +51,15 @@ def test_unknown_names_that_are_like_none_are_refused_with_all():
     known = message("xyzzy", strategy=None)
     assert known.startswith("unknown plugin 'xyzzy': known are ") and "sampler" in known
     assert message(logger="xyzzy").startswith("unknown logger 'xyzzy': known are ")
+
+
+def test_an_unknown_option_that_is_like_none_names_the_command_that_lists_all():
+    assert message(xyzzy=1) == "unknown option 'xyzzy': `torchbus options` lists those that exist"
+
+
+def test_a_value_that_is_written_as_an_option():
+    assert message(fsdp=True) == "unknown option 'fsdp': here it is strategy='fsdp'"
+    assert message(wandb=True) == "unknown option 'wandb': here it is logger='wandb'"
 
 
 @pytest.mark.parametrize(

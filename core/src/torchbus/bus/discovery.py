@@ -36,6 +36,7 @@ from typing import Any
 
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
+LISTED_AT_MOST = 50  # longer lists have a command: torchbus options, torchbus plugins
 KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event", "companion")
 
 
@@ -92,15 +93,23 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
         return entry
     if name in distributions(kind):
         raise missing(kind, name)
-    what, called = _what(kind, name), hint(kind, name)
     known = sorted({*installed(kind), *distributions(kind), *also})
-    near = difflib.get_close_matches(name.lower(), known, 3, 0.5)
-    remedy = called or (
-        f"did you mean {' or '.join(repr(word) for word in near)}?"
-        if near
-        else f"known are {', '.join(known) or 'none'}"
-    )
-    raise UsageError(f"unknown {what}: {remedy}")
+    remedy = hint(kind, name) or _value_of(also, name) or _nearest(kind, name, known)
+    raise UsageError(f"unknown {_what(kind, name)}: {remedy}")
+
+
+def _value_of(options: tuple[str, ...], name: str) -> str:
+    """Return what to write if the name is not an option but the value of one, as "fsdp"."""
+    found = [option for option in options if name in {*installed(option), *distributions(option)}]
+    return f"here it is {found[0]}={name!r}" if found else ""
+
+
+def _nearest(kind: str, name: str, known: list[str]) -> str:
+    if near := difflib.get_close_matches(name.lower(), known, 3):
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    if len(known) > LISTED_AT_MOST:
+        return f"`torchbus {kind}s` lists those that exist"
+    return f"known are {', '.join(known) or 'none'}"
 
 
 def missing(kind: str, name: str) -> PluginNotInstalled:
@@ -127,8 +136,7 @@ def hints(kind: str) -> dict[str, str]:
 
 def hint(kind: str, name: str) -> str:
     """Return what to write for a name of another library, or ""."""
-    known = hints(kind)
-    return known.get(name, known.get(name.lower(), ""))
+    return hints(kind).get(name) or hints(kind).get(name.lower(), "")
 
 
 @cache
