@@ -13,7 +13,7 @@ from torchbus_testing.forking import fork_script
 SCRIPTS = Path(__file__).parent / "scripts"
 
 LOOP = (SCRIPTS / "diverging.py").read_text()
-FORWARD = "the forward of Net, model 1 (training), after 1 optimizer steps"
+FORWARD = "the forward of Net, model 1 (training), after 12 optimizer steps"
 CALL = "a call of Net"
 WAIT = "deadlock: the ranks wait for each other in different places: "
 PLACES = "the ranks are at different places of the loop: "

@@ -9,5 +9,9 @@ class CheckpointError(TorchbusError, RuntimeError):
     """A checkpoint can't be written, is damaged, or belongs to another loop."""
 
 
+class Damaged(CheckpointError):
+    """A file of the checkpoint is missing, or differs from what was written."""
+
+
 class NewerFormat(CheckpointError):
     """A later version has written the checkpoint. The message says which version to install."""

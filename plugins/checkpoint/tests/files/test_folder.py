@@ -111,6 +111,16 @@ def test_the_one_before_a_damaged_one_is_used(written: Path, name: str) -> None:
         assert latest(written) == written / "step-00000004"
 
 
+def test_a_damaged_one_that_was_named_says_how_to_find_another(written: Path) -> None:
+    (written / "step-00000008" / "model.safetensors").write_bytes(b"half")
+    words = rf"step-00000008 is damaged: .* `torchbus checkpoint verify {written}` says which ones"
+    named = written / "step-00000008"
+    with pytest.raises(CheckpointError, match=words), session(checkpoint=written, resume=named):
+        pass
+    with session("checkpoint") as s, pytest.raises(CheckpointError, match=words):
+        s.load(named)
+
+
 def test_all_damaged(written: Path) -> None:
     for one in folder.found(written):
         (one / "model.safetensors").unlink()

@@ -138,7 +138,7 @@ class Agreement:
         )
         if not waits_already:
             self._job.go_on()
-        self._passed = self._steps = 0
+        self._passed = 0
         heads = [HEAD.unpack_from(message) for message in reported]
         if any(digest != heads[0][0] for digest, *_ in heads):
             self._raise(what)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint.disk import divided, folder, formats
-from torchbus_checkpoint.errors import CheckpointError, NewerFormat
+from torchbus_checkpoint.errors import CheckpointError, Damaged, NewerFormat
 from torchbus_checkpoint.loop.contents import LoopContents
 from torchbus_checkpoint.options import CheckpointOptions, refuse_url
 from torchbus_checkpoint.state import forms
@@ -55,7 +55,7 @@ def to_begin_with(options: CheckpointOptions) -> str:
     assert options.folder is not None
     formats.sweep(options.folder)
     if isinstance(options.resume, Path):
-        folder.verify(options.resume)
+        verified(options.resume)
         return str(options.resume)
     there = automatic(options.folder)
     if options.resume == "never" and there:
@@ -67,9 +67,14 @@ def to_begin_with(options: CheckpointOptions) -> str:
 
 
 def verified(chosen: Path) -> str:
-    """Return the step of a checkpoint that ``s.save`` wrote. Raises CheckpointError if damaged."""
+    """Return the step of a checkpoint that somebody named. Raises CheckpointError if damaged."""
     formats.heal(chosen)
-    return str(folder.verify(chosen)["step"])
+    try:
+        return str(folder.verify(chosen)["step"])
+    except Damaged as error:
+        raise Damaged(
+            f"{error}. `torchbus checkpoint verify {chosen.parent}` says which ones are whole"
+        ) from None
 
 
 def best(parent: str | Path, mode: str = "min") -> Path | None:

@@ -33,7 +33,7 @@ from typing import IO, Any, cast
 
 from torchbus_checkpoint.disk import formats, pickled, tensors
 from torchbus_checkpoint.disk.formats import PREVIOUS, FileEntry, Manifest, RunProgress, remove
-from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.errors import CheckpointError, Damaged
 from torchbus_checkpoint.state.jsonable import read_json
 
 Sent = dict[str, FileEntry | str]
@@ -197,18 +197,18 @@ def manifest(folder: Path) -> Manifest:
             " as checkpoints/step-00000120"
         ) from None
     except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
-        raise CheckpointError(
+        raise Damaged(
             f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})"
         ) from None
     if claimed != _digest(content):
-        raise CheckpointError(
+        raise Damaged(
             f"checkpoint {folder} is damaged: {MANIFEST} has changed since it was written"
         )
     formats.check(content, folder)
     try:
         refuse_odd(content)
     except ValueError as error:
-        raise CheckpointError(
+        raise Damaged(
             f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})"
         ) from None
     return cast(Manifest, content)
@@ -266,7 +266,7 @@ def folder_opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[byt
             _check_size(file, folder / name, content["files"][name])
             yield file
     except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing") from None
+        raise Damaged(f"checkpoint {folder} is damaged: {name} is missing") from None
     except OSError as error:
         raise CheckpointError(
             f"checkpoint {folder} can't be read: {name}: {error.strerror or error}"
@@ -289,7 +289,7 @@ def blamed(folder: Path, name: str) -> Iterator[None]:
 def _check_size(file: IO[bytes], path: Path, entry: FileEntry) -> None:
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes != entry["bytes"]:
-        raise CheckpointError(
+        raise Damaged(
             f"checkpoint {path.parent} is damaged: {path.name} has {num_bytes} bytes,"
             f" {entry['bytes']} were written"
         )
@@ -297,7 +297,7 @@ def _check_size(file: IO[bytes], path: Path, entry: FileEntry) -> None:
 
 def _check(file: IO[bytes], path: Path, entry: FileEntry) -> None:
     if _sha256(file) != entry["sha256"]:
-        raise CheckpointError(
+        raise Damaged(
             f"checkpoint {path.parent} is damaged: {path.name} has changed since it was written"
             " (its sha256 differs)"
         )

@@ -20,7 +20,7 @@ from typing import TypedDict
 import torch
 from torchbus import __version__ as VERSION
 
-from torchbus_checkpoint.errors import CheckpointError, NewerFormat
+from torchbus_checkpoint.errors import Damaged, NewerFormat
 from torchbus_rank0.whole_files import OpenHere, try_lock
 
 FORMAT = 3
@@ -69,7 +69,7 @@ def check(content: Mapping[str, object], folder: Path) -> None:
     """
     number = content.get("version")
     if type(number) is not int or number < 1:
-        raise CheckpointError(
+        raise Damaged(
             f"checkpoint {folder} is damaged: its format is {number!r}, which is not the number of"
             " a format"
         )
