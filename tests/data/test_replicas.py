@@ -52,7 +52,7 @@ def test_in_a_block() -> None:
     without_forward = fork_script(SLICES.format(flat=True, shard=False) + BLOCK).ok()
     assert (
         "divide them with s.shard(...)" in words(without_forward.stderr)
-        and "dp" not in without_forward.stderr
+        and "strategy='dp'" not in without_forward.stderr
     )
 
 
