@@ -2,8 +2,7 @@
 
 UNLIKE = (
     "the terms of the loss are means over different counts ({} on rank 0): a rank's gradient has"
-    " one weight, that of the first. If one process is to be matched, call backward for each"
-    " term, or say s.backward_weight(count)"
+    " one weight, that of the first. If one process is to be matched, call backward for each term"
 )
 BRANCH = (
     "the ranks' losses have different numbers of terms in this backward ({} on rank 0): a rank's"
@@ -19,7 +18,7 @@ LATE = (
 ZIPPED = (
     "one step used batches of two loaders, whose shares have different weights ({}), and {}: the"
     " step's gradient has the weight of the last one, so it is slightly off. Give the loaders the"
-    " same length and batch size, or use drop_last=True"
+    " same length and batch size"
 )
 IN_NO_GRAPH = "the graph does not show which of them each term of the loss is a mean over"
 IN_WINDOW = "in a window of several backwards all terms have one weight"
@@ -33,7 +32,7 @@ EITHER = (
     "the loss is a sum divided by {:g}, which is the number of all ranks' samples, and also that of"
     " the elements that were summed on this rank: it is taken for a constant of the script, and the"
     " ranks' sums are added up. If the script has counted this rank's elements, divide by a tensor,"
-    " as mask.sum() is, or say s.backward_weight(count)"
+    " as mask.sum() is"
 )
 TIMES_CONSTANT = (
     "a term of the loss is a sum divided by {0:g}, or multiplied by {3:g}, on every rank, which is"
@@ -50,8 +49,8 @@ MAY_BE_NONE = (
 )
 SILENT = (
     "backwards under s.no_sync() are weighted by samples, but this loss counts something else ({}):"
-    " their gradients, and those averaged with them, are slightly off. Call backward outside"
-    " s.no_sync(), or use accumulate_grad_batches, which weights by what the loss counts"
+    " their gradients, and those averaged with them, are slightly off. Use"
+    " accumulate_grad_batches, which weights by what the loss counts"
 )
 REPEATED = (
     "at the ragged end a rank was left without samples and repeated a batch, and the script divides"
@@ -62,14 +61,13 @@ NONLINEAR = (
     "the loss is not a mean over samples but a function of such means or sums (a root, a ratio, a"
     " product), or of their order (the largest, a median): each rank, and each batch of a window,"
     " computes it for its own samples, and the mean of these is not what one process computes for"
-    " the whole batch. strategy='dp' computes it for the whole batch, as does gathering what the"
-    " loss compares (torch.distributed.nn.functional.all_gather)"
+    " the whole batch. strategy='dp' computes it for the whole batch"
 )
 COMPARES = (
     "the loss compares samples with each other (a product or a distance of pairs, a statistic over"
     " samples, their order): each rank, and each batch of a window, sees only the pairs of its own"
     " share, so the gradients are not those of one process. strategy='dp' computes the loss for the"
-    " whole batch, as does gathering what it compares (torch.distributed.nn.functional.all_gather)"
+    " whole batch"
 )
 SUM = (
     "the loss is a sum over samples, as its graph says: losses and gradients are summed over ranks"
@@ -77,13 +75,12 @@ SUM = (
 PENALTY = (
     "the loss adds a penalty of the parameters to a sum over samples, and in this backward whole"
     " losses are summed over ranks and over the batches of a window: the penalty is too large by"
-    " their number. Divide it by that, or give the optimizer weight_decay"
+    " their number. Give the optimizer weight_decay instead"
 )
 SUM_BESIDE = (
     "a term of the loss is a sum over samples, and the others are not means over samples whose"
     " number the graph shows: all are averaged over ranks and over the batches of a window, so"
-    " the gradient of the sum is too small. Divide the sum by its number of samples, or call"
-    " backward for each term"
+    " the gradient of the sum is too small. Divide the sum by its number of samples"
 )
 SHOWN_OTHERWISE = (
     "the gradients are exact, but the loss that the loop shows is not: it is the mean of the ranks'"
@@ -117,13 +114,13 @@ UNKNOWN_OVER = (
 )
 MIXED = (
     "a term of the loss counts {:g} things for {} samples, and another term can't be read from the"
-    " graph: the gradients of all terms are weighted by samples, which may be slightly off. Say"
-    " s.backward_weight(count), or call backward for each term"
+    " graph: the gradients of all terms are weighted by samples, which may be slightly off. Call"
+    " backward for each term"
 )
 HIDDEN = (
     "the loss comes out of a compiled function, whose graph can't be read: if it is a mean over"
     " something else than samples (tokens, targets that are not ignored), say so by"
-    " s.backward_weight(count), or compute the loss outside"
+    " s.backward_weight(count)"
 )
 BY_KIND = {
     "hidden": HIDDEN,
@@ -133,8 +130,7 @@ BY_KIND = {
 }
 NO_COUNT = (
     "loss_weight='tokens': the graph of this loss does not show what it is a mean over ({}): call"
-    " s.backward_weight(count) before backward, or use loss_weight='auto', which weighs such a loss"
-    " by samples"
+    " s.backward_weight(count) before backward"
 )
 NOTES = {
     "targets": (
