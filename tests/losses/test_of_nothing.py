@@ -40,3 +40,28 @@ LEAF = """
 
 def test_a_tensor_of_an_optimizer_is_a_parameter_where_its_loss_is_zero() -> None:
     assert facts(LEAF, ranks=2)["gradient"] == [1.0, 1.0]
+
+
+UNUSED = """
+        net, never, rare = nn.Linear(4, 1), nn.Linear(4, 1), nn.Linear(4, 1)
+        models = nn.ModuleList([net, never, rare])
+        optimizer = torch.optim.AdamW(models.parameters(), lr=0.1)
+        data = TensorDataset(torch.ones({size}, 4), (torch.arange({size}) < {size} - 2).double())
+        for x, mask in DataLoader(data, batch_size=4):
+            out = net(x)[:, 0] if mask.any() else rare(x)[:, 0]
+            ((out.square() * mask).sum() / mask.sum().clamp(min=1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found["models"] = {{name: one.flatten().tolist() for name, one in models.state_dict().items()}}
+"""
+"""The last batch alone uses ``rare``, with gradients of zero."""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_sharded"])
+@pytest.mark.parametrize(("ranks", "size"), [(2, 18), (3, 14)])
+def test_only_parameters_with_a_gradient_decay(strategy: str, ranks: int, size: int) -> None:
+    alone, together = (
+        facts(UNUSED.format(size=size), "batch='global'", ranks=number, strategy=strategy)["models"]
+        for number in (1, ranks)
+    )
+    assert together == {name: pytest.approx(value) for name, value in alone.items()}

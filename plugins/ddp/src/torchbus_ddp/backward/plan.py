@@ -16,7 +16,6 @@ from torchbus_ddp._compat import sparse_values, version, will_execute_node
 from torchbus_ddp.backward.reducer import Reducer, ReducerOptions, make_reducer
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header
-from torchbus_strategy.backward.header import WEIGHT
 from torchbus_strategy.compat import gradient, requires_grad
 from torchbus_strategy.loss.gradients import NONE
 from torchbus_strategy.parameters import rank0_values
@@ -269,18 +268,13 @@ class SyncPlan:
         return torch.zeros_like(parameter)
 
     def _restore_none(self, before: Snapshot, absent: Iterable[int]) -> None:
-        """Set a gradient to None again if it was None before and no rank has made it.
-
-        It stays zero if the samples of no rank counted.
-        """
-        if not self.header.mean()[WEIGHT]:
-            return
-        reached = self.header.reached()
+        """Set a gradient to None again if it was None before and no rank has made it."""
+        unreached = self.header.unreached()
         for index in absent:
             made = self.parameters[index].grad
             if (
                 before[index][0] is None
-                and reached[index] < 1e-6
+                and unreached[index]
                 and made is not None
                 and not _any(made)
             ):

@@ -59,23 +59,26 @@ def engine_run(engine: BackwardFunction, header: Tensor, seed: Tensor, roots: Ro
 
 def discard(
     engine: BackwardFunction, roots: Roots, parameters: Sequence[Tensor]
-) -> BaseException | None:
+) -> tuple[list[bool], BaseException | None]:
     """Run the backward of a rank without samples, and drop its gradients.
 
-    Returns the error that it has raised. The other ranks may have raised it too, and they wait for
-    this one first.
+    Returns which parameters got one, and the error that it has raised. The other ranks may have
+    raised it too, and they wait for this one first.
     """
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
+    raised: BaseException | None = None
     try:
         engine(roots.tensors, roots.gradients, roots.retain_graph, False, inputs=roots.inputs)
     except BaseException as error:
-        return error
+        raised = error
+    try:
+        return [parameter.grad is not None for parameter in parameters], raised
     finally:
+        raised = None  # its traceback leads here
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
-    return None
 
 
 def fail(error: BaseException | None) -> None:

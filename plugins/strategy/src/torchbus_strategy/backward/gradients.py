@@ -229,7 +229,7 @@ class GradientSync:
         if count.is_zero:
             self._local.discarded = True
             roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
-            return fail(discard(engine, roots, trained))
+            return fail(discard(engine, roots, trained)[1])
         engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
 
     def _synchronised(self, call: BackwardCall, engine: BackwardFunction, count: Count) -> None:
@@ -297,7 +297,9 @@ class GradientSync:
         roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
         if is_zero and not self._division.runs_uncounted:
             none_found = Roots([], [], call.retain_graph, None)
-            return none_found, discard(engine, roots, reduction.parameters)
+            made, error = discard(engine, roots, reduction.parameters)
+            reduction.header.dropped = made if self._session.share.weight else ()
+            return none_found, error
         if call.inputs is None:
             return roots, None
         return roots._replace(inputs=[*as_list(call.inputs), reduction.header.parameter]), None

@@ -41,6 +41,8 @@ SLOTS = NUM_BASIC + terms.SLOTS
 WEIGHT, COUNTED = NUM_BASIC + terms.WEIGHT, NUM_BASIC + terms.COUNTED
 WITH_SQUARE = [(float(number), float(number * number)) for number in range(MODULUS)]
 NO_PARTS = (0.0,) * (2 + PARTS)
+UNCOUNTED = 2.0**-20  # stands for a rank without samples that count; their mean is below SOME
+SOME = 1e-6
 Slots = list[Number | None]
 
 
@@ -77,7 +79,8 @@ class Header:
 
     The header's gradient shares its memory with that array. ``slots``: this rank's metadata of this
     backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with. ``agrees``: all
-    ranks have sent the facts of ``slots``, digit for digit, as ``receive`` has found.
+    ranks have sent the facts of ``slots``, digit for digit, as ``receive`` has found. ``dropped``:
+    which parameters got a gradient that was dropped, as this rank's samples do not count.
     """
 
     def __init__(self, parameters: int, dtype: torch.dtype) -> None:
@@ -85,6 +88,7 @@ class Header:
         self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
         self.slots: Slots = []
         self.agrees = False
+        self.dropped: Sequence[bool] = ()
         self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
         self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
         self._gradient = torch.frombuffer(self._array, dtype=dtype)
@@ -110,8 +114,15 @@ class Header:
             slots[LOSS] = 0.0
         slots[SAMPLE] = sample.item()
         self._array[:SLOTS] = array(self._code, slots)  # type: ignore[arg-type]
-        self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
+        self._array[SLOTS:] = (
+            self._everything if all(present) else array(self._code, self._parts(present))
+        )
         return self.seed
+
+    def _parts(self, present: Sequence[bool]) -> Sequence[float]:
+        """Return this rank's part in the gradient of each parameter."""
+        dropped, self.dropped = self.dropped, ()
+        return [UNCOUNTED * each for each in dropped] if dropped else present
 
     def complete(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
         """Complete this rank's metadata after the graph has run, and return it.
@@ -134,6 +145,14 @@ class Header:
     def reached(self) -> list[float]:
         """For each parameter, the fraction of ranks that had a gradient."""
         return self._array[SLOTS:].tolist()
+
+    def unreached(self) -> list[bool]:
+        """For each parameter, whether no rank had a gradient.
+
+        Gradients of ranks whose samples do not count matter only if no sample of the batch counts.
+        """
+        below = SOME if self.mean()[WEIGHT] else 0.0
+        return [part <= below for part in self.reached()]
 
     def counts(self) -> list[float]:
         """The means over ranks of the slots that say what the losses count."""
@@ -170,7 +189,7 @@ class DeviceHeader(Header):
             0.0 if slot in there or value is None else value
             for slot, value in enumerate(self.slots)
         ]
-        numbers = torch.tensor([*known, *map(float, present)], dtype=self.seed.dtype)
+        numbers = torch.tensor([*known, *map(float, self._parts(present))], dtype=self.seed.dtype)
         self.sent = accelerators.sent(numbers, self.seed.device)
         self.sent[SAMPLE] = sample
         for slot, value in there.items():

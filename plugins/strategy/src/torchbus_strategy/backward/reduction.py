@@ -11,7 +11,7 @@ from torchbus.compat.torch_names import version
 
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.engine import BackwardFunction, Roots, engine_run
-from torchbus_strategy.backward.header import WEIGHT, Header, Slots, make_header
+from torchbus_strategy.backward.header import Header, Slots, make_header
 from torchbus_strategy.compat import is_sharded, local_part
 from torchbus_strategy.parameters.averaging import dense_gradient
 from torchbus_strategy.parameters.rank0_values import Buffers
@@ -141,12 +141,9 @@ class AfterBackward:
 
     def _restore_none(self, before: list[Tensor | None]) -> None:
         """Set a gradient to None again if it was None before and no rank has made it."""
-        if not self.header.mean()[WEIGHT]:
-            return
-        for parameter, old, reached in zip(
-            self.parameters, before, self.header.reached(), strict=True
-        ):
-            if old is None and reached < 1e-6:
+        unreached = self.header.unreached()
+        for parameter, old, is_unreached in zip(self.parameters, before, unreached, strict=True):
+            if old is None and is_unreached:
                 parameter.grad = None
 
 
