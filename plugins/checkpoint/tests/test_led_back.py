@@ -41,13 +41,41 @@ def interrupted(loop: Callable[[Any, Clock], Any], place: Path, cut: int, **resu
         return loop(s, Clock())
 
 
-def test_draws_that_depend_on_a_metric_are_refused_by_name(tmp_path: Path) -> None:
+def test_draws_that_depend_on_a_metric_are_made_again(tmp_path: Path) -> None:
+    """And samples that are chosen by a count, and tensors."""
+
+    def loop(s: Any, clock: Clock) -> list[Any]:
+        model, optimizer = make()
+        total, seen, losses = 1.0, 0, {"last": 0.0}
+        for _ in range(4):
+            chosen = torch.randperm(22)[:8].tolist() if total > 0.02 else [*range(8)]
+            total = epoch(model, optimizer, clock, chosen)
+            for (x,) in DataLoader(Subset(DATA, range(seen, seen + 5)), batch_size=2):
+                losses["last"] = step(model, optimizer, x)
+                seen += len(x)
+            part = DATA.tensors[0][seen : seen + int(losses["last"] < 1e-3) + 1]
+            epoch_of_part = DataLoader(TensorDataset(part), batch_size=1)
+            total += sum(step(model, optimizer, x) for (x,) in epoch_of_part)
+        return [*model.parameters()]
+
+    seed()
+    whole = loop(None, Clock())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = interrupted(loop, tmp_path, 7)
+    assert all(map(torch.equal, resumed, whole))
+
+
+def test_draws_that_depend_on_a_sum_in_a_tensor_are_refused_by_name(tmp_path: Path) -> None:
     def loop(s: Any, clock: Clock) -> None:
         model, optimizer = make()
-        total = 1.0
+        total = torch.ones(2)
         for _ in range(4):
-            chosen = torch.randperm(22)[:8].tolist() if total else [*range(8)]
-            total = epoch(model, optimizer, clock, chosen)
+            chosen = torch.randperm(22)[:8].tolist() if total[0] else [*range(8)]
+            total = torch.zeros(2)
+            for (x,) in DataLoader(Subset(DATA, chosen), batch_size=4, shuffle=True):
+                total[0] += step(model, optimizer, x)
+                clock()
 
     words = r"before pass 1 .*Subset, 8 samples.* draws other random numbers \(torch\) than the interrupted run.*s.epochs"
     with pytest.raises(UsageError, match=words):
@@ -58,9 +86,10 @@ def test_draws_that_depend_on_a_metric_are_refused_by_name(tmp_path: Path) -> No
 def test_samples_that_are_chosen_by_a_count_are_refused(tmp_path: Path, by_epochs: bool) -> None:
     def loop(s: Any, clock: Clock) -> None:
         model, optimizer = make()
-        seen = 0
+        seen = torch.zeros(1, dtype=torch.int64)
         for _ in s.epochs(3) if by_epochs else range(3):
-            for (x,) in DataLoader(Subset(DATA, range(seen, seen + 6)), batch_size=2):
+            first = seen.item()
+            for (x,) in DataLoader(Subset(DATA, range(first, first + 6)), batch_size=2):
                 step(model, optimizer, x)
                 seen += len(x)
                 clock()
@@ -75,9 +104,10 @@ def test_samples_that_are_chosen_by_a_count_are_refused(tmp_path: Path, by_epoch
 def test_tensors_that_a_loop_makes_by_a_count_are_said(tmp_path: Path) -> None:
     def loop(s: Any, clock: Clock) -> None:
         model, optimizer = make()
-        seen = 0
+        seen = torch.zeros(1, dtype=torch.int64)
         for _ in range(3):
-            for (x,) in DataLoader(TensorDataset(DATA.tensors[0][seen : seen + 6]), batch_size=2):
+            part = DATA.tensors[0][seen.item() : seen.item() + 6]
+            for (x,) in DataLoader(TensorDataset(part), batch_size=2):
                 step(model, optimizer, x)
                 seen += len(x)
                 clock()

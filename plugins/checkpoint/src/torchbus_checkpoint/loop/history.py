@@ -19,6 +19,7 @@ from torchbus.plugin import Context
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import variables
 from torchbus_checkpoint.loop.frames import Loop
+from torchbus_checkpoint.loop.variables import Numbers
 from torchbus_checkpoint.state.plain import State, copied, digest, encode
 
 
@@ -130,13 +131,15 @@ NESTED = -1
 class RecordedPass:
     """A pass: its data, whether it came before the first step, and the gap before it.
 
-    ``trained``: its batches have fed a backward.
+    ``trained``: its batches have fed a backward. ``counted``: the numbers that the loop has changed
+    in it, as they were at its end.
     """
 
     over: str
     before_training: bool
     gap: RecordedGap | None = None
     trained: bool = False
+    counted: Numbers = field(default_factory=dict)
 
 
 @dataclass
@@ -199,6 +202,12 @@ class History:
                 for number, one in enumerate(passes)
                 if one.gap is not None
             ],
+            "counted": [
+                [section, number, one.counted]
+                for section, passes in self.passes.items()
+                for number, one in enumerate(passes)
+                if one.counted
+            ],
         }
 
 
@@ -213,4 +222,6 @@ def read(saved: State) -> dict[Section, list[RecordedPass]]:
         found[tuple(section)][number].gap = gap
     for section, number in saved.get("trained", ()):
         found[tuple(section)][number].trained = True
+    for section, number, counted in saved.get("counted", ()):
+        found[tuple(section)][number].counted = counted
     return found

@@ -18,7 +18,7 @@ from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters
 from torchbus_checkpoint.loop.generators import LoaderStates, parts, some
 from torchbus_checkpoint.loop.history import Section
-from torchbus_checkpoint.loop.variables import same
+from torchbus_checkpoint.loop.variables import Numbers, same
 from torchbus_checkpoint.state.plain import State, digest
 from torchbus_strategy.script_generators import Generator
 
@@ -127,7 +127,7 @@ class OpenPass:
 
     ``started`` and ``wanted`` are the random numbers at the creation of its iterator, and at the
     first request for a batch. ``consumed_before`` is the number of batches that it had given when a
-    later pass began.
+    later pass began. ``numbers`` are those of the loop's variables when it began.
     """
 
     section: Section
@@ -136,6 +136,7 @@ class OpenPass:
     started: State
     counters: Counters
     samples: dict[str, str]
+    numbers: Numbers
     wanted: State | None = None
     iterator: weakref.ref[LoaderIterator] | None = None
     origin: Origin | None = None

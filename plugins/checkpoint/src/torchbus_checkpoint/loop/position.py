@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl, warn
 
 from torchbus_checkpoint._compat import check_bytecode, has_iterator, open_iterator
-from torchbus_checkpoint.loop import frames, loaders
+from torchbus_checkpoint.loop import frames, loaders, variables
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop.course import refuse_hidden
 from torchbus_checkpoint.loop.frames import Counters, user_frames
@@ -120,6 +120,7 @@ class LoopPosition:
             self.random.state(loader),
             checkpoint_frames.around(frames),
             loaders.look(loader),
+            variables.numbers(frames) if ordinal != NESTED else {},
         )
 
     @hookimpl(trylast=True)
@@ -150,8 +151,13 @@ class LoopPosition:
             self._over(left[0])
 
     def _over(self, one: OpenPass) -> None:
-        if one.ordinal != NESTED and one.origin is not None:
-            self.gaps.begin(user_frames(self._session.frame), fetched_ahead=one.origin.ahead)
+        if one.ordinal == NESTED or one.origin is None:
+            return
+        here = user_frames(self._session.frame)
+        if one.section in self.history.passes and not one.origin.ahead:
+            found = self.history.passes[one.section][one.ordinal]
+            found.counted = variables.changed(one.numbers, variables.numbers(here))
+        self.gaps.begin(here, fetched_ahead=one.origin.ahead)
 
     @hookimpl
     def before_backward(self) -> None:

@@ -31,7 +31,7 @@ from torchbus.compat.python import current_frame
 from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl, warn
 from torchbus.runtime.user_code import is_users_module
 
-from torchbus_checkpoint.loop import course, loaders
+from torchbus_checkpoint.loop import course, loaders, variables
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop.course import REMEDY, RESUME_CODE, refuse_hidden
 from torchbus_checkpoint.loop.frames import user_frames
@@ -149,6 +149,7 @@ class LoopReplay:
             # the run had ended: code after its last pass sees its result
             self.put_back()
         position.variables.fill(frames, self._saved["variables"])
+        variables.count(frames, saved.counted)
         self.lead()
         self._silence()
         return True

@@ -167,6 +167,65 @@ def _generators(frames: list[FrameType]) -> Iterator[tuple[str, str, Generator]]
 
 
 Saved = dict[str, dict[str, object]]
+Numbers = dict[str, dict[str, Any]]
+"""Numbers, lists and dicts of some, and tensors as (dtype, number), by place and name."""
+
+KINDS, MAX_NUMBERS = (bool, int, float), 100
+
+
+def numbers(frames: list[FrameType]) -> Numbers:
+    """Return the variables that are numbers, tensors of one, or lists or dicts of at most 100."""
+    return {
+        scope.place: {
+            name: number
+            for name, value in list(scope.values.items())
+            if scope.has(name) and (number := _number(value)) is not None
+        }
+        for scope in scopes_of(frames)
+    }
+
+
+def _number(value: Any) -> object:
+    if type(value) in KINDS:
+        return value
+    if isinstance(value, float):  # of NumPy
+        return float(value)
+    if isinstance(value, Tensor):
+        is_one = value.dim() == 0 and not is_part(value)
+        return (value.dtype, value.item()) if is_one else None
+    if type(value) not in (list, *DICTS) or len(value) > MAX_NUMBERS:
+        return None
+    parts = list(value.values() if isinstance(value, dict) else value)
+    if not set(map(type, parts)) <= set(KINDS):
+        return None
+    return dict(zip(value, parts, strict=True)) if isinstance(value, dict) else parts
+
+
+def changed(before: Numbers, now: Numbers) -> Numbers:
+    """Return those that differ from before, or are new."""
+    found = {
+        place: {
+            name: value
+            for name, value in values.items()
+            if name not in before.get(place, {}) or not same(value, before[place][name])
+        }
+        for place, values in now.items()
+    }
+    return {place: values for place, values in found.items() if values}
+
+
+def count(frames: list[FrameType], counted: Numbers) -> None:
+    """Give the variables these numbers. Lists, dicts and tensors stay the same objects."""
+    for scope in scopes_of(frames):
+        scope.bind(
+            {
+                name: restored(
+                    scope.values.get(name),
+                    torch.tensor(value[1], dtype=value[0]) if type(value) is tuple else value,
+                )
+                for name, value in counted.get(scope.place, {}).items()
+            }
+        )
 
 
 class Variables:
@@ -219,7 +278,7 @@ class Variables:
         for scope in scopes_of(frames):
             missing = saved.get(scope.place, {}).items()
             absent = [(name, value) for name, value in missing if scope.values.get(name) is None]
-            scope.bind({name: restored(None, value) for name, value in absent})
+            scope.bind({name: restored(None, copied(value)) for name, value in absent})
 
     def _changes(self, scope: Scope) -> dict[str, object]:
         first = self._first.get(scope.place, {})

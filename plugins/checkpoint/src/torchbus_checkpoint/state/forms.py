@@ -24,6 +24,7 @@ from torch import Tensor
 from torchbus.plugin import Unsupported, an
 
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.loop.variables import KINDS
 from torchbus_checkpoint.state.plain import State, decode
 from torchbus_strategy.script_generators import set_state
 
@@ -64,6 +65,23 @@ def gap(value: tuple[tuple[object, object], object, object]) -> None:
     if known:
         standing(known["start"])
         _all_str([*known["drawn"], *known["ends"], *known["ends"].values()])
+
+
+def counted(value: tuple[tuple[object, object], object, dict[object, dict[object, Any]]]) -> None:
+    """It has numbers, lists and dicts of some, and tensors as (dtype, number)."""
+    at, number, places = value
+    section(at)
+    _all_str([*places, *(name for names in places.values() for name in names)])
+    found = [one for names in places.values() for one in names.values()]
+    if type(number) is not int or not all(map(_is_number, found)):
+        raise ValueError("not numbers")
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is tuple:
+        return len(value) == 2 and type(value[0]) is torch.dtype and type(value[1]) in KINDS
+    parts = value.values() if type(value) is dict else value if type(value) is list else [value]
+    return all(type(one) in KINDS for one in parts)
 
 
 def standing(value: State) -> None:
@@ -140,6 +158,7 @@ POSITION = {
     "section": section,
     "sections": [passes],
     "gaps?": [gap],
+    "counted?": [counted],
     "gap?": (type(None), standing),
     "saves?": int,
     "open": [OPEN],
