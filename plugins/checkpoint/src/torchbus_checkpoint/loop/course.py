@@ -94,6 +94,6 @@ def explain_failure(error: BaseException) -> UsageError | None:
     return UsageError(
         "the loop can't skip its finished epochs, as it needs their data"
         f" ({type(error).__name__}: {error}). Make the code after the inner loop work without"
-        " batches: write max(1, count), and give names a value before the loops. Or begin again"
+        " batches: write `if outputs:`, and give names a value before the loops. Or begin again"
         " with `for epoch in s.epochs(...):` in another folder"
     )

@@ -4,10 +4,10 @@ The script runs from its start. Finished passes over loaders give no batches. St
 logging and saving do nothing. Two things run again, with the random numbers that they had: passes
 before the first step of the run (for statistics of the data, say), and the code between passes.
 
-What the script writes, renames and removes has no effect either: its numbers are those of empty
-passes. The loop has arrived when it does something for the first time. Then all state is restored
-at once, and everything has its effect again. What the loop has replayed is part of its history, for
-the run that resumes from this one.
+What the script writes, renames and removes has no effect either. After a pass that is left out, the
+loop's numbers are what they were at its end. The loop has arrived when it does something for the
+first time. Then all state is restored at once, and everything has its effect again. What the loop
+has replayed is part of its history, for the run that resumes from this one.
 """
 
 from __future__ import annotations
