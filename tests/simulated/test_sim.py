@@ -193,3 +193,15 @@ def test_a_rank_that_waits_for_its_device_waits_for_the_rank_that_has_begun_less
 ) -> None:
     result = fork_script(SCRIPTS / "sim_hang.py", way, timeout_s=380)
     assert result.ok(1) and f"RanksDiverged: {found}" in result.stderr
+
+
+@pytest.mark.parametrize("by", ["range", "epochs"])
+def test_tensors_of_a_loop_that_resumes_are_on_the_device_again(tmp_path: Path, by: str) -> None:
+    source = (SCRIPTS / "sim_resumed.py").read_text()
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder in (killed, whole):
+        folder.mkdir()
+    assert fork_script(source, "11", by, cwd=killed).status != 0
+    resumed = fork_script(source, "-1", by, cwd=killed).ok().stdout
+    assert resumed == fork_script(source, "-1", by, cwd=whole).ok().stdout
+    assert resumed.startswith("sim:0 ")

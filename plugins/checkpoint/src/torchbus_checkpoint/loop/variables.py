@@ -34,7 +34,14 @@ from torchbus_checkpoint._compat import UPDATE_COUNT
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import is_users_class
-from torchbus_checkpoint.state.plain import copied, decode, encode, is_part
+from torchbus_checkpoint.state.plain import (
+    copied,
+    decode,
+    encode,
+    is_part,
+    on_device,
+    with_device,
+)
 from torchbus_strategy.batches import collect
 from torchbus_strategy.script_generators import Generator
 
@@ -168,7 +175,7 @@ def _generators(frames: list[FrameType]) -> Iterator[tuple[str, str, Generator]]
 
 Saved = dict[str, dict[str, object]]
 Numbers = dict[str, dict[str, Any]]
-"""Numbers, lists and dicts of some, and tensors as (dtype, number), by place and name."""
+"""Numbers, lists and dicts of some, and tensors as (dtype, device, number), by place and name."""
 
 KINDS, MAX_NUMBERS = (bool, int, float), 100
 
@@ -192,7 +199,7 @@ def _number(value: Any) -> object:
         return float(value)
     if isinstance(value, Tensor):
         is_one = value.dim() == 0 and not is_part(value)
-        return (value.dtype, value.item()) if is_one else None
+        return (value.dtype, value.device.type, value.item()) if is_one else None
     if type(value) not in (list, *DICTS) or len(value) > MAX_NUMBERS:
         return None
     parts = list(value.values() if isinstance(value, dict) else value)
@@ -219,13 +226,17 @@ def count(frames: list[FrameType], counted: Numbers) -> None:
     for scope in scopes_of(frames):
         scope.bind(
             {
-                name: restored(
-                    scope.values.get(name),
-                    torch.tensor(value[1], dtype=value[0]) if type(value) is tuple else value,
-                )
+                name: restored(scope.values.get(name), _tensor_of(value))
                 for name, value in counted.get(scope.place, {}).items()
             }
         )
+
+
+def _tensor_of(number: Any) -> object:
+    if type(number) is not tuple:
+        return number
+    dtype, kind, value = number
+    return on_device(torch.tensor(value, dtype=dtype), kind)
 
 
 class Variables:
@@ -321,7 +332,7 @@ def to_save(value: object) -> object:
         return {GENERATOR: generators.state_of(value)}
     if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
         raise UsageError("too large")
-    return encode(value.detach() if _is_loss(value) else value, "")
+    return with_device(encode(value.detach() if _is_loss(value) else value, ""))
 
 
 def _is_loss(value: object) -> TypeGuard[Tensor]:

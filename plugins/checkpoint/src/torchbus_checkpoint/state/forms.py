@@ -68,7 +68,7 @@ def gap(value: tuple[tuple[object, object], object, object]) -> None:
 
 
 def counted(value: tuple[tuple[object, object], object, dict[object, dict[object, Any]]]) -> None:
-    """It has numbers, lists and dicts of some, and tensors as (dtype, number)."""
+    """It has numbers, lists and dicts of some, and tensors as (dtype, device, number)."""
     at, number, places = value
     section(at)
     _all_str([*places, *(name for names in places.values() for name in names)])
@@ -79,7 +79,8 @@ def counted(value: tuple[tuple[object, object], object, dict[object, dict[object
 
 def _is_number(value: Any) -> bool:
     if type(value) is tuple:
-        return len(value) == 2 and type(value[0]) is torch.dtype and type(value[1]) in KINDS
+        dtype, kind, number = value
+        return type(dtype) is torch.dtype and type(kind) is str and type(number) in KINDS
     parts = value.values() if type(value) is dict else value if type(value) is list else [value]
     return all(type(one) in KINDS for one in parts)
 

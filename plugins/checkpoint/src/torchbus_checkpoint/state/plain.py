@@ -18,6 +18,7 @@ State = dict[str, Any]
 """Plain values by name, as a file of a checkpoint has them."""
 Value = TypeVar("Value")
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
+ON, TENSOR = "torchbus device", "torchbus tensor"
 SET, DEQUE, MAXLEN = "torchbus set", "torchbus deque", "torchbus maxlen"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
@@ -91,6 +92,8 @@ def decode(value: Any) -> Any:
         return kind(decode(item) for item in value)
     if kind is dict and set(value) == {ARRAY, DTYPE}:
         return _array(value[ARRAY], value[DTYPE])
+    if kind is dict and set(value) == {ON, TENSOR}:
+        return on_device(value[TENSOR], value[ON])
     if kind is dict and set(value) == {BYTES}:
         return value[BYTES].encode("latin-1")
     if kind is dict and set(value) == {SET}:
@@ -100,6 +103,22 @@ def decode(value: Any) -> Any:
     if kind in (dict, OrderedDict, Counter):
         return kind({key: decode(item) for key, item in value.items()})
     return value
+
+
+def with_device(value: Any) -> Any:
+    """Make the tensors in an encoded value return to the accelerator that they are on."""
+
+    def marked(tensor: Tensor) -> object:
+        kind = tensor.device.type
+        return tensor if kind == "cpu" else {ON: kind, TENSOR: tensor}
+
+    return mapped(value, marked)
+
+
+def on_device(tensor: Tensor, kind: str) -> Tensor:
+    """Move a tensor to this rank's accelerator if it is of that kind."""
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return tensor.to(here) if here is not None and here.type == kind else tensor
 
 
 def _array(tensor: Tensor, dtype: str) -> object:
