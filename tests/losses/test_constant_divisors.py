@@ -82,3 +82,53 @@ def test_a_constant_whose_meaning_is_open_is_warned_of(
 ) -> None:
     found = fork_script(LOOP.format(loss=loss, options=options), timeout_s=110)
     assert warning in found.stderr
+
+
+BY_SOURCE = """
+import contextlib, json, torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+torch.set_default_dtype(torch.float64)
+g = torch.Generator().manual_seed(0)
+data = TensorDataset(torch.randn(50, 3, generator=g), torch.randn(50, 1, generator=g))
+
+def shrink(image):
+    _, c, h, w = image.shape
+    high, wide = c * (h - 1) * w, c * h * (w - 1)
+    down = (image[:, :, 1:] - image[:, :, :-1]).square().sum()
+    across = (image[:, :, :, 1:] - image[:, :, :, :-1]).square().sum()
+    return 2 * (down / high + across / wide) / image.size(0)
+
+def image(x):
+    return x[:, :1, None, None] * net.weight.expand(8, 3)[None, None]
+
+CASES = {{
+    "textbook": lambda x, error: error.square().sum() / (2 * len(x)),
+    "half": lambda x, error: 0.5 * error.square().sum() / len(x),
+    "in front": lambda x, error: 0.5 / len(x) * error.square().sum(),
+    "minus": lambda x, error: -1 * torch.sigmoid(error).log().sum(),
+    "total variation": lambda x, error: error.square().mean() + shrink(image(x)),
+}}
+found = {{}}
+for name, loss_of in CASES.items():
+    for ranks in (1, {ranks}):
+        torch.manual_seed(0)
+        block = session(strategy="ddp", devices={ranks}, accelerator="cpu", launch="fork", batch="global")
+        with block if ranks > 1 else contextlib.nullcontext():
+            net = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            for x, y in DataLoader(data, 8):
+                loss = loss_of(x, net(x) - y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        found.setdefault(name, []).append([*net.weight[0].tolist(), loss.item()])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_multiple_of_the_samples_of_a_rank_is_no_number_of_all_samples(ranks: int) -> None:
+    for name, (alone, together) in fork_script(BY_SOURCE.format(ranks=ranks)).json().items():
+        assert together == pytest.approx(alone), name

@@ -278,7 +278,10 @@ class LimitedPasses:
         length, limit = (yield), self._limit(loader)
         if limit is None:
             return length
-        return limit.of(whole() if length is None else length)
+        try:
+            return limit.of(whole() if length is None else length)
+        except TypeError:  # a stream without a length: torch raises its own error
+            return None
 
     @hookimpl
     def loader_bypassed(self, loader: DataLoader[object]) -> None:

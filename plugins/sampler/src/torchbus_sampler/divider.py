@@ -207,7 +207,10 @@ class Divider:
     def loader_length(self, loader: DataLoader[object]) -> int | None:
         if not self._session.captures(loader) or not self._decision_for_length(loader).divide:
             return None
-        return length_of(loader, self._session.world.data.parts, self._batches_per_step)
+        try:
+            return length_of(loader, self._session.world.data.parts, self._batches_per_step)
+        except TypeError:  # a stream without a length: torch raises its own error
+            return None
 
     def _decision_for_length(self, loader: DataLoader[object]) -> Decision:
         """Return the decision for the latest pass.

@@ -7,6 +7,7 @@ import linecache
 import re
 import sys
 import warnings
+from functools import cache
 from types import FrameType
 
 from torchbus.compat.python import current_frame
@@ -37,6 +38,34 @@ def parsed(file: str) -> ast.Module:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ast.Module([], [])
+
+
+@cache
+def divides_by_multiple(factor: int) -> bool:
+    """Whether a script on the stack divides by this number of times something: ``/ (2 * len(x))``.
+
+    Or by something else that comes to the same: ``0.5 / len(x)``.
+    """
+    files = {frame.f_code.co_filename for frame in users_frames(None)}
+    return any(_is_multiple(node, factor) for file in files for node in ast.walk(parsed(file)))
+
+
+def _is_multiple(node: ast.AST, factor: int) -> bool:
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return _has_factor(node.value, factor)
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
+        return False
+    return _has_factor(node.right, factor) or _is_number(node.left, 1 / factor)
+
+
+def _has_factor(divisor: ast.expr, factor: int) -> bool:
+    return isinstance(divisor, ast.BinOp) and any(
+        _is_number(side, factor) for side in (divisor.left, divisor.right)
+    )
+
+
+def _is_number(node: ast.expr, number: float) -> bool:
+    return isinstance(node, ast.Constant) and node.value == number
 
 
 def warn_of_gradients(text: str) -> None:

@@ -68,7 +68,7 @@ class DP(ByReducer):
         super().__init__(
             backend=backend,
             bucket_cap_mb=bucket_cap_mb,
-            loss_reduction=loss_reduction or "mean",
+            loss_reduction=loss_reduction or "auto",
             loss_weight=loss_weight,
             sync_loss=self.divides_data,
             sync_batchnorm=sync_batchnorm,

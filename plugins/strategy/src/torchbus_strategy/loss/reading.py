@@ -506,8 +506,11 @@ def _reading_product(
         return [UNKNOWN]
     if name.startswith("Div"):
         return _terms(children[0], rows, (*divisors, _divisor(number)), depth - 1)
+    is_whole = isinstance(number, Tensor) and not number.is_floating_point()
     if isinstance(number, Tensor) and number.is_cpu:
         number = compat.number_in(number)
+    if not isinstance(number, Tensor) and is_whole and abs(number) == 1:  # as 1.0, it may be 1 / n
+        return _terms(children[0], rows, divisors, depth - 1)
     if not isinstance(number, Tensor) and not number:
         return []  # `+ 0 * output.sum()` is there only to reach parameters
     return _terms(children[0], rows, (*divisors, as_divisor(number)), depth - 1)

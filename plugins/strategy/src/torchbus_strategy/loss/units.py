@@ -35,6 +35,7 @@ from torchbus_strategy.loss.terms import (
     same,
     spread,
 )
+from torchbus_strategy.user_code import divides_by_multiple
 
 ALIKE_FOR = 3
 
@@ -117,7 +118,7 @@ class ConstantDivisors:
             return ""
         if parts > 1 and same(divisor * parts, share.count):
             self._of_each.add(divisor)  # at the ragged end all ranks together may have this number
-        rows = round(share.weight * share.count / parts)
+        rows = self._rows_here()
         counts = (
             rows,
             *counts_of_all(self._session),
@@ -142,6 +143,11 @@ class ConstantDivisors:
         said = self._alike == ALIKE_FOR
         return text.format(divisor, rows, share.count, 1 / divisor) if said else ""
 
+    def _rows_here(self) -> int:
+        """Return the number of this rank's samples."""
+        share = self._session.share
+        return round(share.weight * share.count / self._session.world.data.parts)
+
     @property
     def _is_whole(self) -> bool:
         """Whether the script's own batch is divided."""
@@ -154,7 +160,8 @@ class ConstantDivisors:
 
         The count may also be the number of elements that were summed on this rank: it is, if the
         loop does not divide its batch, if what was summed has that many rows, or if one earlier
-        was divided by its elements. Else the script is asked.
+        was divided by its elements. Else the script is asked. It is a multiple of this rank's
+        samples if the loss is divided by these, too, or if the source says so: ``/ (2 * len(x))``.
         """
         numbers = [one for one in divisors if not isinstance(one, Tensor | Measured)]
         elements = [*accumulate(sizes, operator.mul)]
@@ -163,6 +170,11 @@ class ConstantDivisors:
             for one in numbers
         )
         if not any(same(one, count) for one in numbers):
+            return False
+        rows = self._rows_here()
+        if any(same(one, rows) for one in numbers) or (
+            rows and not count % rows and divides_by_multiple(count // rows)
+        ):
             return False
         self._may_be_elements = count in elements
         if not self._is_whole and not isinstance(self._session.share.indices, range):
