@@ -65,3 +65,25 @@ def test_only_parameters_with_a_gradient_decay(strategy: str, ranks: int, size: 
         for number in (1, ranks)
     )
     assert together == {name: pytest.approx(value) for name, value in alone.items()}
+
+
+PLAIN = """
+        log_alpha = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.SGD([log_alpha], lr=0.1)
+        data = TensorDataset(torch.arange(21.0)[:, None] / 10)
+        for (entropy,) in DataLoader(data, batch_size=8):
+            optimizer.zero_grad()
+            (-(log_alpha.exp() * (entropy - 0.3)).mean()).backward()
+            optimizer.step()
+        found["log_alpha"] = log_alpha.item()
+"""
+
+
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, "ddp"), (3, "ddp"), (2, "ddp_sharded")])
+def test_a_plain_tensor_of_an_optimizer_has_no_samples(ranks: int, strategy: str) -> None:
+    """Though it is broadcast to the dimension of one: as the temperature of soft actor-critic."""
+    alone, together = (
+        facts(PLAIN, "batch='global'", ranks=number, strategy=strategy)["log_alpha"]
+        for number in (1, ranks)
+    )
+    assert together == pytest.approx(alone)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from torch import Tensor, nn
 
 from torchbus_strategy import compat
 
@@ -41,3 +44,18 @@ def sizes_of(node: Any, default: Sequence[int] = ()) -> tuple[int, ...]:
         return tuple(compat.sizes(node))
     values = compat.saved(node, compat.SELF)
     return tuple(default if values is None else values.shape)
+
+
+_held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""Plain tensors that an optimizer steps. The graph of a loss does not know its session, so there is
+one of these in a process."""
+
+
+def hold(tensors: Iterable[Tensor]) -> None:
+    """Count tensors of an optimizer as parameters. Not those with a row for each sample."""
+    _held.update((id(one), one) for one in tensors if not isinstance(one, nn.Parameter))
+
+
+def is_parameter(leaf: Tensor) -> bool:
+    """Whether a leaf of a graph is one, or a plain tensor that an optimizer steps."""
+    return isinstance(leaf, nn.Parameter) or _held.get(id(leaf)) is leaf

@@ -18,6 +18,7 @@ from torchbus_accumulate.windows.changes import WindowChanges
 from torchbus_accumulate.windows.sums import WindowSum, check, has_others, parameters_of
 from torchbus_accumulate.windows.weights import Weights, WindowEnd
 from torchbus_strategy.batches import TrackedBatch
+from torchbus_strategy.graph import hold
 
 Closure = Callable[[], object]
 NO_RESULT = Answer()
@@ -83,6 +84,7 @@ class RealSteps:
             self._optimizers.ignore(optimizer)
             self._made_in[optimizer] = 0
         else:
+            hold(parameters)
             self._optimizers.add(optimizer)
 
     def _is_of_batch(self, tensors: list[Tensor]) -> bool:

@@ -28,6 +28,7 @@ from torchbus_strategy.compat import (
     requires_grad,
     tensor_hooks,
 )
+from torchbus_strategy.graph import is_parameter
 from torchbus_strategy.loss.gradients import NONE, add_again, stash_gradients
 from torchbus_strategy.loss.intermediate_values import (
     has_parts,
@@ -36,7 +37,6 @@ from torchbus_strategy.loss.intermediate_values import (
     writable_parts,
 )
 from torchbus_strategy.loss.terms import Count, Number
-from torchbus_strategy.loss.walks import is_parameter
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import LocalParameters, average
 from torchbus_strategy.parameters.leaves import OtherLeaves

@@ -11,9 +11,9 @@ from torch import Tensor
 from torchbus.plugin import BackwardCall, Context
 
 from torchbus_strategy.backward.header import COUNTED, NUM_BASIC, SLOTS, DeviceHeader, Header
+from torchbus_strategy.graph import is_parameter
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Count, Number, Scales
-from torchbus_strategy.loss.walks import is_parameter
 from torchbus_strategy.loss.weights import LossWeights
 
 READ_AT_ONCE = 3

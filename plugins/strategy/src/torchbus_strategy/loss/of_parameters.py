@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchbus_strategy import compat
-from torchbus_strategy.graph import sizes_of
+from torchbus_strategy.graph import is_parameter, sizes_of
 
 OF_ONE_TENSOR = (
     "PowBackward0",
@@ -237,7 +237,7 @@ class _Search:
         name = type(node).__name__
         if name == "AccumulateGrad":
             leaf = node.variable
-            return Elements(leaf.numel()) if isinstance(leaf, nn.Parameter) else None
+            return Elements(leaf.numel()) if is_parameter(leaf) else None
         if not depth or name not in IN_PENALTIES:
             return None
         children = [child for child, _ in node.next_functions]

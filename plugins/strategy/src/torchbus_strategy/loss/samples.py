@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from torchbus_strategy import compat
-from torchbus_strategy.graph import sizes_of
+from torchbus_strategy.graph import is_parameter, sizes_of
 from torchbus_strategy.loss.of_parameters import is_many, may_be_of_parameters
 
 Sizes = Sequence[int]
@@ -108,7 +107,7 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> SampleD
 def _samples_in(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     name = type(node).__name__
     if name == "AccumulateGrad":
-        return NONE if isinstance(node.variable, nn.Parameter) else DATA
+        return NONE if is_parameter(node.variable) else DATA
     if node is None or budget.left < 0:
         return DATA
     if name in TIME_FIRST:

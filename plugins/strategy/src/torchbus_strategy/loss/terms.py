@@ -124,7 +124,10 @@ class WeightedTerms(NamedTuple):
             float(count) / max(rows, 1) for count, rows in zip(self.counts, self.rows, strict=True)
         ]
         whole = 1.0 if self.zipped else sum(each)
-        return sum((place + 2) * one for place, one in enumerate(each)) / whole if whole else 0.0
+        # squares: of 2, 3, 4, terms that count n, B, n would have a mean that n does not change
+        return (
+            sum((place + 2) ** 2 * one for place, one in enumerate(each)) / whole if whole else 0.0
+        )
 
 
 SLOTS = 12

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchbus_strategy import compat
 from torchbus_strategy.graph import children_of, nodes_below, sizes_of
@@ -71,10 +71,6 @@ def is_made_zero(loss: Tensor, is_trained: Callable[[Tensor], bool]) -> bool:
     """
     nodes = nodes_below([loss.grad_fn], children=_unless_times_zero)
     return not any(_has_gradient(node, is_trained) for node in nodes)
-
-
-def is_parameter(leaf: Tensor) -> bool:
-    return isinstance(leaf, nn.Parameter)
 
 
 def _has_gradient(node: Any, is_trained: Callable[[Tensor], bool]) -> bool:

@@ -10,6 +10,7 @@ from torchbus.plugin import Context, Share, UsageError
 
 from torchbus_strategy import compat
 from torchbus_strategy.batches import counts_of_all, only_evaluate
+from torchbus_strategy.graph import is_parameter
 from torchbus_strategy.loss import messages
 from torchbus_strategy.loss.clamped import Clamps, unless_clamped
 from torchbus_strategy.loss.deciding import BySamples, Deciding, host_knows
@@ -35,7 +36,7 @@ from torchbus_strategy.loss.terms import (
     spread,
 )
 from torchbus_strategy.loss.units import SPREAD, Unit
-from torchbus_strategy.loss.walks import adds_parameters, is_made_zero, is_parameter
+from torchbus_strategy.loss.walks import adds_parameters, is_made_zero
 from torchbus_strategy.multi_loader import LossSources
 from torchbus_strategy.user_code import warn_of_gradients
 

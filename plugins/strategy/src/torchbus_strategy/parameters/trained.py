@@ -23,6 +23,7 @@ from torchbus_strategy.checks.first_steps import refuse_renormalised
 from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import BATCH_NORM, requires_grad
+from torchbus_strategy.graph import hold
 from torchbus_strategy.parameters.per_rank import PerRankTensors
 from torchbus_strategy.parameters.rank0_values import (
     Buffers,
@@ -131,6 +132,7 @@ class TrainedParameters:
         if optimizer is not None:
             parameters = self._shared(optimizer, parameters, new, owned)
             new = [parameter for parameter in new if parameter not in self.per_rank]
+            hold(new)
             self._hold(optimizer, parameters)
         else:
             self._adopted.update(map(id, parameters))
