@@ -4,6 +4,7 @@ optimizers under ddp_sharded.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,46 @@ def test_a_step_that_takes_a_loss_is_refused() -> None:
         takes_more_than_a_closure(cls(weights))
         for cls in (torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.ASGD)
     )
+
+
+HOOKS = """
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
+from torchbus import session
+
+torch.set_default_dtype(torch.float64)
+
+class Twice(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(0.9)
+
+def averaged(kind):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    optimizer = kind(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
+    for x in DataLoader(torch.randn(32, 3), 8):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+    return [parameter.tolist() for parameter in (*average.parameters(), *model.parameters())]
+
+for kind in (torch.optim.SGD, Twice):
+    alone = torch.tensor(averaged(kind)[-1])
+    with session(strategy="ddp_sharded", devices=2, accelerator="cpu", launch="fork", batch="global"):
+        found = averaged(kind)
+    print(torch.allclose(alone, torch.tensor(found[-1])), found[1])
+print(averaged(torch.optim.SGD)[1])
+"""
+
+
+def test_hooks_of_a_step_see_the_parameters_of_all_ranks() -> None:
+    first, second, alone = fork_script(HOOKS).ok().stdout.splitlines()
+    assert first.startswith("True") and second.startswith("True")
+    assert json.loads(first.removeprefix("True ")) == pytest.approx(json.loads(alone))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from operator import attrgetter
@@ -29,6 +30,9 @@ parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 temporary_buffers: Callable[[Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 """Of one module, by name. Without one of the three: AttributeError when a model is divided."""
+
+step_post_hooks: Callable[[Any], OrderedDict[int, Any]] = attrgetter("_optimizer_step_post_hooks")
+"""Of an optimizer, in the order of their calls. Without it: AttributeError when one is made."""
 
 version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Without it: AttributeError when a meta tensor gets values."""

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+from torchbus.compat.python import current_frame
 from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 from torchbus.tree import map_tensors
 
-from torchbus_sharded._compat import version
+from torchbus_sharded._compat import step_post_hooks, version
 from torchbus_sharded.optimizers import parameters_of, surround
 from torchbus_sharded.strategy import FSDP
 
@@ -121,6 +122,9 @@ class ShardedSteps:
                 self._session.bus.register(self._hiding, "sharded.hiding")
             self._owners[optimizer] = Owners(self._session.world_size)
             stack = self._session.on_close
+            shows = optimizer.register_step_post_hook(self._show_before_hooks)
+            step_post_hooks(optimizer).move_to_end(shows.id, last=False)
+            stack.callback(shows.remove)
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_local).remove)
             stack.callback(surround(optimizer, functools.partial(self._make_whole, optimizer)))
@@ -163,6 +167,19 @@ class ShardedSteps:
         self._session.job.wait_in(f"{type(optimizer).__name__}.step")
         send(parameters_of(optimizer), self._owners[optimizer].of, self._session.world_size)
         self._session.job.go_on()
+
+    def _show_before_hooks(self, optimizer: Optimizer, *_: object) -> None:
+        """Let the script's own hooks of this step see the parameters of all ranks.
+
+        Not inside another step: that of a subclass goes on after its parent's.
+        """
+        step = current_frame(1)
+        outer = step.f_back
+        while outer is not None:
+            if outer.f_code is step.f_code:
+                return
+            outer = outer.f_back
+        self.after_optimizer_step(optimizer)
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Make ``optimizer.state_dict()`` whole. All ranks must call it."""
