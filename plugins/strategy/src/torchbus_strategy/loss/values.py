@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from torchbus_strategy import compat
 from torchbus_strategy.loss.reading import SHAPES, below
 from torchbus_strategy.loss.terms import Number, Term
+from torchbus_strategy.loss.walks import adds_parameters
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -130,14 +131,15 @@ def weighed(loss: Tensor, terms: Sequence[Term], weights: Sequence[Number]) -> N
 def parts(loss: Tensor, terms: Sequence[Term]) -> dict[int, Tensor] | None:
     """Return what each of the terms, by its place, adds to the loss, if it does.
 
-    One term that can't be computed again is what the others leave.
+    One term that can't be computed again is what the others leave, if the loss has no penalty.
     """
     with torch.enable_grad():
         edges = [GradientEdge(term.reduced_by, 0) for term in terms]
         factors = grad(loss, edges, retain_graph=True, allow_unused=True)
     found = {place: factor for place, factor in enumerate(factors) if factor is not None}
     known = {place: _added(terms[place], factor) for place, factor in found.items()}
-    if sum(value is None for value in known.values()) > 1:
+    unknown = sum(value is None for value in known.values())
+    if unknown > 1 or (unknown and adds_parameters(loss, terms)):
         return None
     left = loss.detach() - sum(value for value in known.values() if value is not None)
     return {place: left if value is None else value for place, value in known.items()}
