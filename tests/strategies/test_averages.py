@@ -111,6 +111,16 @@ def test_a_run_that_goes_on_has_the_same_averages(tmp_path, strategy, often, in_
     assert differences(resumed, whole) == [0.0] * 8
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_goes_on_that_was_killed_before_its_average_began(tmp_path, devices):
+    options = {"devices": devices, "accelerator": "cpu", "batch": "global", "swa_start": 8}
+    saves = {"checkpoint": str(tmp_path / "checkpoints"), "every_n_steps": 1}
+    trained(tmp_path, {**options, **saves}, ends_at=[1, 1])
+    assert own_state(tmp_path)["averages"][0]["entries"] == []
+    resumed = trained(tmp_path, {**options, **saves})
+    assert differences(resumed, trained(tmp_path, options)) == [0.0] * 8
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     options = {"strategy": "fsdp", "accelerator": "cpu", "batch": "global", **EMA}

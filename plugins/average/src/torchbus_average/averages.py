@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -144,10 +144,14 @@ class Averages:
 
     @torch.no_grad()
     def load(self, optimizer: Optimizer, state: State) -> None:
-        """Take up a state, which has the tensors on all ranks."""
-        self._follow(optimizer)
+        """Take up a state, which has the tensors on all ranks. It has none before the first value."""
         self._train_mode = state["train_mode"]
-        for entry, mine in zip(self._entries, state["entries"], strict=True):
+        entries = iter(state["entries"])
+        first = next(entries, None)
+        if first is None:
+            return
+        self._follow(optimizer)
+        for entry, mine in zip(self._entries, chain([first], entries), strict=True):
             entry.load(mine)
         self._group()
 

@@ -78,6 +78,7 @@ class GradientSync:
         self._buffers_vary = False
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._local = LocalParameters()
+        self._known: set[int] = set()
         self._lock = threading.Lock()
         self._trained = TrainedParameters(session, options.sync_batchnorm, self._forget)
         self._leaves = OtherLeaves(session, self._trained.knows)
@@ -107,7 +108,12 @@ class GradientSync:
         """The parameters have changed. All ranks call it."""
         self._reductions.drop()
         self._buffers.models_added()
-        self._local &= {id(parameter) for parameter in self._trained.parameters}
+        parameters = {id(parameter): parameter for parameter in self._trained.parameters}
+        self._local.intersection_update(parameters)
+        if self._job.backwards:  # before an optimizer had them, each rank had its own gradient
+            new = parameters.keys() - self._known
+            self._local.update(key for key in new if parameters[key].grad is not None)
+        self._known = set(parameters)
         self._quiet_backwards = 0
 
     def _has_local(self) -> bool:
