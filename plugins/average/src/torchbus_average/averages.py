@@ -144,7 +144,7 @@ class Averages:
 
     @torch.no_grad()
     def load(self, optimizer: Optimizer, state: State) -> None:
-        """Take up a state, which has the tensors on all ranks. It has none before the first value."""
+        """Take up a state, which has the tensors on all ranks: none before the first value."""
         self._train_mode = state["train_mode"]
         entries = iter(state["entries"])
         first = next(entries, None)

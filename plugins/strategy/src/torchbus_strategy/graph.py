@@ -52,7 +52,10 @@ one of these in a process."""
 
 
 def hold(tensors: Iterable[Tensor]) -> None:
-    """Count tensors of an optimizer as parameters. Not those with a row for each sample."""
+    """Count an optimizer's tensors, of any shape, as parameters.
+
+    Do not pass those whose first dimension holds samples.
+    """
     _held.update((id(one), one) for one in tensors if not isinstance(one, nn.Parameter))
 
 
