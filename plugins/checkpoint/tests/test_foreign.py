@@ -164,13 +164,23 @@ def a_key_that_is_never_hashed() -> bytes:
     return b"\x80\x02)q\x00" + nested + b"}h\x3cK\x00s."
 
 
-def such_a_key(one: Path) -> None:
-    with zipfile.ZipFile(one / "training.pt") as old:
-        parts = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(one / "training.pt", "w") as new:
-        for name, data in parts.items():
-            new.writestr(name, a_key_that_is_never_hashed() if name.endswith(".pkl") else data)
+def with_pickle(one: Path, text: bytes, name: str = "data.pkl") -> None:
+    (one / "training.pt").write_bytes(zipped(one, text, name))
     resealed(one)
+
+
+def zipped(one: Path, text: bytes, name: str = "data.pkl") -> bytes:
+    """The file of training, with another pickle in it."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(one / "training.pt") as old, zipfile.ZipFile(made, "w") as new:
+        for at in old.namelist():
+            is_it = at.endswith("data.pkl")
+            new.writestr(at.replace("data.pkl", name), text if is_it else old.read(at))
+    return made.getvalue()
+
+
+def such_a_key(one: Path) -> None:
+    with_pickle(one, a_key_that_is_never_hashed())
 
 
 def such_a_key_in_the_index(one: Path) -> None:
@@ -263,6 +273,42 @@ def test_one_of_an_old_format(
             read()
     assert not Path("code_ran").exists()
     assert not hasattr(TensorStorageMetadata, "changed")
+
+
+def pickle_in(one: Path) -> bytes:
+    with zipfile.ZipFile(one / "training.pt") as archive:
+        return archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
+
+
+def in_capitals(one: Path) -> None:
+    large_numbers(one)
+    with_pickle(one, pickle_in(one), "DATA.PKL")
+
+
+def before_the_zip(one: Path) -> None:
+    """torch looks at the first bytes of a file, and Python at the last ones."""
+    old, saved = io.BytesIO(), torch.load(one / "training.pt", weights_only=True)
+    torch.save(saved, old, _use_new_zipfile_serialization=False)
+    (one / "training.pt").write_bytes(old.getvalue() + (one / "training.pt").read_bytes())
+    resealed(one)
+
+
+def of_two_directories(one: Path) -> None:
+    """torch finds the first one by its place in the file, and Python the one before the end."""
+    good = pickle_in(one)
+    large_numbers(one)
+    evil = pickle_in(one)
+    seen = zipped(one, good + bytes(len(evil) - len(good)))
+    (one / "training.pt").write_bytes(zipped(one, evil)[:-22] + seen)
+    resealed(one)
+
+
+@pytest.mark.parametrize("change", [in_capitals, before_the_zip, of_two_directories])
+def test_a_pickle_that_only_torch_finds(change: Callable[[Path], None], tmp_path: Path) -> None:
+    one = of_format(2, "whole", tmp_path)
+    change(one)
+    with pytest.raises(CheckpointError, match="training.pt holds content that torchbus did not"):
+        loaded(one)
 
 
 def test_tensors_that_share_memory_are_read(tmp_path: Path) -> None:

@@ -42,11 +42,16 @@ def read(file: IO[bytes]) -> Any:
 
 
 def _refuse_odd_zip(file: IO[bytes]) -> None:
-    """Check that no entry is larger in memory than in the file, alone or with others."""
+    """Check that no entry is larger in memory than in the file, alone or with others.
+
+    And that torch, which reads the file with another library, finds the same pickles in it.
+    """
     try:
+        _refuse_two_directories(file)
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            pickles = [one for one in entries if one.filename.endswith(".pkl")]
+            names = [entry.orig_filename.lower() for entry in entries]
+            pickles = [one for one in entries if one.orig_filename.lower().endswith(".pkl")]
             texts = [archive.read(one) for one in pickles if one.file_size == one.compress_size]
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"it is not a file of torch.save: {error}") from None
@@ -55,9 +60,36 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
             raise ValueError(f"{entry.filename!r} in it is compressed")
     if sum(entry.file_size for entry in entries) > file.seek(0, 2):
         raise ValueError("the entries in it overlap")
+    if len(set(names)) < len(names):  # torch takes capitals for small letters
+        raise ValueError("two entries in it have one name")
     for text in texts:
         _refuse_slow(text)
     file.seek(0)
+
+
+def _refuse_two_directories(file: IO[bytes]) -> None:
+    """Check that a zip begins and ends with the file, and says truly where its directory is.
+
+    In any other file Python's and torch's readers may find different entries.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    start = file.read(4)
+    file.seek(max(0, size - 98))
+    tail = file.read().rjust(98, b"\0")
+    large, locator, end = tail[:56], tail[56:76], tail[76:]
+    place, length = int.from_bytes(end[16:20], "little"), int.from_bytes(end[12:16], "little")
+    closed = size - 22
+    if locator.startswith(b"PK\6\7"):
+        closed = size - 98
+        if int.from_bytes(locator[8:16], "little") != closed or large[:4] != b"PK\6\6":
+            raise zipfile.BadZipFile("its directory is elsewhere")
+        place = int.from_bytes(large[48:], "little")
+        length = int.from_bytes(large[40:48], "little")
+    if start != b"PK\3\4" or end[:4] != b"PK\5\6" or end[20:] != b"\0\0":
+        raise zipfile.BadZipFile("it does not begin and end as a zip")
+    if place + length != closed:
+        raise zipfile.BadZipFile("its directory is elsewhere")
 
 
 def _refuse_slow(data: bytes) -> None:
