@@ -12,6 +12,7 @@ import pickle
 import shutil
 import tracemalloc
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,41 @@ def test_a_pickle_that_only_torch_finds(change: Callable[[Path], None], tmp_path
     change(one)
     with pytest.raises(CheckpointError, match="training.pt holds content that torchbus did not"):
         loaded(one)
+
+
+def text(content: str) -> bytes:
+    return b"X" + len(content).to_bytes(4, "little") + content.encode()
+
+
+def many_bytes(one: Path) -> None:
+    number = (50_000_000).to_bytes(4, "little")
+    with_pickle(one, b"\x80\x02cbuiltins\nbytearray\nJ" + number + b"\x85R.")
+
+
+def twice_as_long_again_and_again(one: Path) -> None:
+    start = b"\x80\x02c_codecs\nencode\nq\0" + text("x") + text("latin1") + b"\x86Rq\1"
+    step = b"h\0h\1" + text("hex_codec") + b"\x86Rq\1"
+    with_pickle(one, start + step * 25 + b".")
+
+
+@pytest.mark.parametrize("change", [many_bytes, twice_as_long_again_and_again])
+def test_a_pickle_that_asks_for_memory(change: Callable[[Path], None], tmp_path: Path) -> None:
+    one = of_format(2, "whole", tmp_path)
+    change(one)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="step-00000007"):
+            folder.read_file(one, "training")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_as_torch_writes_them_are_read(tmp_path: Path) -> None:
+    one, content = of_format(2, "whole", tmp_path), [b"abc\xff", {1, 2}, 1j, torch.device("cpu")]
+    more = [torch.Size([1]), Counter("aab"), OrderedDict(a=1), torch.float8_e4m3fn, torch.strided]
+    with_registered(one, [*content, *more, torch.ones(2, dtype=torch.uint16)])
+    assert equal(folder.read_file(one, "training")["registered"]["it"][:9], [*content, *more])
 
 
 def test_tensors_that_share_memory_are_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import io
 import pickle
 import pickletools
 import zipfile
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,28 @@ OTHERS = {
         for kind in ("PosixPath", "WindowsPath")
     ),
 }
+ENCODE = "_codecs encode"
+KNOWN = {
+    ENCODE,
+    " ".join(LAYOUT),
+    "torch.storage UntypedStorage",
+    *(f"torch {name}" for name in ("Size", "device")),
+    *(f"collections {name}" for name in ("OrderedDict", "Counter")),
+    *(f"{module} {name}" for module in ("builtins", "__builtin__") for name in ("set", "complex")),
+    *(
+        f"torch._utils _rebuild_{name}"
+        for name in (
+            "tensor",
+            "tensor_v2",
+            "tensor_v3",
+            "parameter",
+            "qtensor",
+            "sparse_tensor",
+            "meta_tensor_no_storage",
+        )
+    ),
+}
+CHANGING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD", "DUP"}
 MOST_ITEMS, MOST_TIMES, MOST_LARGE = 1 << 20, 4, 10_000
 
 
@@ -63,7 +85,7 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
     if len(set(names)) < len(names):  # torch takes capitals for small letters
         raise ValueError("two entries in it have one name")
     for text in texts:
-        _refuse_slow(text)
+        _refuse_unknown(_refuse_slow(text))
     file.seek(0)
 
 
@@ -92,30 +114,67 @@ def _refuse_two_directories(file: IO[bytes]) -> None:
         raise zipfile.BadZipFile("its directory is elsewhere")
 
 
-def _refuse_slow(data: bytes) -> None:
-    """Limit what a pickle of this size may ask for, before it is read.
+def _refuse_slow(data: bytes) -> set[str]:
+    """Limit what a pickle of this size may ask for, before it is read. Return what it calls.
 
     A few bytes could ask for memory for billions of objects, or for a key that is a tuple of tuples
     of tuples, whose hash takes years, or for many large numbers with one hash.
     """
-    stack: list[int | None] = []  # of each value, how many are in it; None: a mark
-    memo: dict[int, int | None] = {}
-    large = 0
+    stack: list[_Made | None] = []  # None: a mark
+    memo: dict[int, _Made] = {}
+    names, large = set[str](), 0
     for code, argument, _ in pickletools.genops(data):
         if "PUT" in code.name or code.name == "MEMOIZE":
-            memo[len(memo) if argument is None else argument] = stack[-1]
+            memo[len(memo) if argument is None else argument] = stack[-1]  # type: ignore[assignment]
             continue
         large += isinstance(argument, int) and argument.bit_length() > 64
-        found = memo[argument] if "GET" in code.name else 1 + sum(_popped(code, stack))  # type: ignore[index]
-        if (found or 0) > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
+        made = memo[argument] if "GET" in code.name else _made(code, argument, _popped(code, stack))  # type: ignore[index]
+        if made.count > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
             raise ValueError("it holds more than the file has room for")
-        made = code.stack_after
-        stack += [None if one is pickletools.markobject else found for one in made]
+        if code.name == "GLOBAL":
+            names.add(str(argument))
+        stack += [None if one is pickletools.markobject else made for one in code.stack_after]
     if any(number > len(data) for number in memo):
         raise ValueError(f"{max(memo)} objects in {len(data)} bytes")
+    return names
 
 
-def _popped(code: pickletools.OpcodeInfo, stack: list[int | None]) -> list[int]:
+class _Made:
+    """A value of a pickle: how many are in it, and its text, or those of a pair."""
+
+    def __init__(self, parts: list[_Made], text: object) -> None:
+        self.count, self.text = 1, text
+        self.add(parts)
+
+    def add(self, parts: list[_Made]) -> None:
+        self.count += sum(one.count for one in parts)
+
+
+def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -> _Made:
+    """Return what an instruction makes of values, or the first of them, which it changes."""
+    if code.name in CHANGING:
+        popped[0].add(popped[1:])
+        return popped[0]
+    if code.name == "REDUCE" and popped[0].text == ENCODE:
+        _, codec = cast(tuple[object, object], popped[1].text)
+        if codec != "latin1":  # others make bytes that are longer than the text
+            raise pickle.UnpicklingError(f"{ENCODE} {codec}")
+    pair = tuple(one.text for one in popped) if code.name == "TUPLE2" else None
+    return _Made(popped, pair or argument)
+
+
+def _refuse_unknown(names: set[str]) -> None:
+    """Refuse classes and functions that torch reads, and that no checkpoint of torchbus names."""
+    for name in names - KNOWN:
+        module, _, kind = name.partition(" ")
+        of_torch = isinstance(
+            getattr(torch, kind, None), torch.dtype | torch.layout | torch.qscheme
+        )
+        if module != "torch" or not (of_torch or kind.endswith("Storage")):
+            raise pickle.UnpicklingError(f"{module}.{kind}")
+
+
+def _popped(code: pickletools.OpcodeInfo, stack: list[_Made | None]) -> list[_Made]:
     """Pop from the stack what an instruction uses."""
     before = code.stack_before
     start = len(stack) - len(before)
