@@ -10,8 +10,10 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import tracemalloc
 import zipfile
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -327,7 +329,20 @@ def twice_as_long_again_and_again(one: Path) -> None:
     with_pickle(one, start + step * 25 + b".")
 
 
-@pytest.mark.parametrize("change", [many_bytes, twice_as_long_again_and_again])
+def one_place_again_and_again(one: Path) -> None:
+    """Fifty entries of a directory are one megabyte of the file."""
+    name, data = b"archive/data.pkl", bytes(1 << 20)
+    facts = struct.pack("<IIIHH", zlib.crc32(data), len(data), len(data), len(name), 0)
+    local = b"PK\3\4" + struct.pack("<HHHHH", 20, 0, 0, 0, 0) + facts + name + data
+    entry = b"PK\1\2" + struct.pack("<HHHHHH", 20, 20, 0, 0, 0, 0) + facts + bytes(14) + name
+    end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 50, 50, 50 * len(entry), len(local), 0)
+    (one / "training.pt").write_bytes(local + entry * 50 + end)
+    resealed(one)
+
+
+@pytest.mark.parametrize(
+    "change", [many_bytes, one_place_again_and_again, twice_as_long_again_and_again]
+)
 def test_a_pickle_that_asks_for_memory(change: Callable[[Path], None], tmp_path: Path) -> None:
     one = of_format(2, "whole", tmp_path)
     change(one)

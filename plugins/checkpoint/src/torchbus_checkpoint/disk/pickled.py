@@ -72,21 +72,25 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
         _refuse_two_directories(file)
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            names = [entry.orig_filename.lower() for entry in entries]
+            _refuse_odd_entries(entries, file.seek(0, 2))
             pickles = [one for one in entries if one.orig_filename.lower().endswith(".pkl")]
-            texts = [archive.read(one) for one in pickles if one.file_size == one.compress_size]
+            texts = [archive.read(one) for one in pickles]
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"it is not a file of torch.save: {error}") from None
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise ValueError(f"{entry.filename!r} in it is compressed")
-    if sum(entry.file_size for entry in entries) > file.seek(0, 2):
-        raise ValueError("the entries in it overlap")
-    if len(set(names)) < len(names):  # torch takes capitals for small letters
-        raise ValueError("two entries in it have one name")
     for text in texts:
         _refuse_unknown(_refuse_slow(text))
     file.seek(0)
+
+
+def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
+    """Check the entries of a zip of this size, before one of them is read."""
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ValueError(f"{entry.filename!r} in it is compressed")
+    if sum(entry.file_size for entry in entries) > num_bytes:
+        raise ValueError("the entries in it overlap")
+    if len({entry.orig_filename.lower() for entry in entries}) < len(entries):
+        raise ValueError("two entries in it have one name")  # torch takes capitals for small ones
 
 
 def _refuse_two_directories(file: IO[bytes]) -> None:
