@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from torchbus_checkpoint.command import NO_LOOP
-from torchbus_checkpoint.disk import choice, folder, tensors
+from torchbus_checkpoint.disk import choice, folder, pickled, tensors
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.show import check
 
@@ -353,6 +353,15 @@ def test_a_pickle_that_asks_for_memory(change: Callable[[Path], None], tmp_path:
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("read", [pickled.index, pickled.read])
+def test_a_key_that_is_too_deep(read: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Python's hash of a tuple in tuples, a hundred times deeper, ends the process."""
+    one, key = of_format(2, "whole", tmp_path), b"\x80\x02})" + b"\x85" * 3000 + b"Ns."
+    data = key if read is pickled.index else zipped(one, key)
+    with pytest.raises(ValueError, match="it holds more than"):
+        read(io.BytesIO(data))
 
 
 def test_bytes_as_torch_writes_them_are_read(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ KNOWN = {
     ),
 }
 CHANGING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD", "DUP"}
-MOST_ITEMS, MOST_TIMES, MOST_LARGE = 1 << 20, 4, 10_000
+MOST_ITEMS, MOST_TIMES, MOST_LARGE, DEEPEST = 1 << 20, 4, 10_000, 500
 
 
 def read(file: IO[bytes]) -> Any:
@@ -122,7 +122,7 @@ def _refuse_slow(data: bytes) -> set[str]:
     """Limit what a pickle of this size may ask for, before it is read. Return what it calls.
 
     A few bytes could ask for memory for billions of objects, or for a key that is a tuple of tuples
-    of tuples, whose hash takes years, or for many large numbers with one hash.
+    of tuples, whose hash takes years or ends the process, or for many large numbers with one hash.
     """
     stack: list[_Made | None] = []  # None: a mark
     memo: dict[int, _Made] = {}
@@ -133,7 +133,8 @@ def _refuse_slow(data: bytes) -> set[str]:
             continue
         large += isinstance(argument, int) and argument.bit_length() > 64
         made = memo[argument] if "GET" in code.name else _made(code, argument, _popped(code, stack))  # type: ignore[index]
-        if made.count > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
+        most = MOST_ITEMS + MOST_TIMES * len(data)
+        if made.count > most or made.depth > DEEPEST or large > MOST_LARGE:
             raise ValueError("it holds more than the file has room for")
         if code.name == "GLOBAL":
             names.add(str(argument))
@@ -144,14 +145,15 @@ def _refuse_slow(data: bytes) -> set[str]:
 
 
 class _Made:
-    """A value of a pickle: how many are in it, and its text, or those of a pair."""
+    """A value of a pickle: how many are in it, how deep, and its text, or those of a pair."""
 
     def __init__(self, parts: list[_Made], text: object) -> None:
-        self.count, self.text = 1, text
+        self.count, self.depth, self.text = 1, 0, text
         self.add(parts)
 
     def add(self, parts: list[_Made]) -> None:
         self.count += sum(one.count for one in parts)
+        self.depth = max([self.depth, *(1 + one.depth for one in parts)])
 
 
 def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -> _Made:
