@@ -364,6 +364,34 @@ def test_a_key_that_is_too_deep(read: Callable[[Any], Any], tmp_path: Path) -> N
         read(io.BytesIO(data))
 
 
+FEW = b"".join(b"M" + number.to_bytes(2, "little") + b"N" for number in range(4000))
+ORDERED, SIZE = b"ccollections\nOrderedDict\nq\1", b"ctorch\nSize\nq\1"
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        b"}(" + FEW + b"uq\0" + ORDERED + b"h\0\x85R" * 1000,
+        b"}q\0(" + FEW + b"u" + ORDERED + b"h\0\x85R" * 1000,  # is filled after it has its name
+        b"}q\0\x85q\2h\0(" + FEW + b"u" + ORDERED + b"h\1h\2R" * 1000,
+        b"}q\0(" + FEW + b"u" + ORDERED + b"h\1)Rh\0b" * 1000,
+        text("x" * 8000) + b"q\0" + SIZE + b"h\1h\0\x85R" * 1000,
+        b"c_codecs\nencode\nq\1"
+        + text("x" * 8000)
+        + text("latin1")
+        + b"\x86q\2"
+        + b"h\1h\2R" * 1000,
+    ],
+)
+def test_copies_by_a_pickle_are_counted(evil: bytes, tmp_path: Path) -> None:
+    """Together they would be eight million items of 30 KB."""
+    one = of_format(2, "parts", tmp_path)
+    data = b"\x80\x02(" + evil + b"t."
+    for read, content in ((pickled.index, data), (pickled.read, zipped(one, data))):
+        with pytest.raises(ValueError, match="it holds more than"):
+            read(io.BytesIO(content))
+
+
 def test_bytes_as_torch_writes_them_are_read(tmp_path: Path) -> None:
     one, content = of_format(2, "whole", tmp_path), [b"abc\xff", {1, 2}, 1j, torch.device("cpu")]
     more = [torch.Size([1]), Counter("aab"), OrderedDict(a=1), torch.float8_e4m3fn, torch.strided]

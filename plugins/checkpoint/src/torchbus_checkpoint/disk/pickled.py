@@ -51,6 +51,8 @@ KNOWN = {
     ),
 }
 CHANGING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD", "DUP"}
+GROWING = {"EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "LIST", "DICT"}
+CALLING = {"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "BUILD"}
 MOST_ITEMS, MOST_TIMES, MOST_LARGE, DEEPEST = 1 << 20, 4, 10_000, 500
 
 
@@ -123,18 +125,20 @@ def _refuse_slow(data: bytes) -> set[str]:
 
     A few bytes could ask for memory for billions of objects, or for a key that is a tuple of tuples
     of tuples, whose hash takes years or ends the process, or for many large numbers with one hash.
+    What it calls may copy each time what it is given.
     """
     stack: list[_Made | None] = []  # None: a mark
     memo: dict[int, _Made] = {}
-    names, large = set[str](), 0
+    names, large, copied, most = set[str](), 0, 0, MOST_ITEMS + MOST_TIMES * len(data)
     for code, argument, _ in pickletools.genops(data):
         if "PUT" in code.name or code.name == "MEMOIZE":
             memo[len(memo) if argument is None else argument] = stack[-1]  # type: ignore[assignment]
             continue
         large += isinstance(argument, int) and argument.bit_length() > 64
-        made = memo[argument] if "GET" in code.name else _made(code, argument, _popped(code, stack))  # type: ignore[index]
-        most = MOST_ITEMS + MOST_TIMES * len(data)
-        if made.count > most or made.depth > DEEPEST or large > MOST_LARGE:
+        popped = _popped(code, stack)
+        made = memo[argument] if "GET" in code.name else _made(code, argument, popped)  # type: ignore[index]
+        copied += sum(one.num_copied() for one in popped[1:]) if code.name in CALLING else 0
+        if max(made.count, copied) > most or made.depth > DEEPEST or large > MOST_LARGE:
             raise ValueError("it holds more than the file has room for")
         if code.name == "GLOBAL":
             names.add(str(argument))
@@ -145,15 +149,37 @@ def _refuse_slow(data: bytes) -> set[str]:
 
 
 class _Made:
-    """A value of a pickle: how many are in it, how deep, and its text, or those of a pair."""
+    """A value of a pickle: how many values are in it, directly and in all, and how deep.
 
-    def __init__(self, parts: list[_Made], text: object) -> None:
-        self.count, self.depth, self.text = 1, 0, text
+    ``text`` is a text, or those of a pair. ``growing`` are the parts that may change later, and
+    ``fixed`` is how many values are directly in the others.
+    """
+
+    __slots__ = ("count", "depth", "fixed", "growing", "grows", "text", "width")
+
+    def __init__(self, parts: list[_Made], text: object = None, grows: bool = False) -> None:
+        self.count, self.depth, self.text, self.grows = 1, 0, text, grows
+        self.width, self.fixed = len(text) if isinstance(text, str) else 0, 0
+        self.growing: list[_Made] | None = None
         self.add(parts)
 
     def add(self, parts: list[_Made]) -> None:
         self.count += sum(one.count for one in parts)
         self.depth = max([self.depth, *(1 + one.depth for one in parts)])
+        self.width += len(parts)
+        for one in parts:
+            if one.grows:
+                self.growing = [] if self.growing is None else self.growing
+                self.growing.append(one)
+            elif not (self.grows and isinstance(one.text, str)):
+                self.fixed += one.width
+
+    def num_copied(self) -> int:
+        """Return how many items and letters a function may copy that is given this."""
+        return self.width + self.fixed + sum(one.width for one in self.growing or ())
+
+
+ONE = _Made([])
 
 
 def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -> _Made:
@@ -165,8 +191,11 @@ def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -
         _, codec = cast(tuple[object, object], popped[1].text)
         if codec != "latin1":  # others make bytes that are longer than the text
             raise pickle.UnpicklingError(f"{ENCODE} {codec}")
+    grows = code.name in GROWING | CALLING
+    if not (popped or grows or isinstance(argument, str)):
+        return ONE
     pair = tuple(one.text for one in popped) if code.name == "TUPLE2" else None
-    return _Made(popped, pair or argument)
+    return _Made(popped, pair or argument, grows)
 
 
 def _refuse_unknown(names: set[str]) -> None:
