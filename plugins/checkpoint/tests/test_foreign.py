@@ -30,10 +30,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from torchbus_checkpoint import show
 from torchbus_checkpoint.command import NO_LOOP
 from torchbus_checkpoint.disk import choice, folder, pickled, tensors
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.show import check
+from torchbus_checkpoint.show import check, reading
 
 from .test_formats import FORMATS
 
@@ -477,6 +478,33 @@ def test_parts_that_are_not_the_whole(change: Callable[[Any], None], tmp_path: P
     resealed(one)
     with pytest.raises(CheckpointError, match="its parts holds content that torchbus did not"):
         loaded(one)
+
+
+@pytest.mark.parametrize("times", [3, 400])
+def test_one_file_for_many_models(times: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each time that it is named, it would be read, and kept."""
+    one = of_format(3, "whole", tmp_path)
+    content = folder.read_file(one, "training")
+    assert len(content["weights"]) == 3
+    (one / "training.safetensors").unlink()
+    content["weights"] = content["weights"][:1] * times
+    folder.write_file(one, "training.safetensors", content)
+    resealed(one)
+    seen, described, read_file = list[str](), folder.described, folder.read_file
+
+    def spy(of: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda place, name, *more: [seen.append(name), of(place, name, *more)][1]
+
+    monkeypatch.setattr(folder, "described", spy(described))
+    monkeypatch.setattr(folder, "read_file", spy(read_file))
+    with pytest.raises(CheckpointError, match=f"1 files of weights, {times} times"):
+        choice.loaded(one, NO_LOOP)
+    with (
+        pytest.raises(CheckpointError, match=f"1 files of weights, {times} times"),
+        reading(one),
+    ):
+        show.described(one, folder.manifest(one))
+    assert seen == ["training", "training"]
 
 
 def equal(one: Any, other: Any) -> bool:
