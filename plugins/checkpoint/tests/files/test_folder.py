@@ -194,3 +194,10 @@ def test_previous_ones_of_no_name_stay(name: str, tmp_path: Path) -> None:
     (tmp_path / "all" / name).mkdir(parents=True)
     leftovers.sweep(tmp_path / "all")
     assert os.listdir(tmp_path / "all") == [name]
+
+
+def test_an_error_of_a_reader_is_cut(tmp_path: Path) -> None:
+    """It may quote what somebody has written."""
+    with pytest.raises(CheckpointError) as refused, folder.blamed(tmp_path, "training.pt"):
+        raise ValueError("x" * 1_000_000)
+    assert len(str(refused.value)) < len(str(tmp_path)) + 400
