@@ -396,3 +396,9 @@ def test_many_secrets_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     found = Redactor().plain(content)
     assert found == {**hidden, "url": "https://u:(hidden)@h/", "note": "(hidden), (hidden)"}
     assert len(made) == 1
+
+
+def test_the_token_of_a_telegram_bot_is_hidden_anywhere() -> None:
+    token = "123456789:AA" + "Hk39sdkJw_2-" * 2 + "abcdefghi"
+    assert redacted(f"started {token} with 3 ranks") == "started (hidden) with 3 ranks"
+    assert redacted("12345678:AAB with 3 ranks") == "12345678:AAB with 3 ranks"
