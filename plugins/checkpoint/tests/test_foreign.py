@@ -10,8 +10,11 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import tracemalloc
 import zipfile
+import zlib
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from torchbus_checkpoint import show
 from torchbus_checkpoint.command import NO_LOOP
-from torchbus_checkpoint.disk import choice, folder, tensors
+from torchbus_checkpoint.disk import choice, folder, pickled, tensors
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.show import check
+from torchbus_checkpoint.show import check, reading
 
 from .test_formats import FORMATS
 
@@ -164,13 +168,23 @@ def a_key_that_is_never_hashed() -> bytes:
     return b"\x80\x02)q\x00" + nested + b"}h\x3cK\x00s."
 
 
-def such_a_key(one: Path) -> None:
-    with zipfile.ZipFile(one / "training.pt") as old:
-        parts = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(one / "training.pt", "w") as new:
-        for name, data in parts.items():
-            new.writestr(name, a_key_that_is_never_hashed() if name.endswith(".pkl") else data)
+def with_pickle(one: Path, text: bytes, name: str = "data.pkl") -> None:
+    (one / "training.pt").write_bytes(zipped(one, text, name))
     resealed(one)
+
+
+def zipped(one: Path, text: bytes, name: str = "data.pkl") -> bytes:
+    """The file of training, with another pickle in it."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(one / "training.pt") as old, zipfile.ZipFile(made, "w") as new:
+        for at in old.namelist():
+            is_it = at.endswith("data.pkl")
+            new.writestr(at.replace("data.pkl", name), text if is_it else old.read(at))
+    return made.getvalue()
+
+
+def such_a_key(one: Path) -> None:
+    with_pickle(one, a_key_that_is_never_hashed())
 
 
 def such_a_key_in_the_index(one: Path) -> None:
@@ -265,6 +279,127 @@ def test_one_of_an_old_format(
     assert not hasattr(TensorStorageMetadata, "changed")
 
 
+def pickle_in(one: Path) -> bytes:
+    with zipfile.ZipFile(one / "training.pt") as archive:
+        return archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
+
+
+def in_capitals(one: Path) -> None:
+    large_numbers(one)
+    with_pickle(one, pickle_in(one), "DATA.PKL")
+
+
+def before_the_zip(one: Path) -> None:
+    """torch looks at the first bytes of a file, and Python at the last ones."""
+    old, saved = io.BytesIO(), torch.load(one / "training.pt", weights_only=True)
+    torch.save(saved, old, _use_new_zipfile_serialization=False)
+    (one / "training.pt").write_bytes(old.getvalue() + (one / "training.pt").read_bytes())
+    resealed(one)
+
+
+def of_two_directories(one: Path) -> None:
+    """torch finds the first one by its place in the file, and Python the one before the end."""
+    good = pickle_in(one)
+    large_numbers(one)
+    evil = pickle_in(one)
+    seen = zipped(one, good + bytes(len(evil) - len(good)))
+    (one / "training.pt").write_bytes(zipped(one, evil)[:-22] + seen)
+    resealed(one)
+
+
+@pytest.mark.parametrize("change", [in_capitals, before_the_zip, of_two_directories])
+def test_a_pickle_that_only_torch_finds(change: Callable[[Path], None], tmp_path: Path) -> None:
+    one = of_format(2, "whole", tmp_path)
+    change(one)
+    with pytest.raises(CheckpointError, match="training.pt holds content that torchbus did not"):
+        loaded(one)
+
+
+def text(content: str) -> bytes:
+    return b"X" + len(content).to_bytes(4, "little") + content.encode()
+
+
+def many_bytes(one: Path) -> None:
+    number = (50_000_000).to_bytes(4, "little")
+    with_pickle(one, b"\x80\x02cbuiltins\nbytearray\nJ" + number + b"\x85R.")
+
+
+def twice_as_long_again_and_again(one: Path) -> None:
+    start = b"\x80\x02c_codecs\nencode\nq\0" + text("x") + text("latin1") + b"\x86Rq\1"
+    step = b"h\0h\1" + text("hex_codec") + b"\x86Rq\1"
+    with_pickle(one, start + step * 25 + b".")
+
+
+def one_place_again_and_again(one: Path) -> None:
+    """Fifty entries of a directory are one megabyte of the file."""
+    name, data = b"archive/data.pkl", bytes(1 << 20)
+    facts = struct.pack("<IIIHH", zlib.crc32(data), len(data), len(data), len(name), 0)
+    local = b"PK\3\4" + struct.pack("<HHHHH", 20, 0, 0, 0, 0) + facts + name + data
+    entry = b"PK\1\2" + struct.pack("<HHHHHH", 20, 20, 0, 0, 0, 0) + facts + bytes(14) + name
+    end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 50, 50, 50 * len(entry), len(local), 0)
+    (one / "training.pt").write_bytes(local + entry * 50 + end)
+    resealed(one)
+
+
+@pytest.mark.parametrize(
+    "change", [many_bytes, one_place_again_and_again, twice_as_long_again_and_again]
+)
+def test_a_pickle_that_asks_for_memory(change: Callable[[Path], None], tmp_path: Path) -> None:
+    one = of_format(2, "whole", tmp_path)
+    change(one)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="step-00000007"):
+            folder.read_file(one, "training")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("read", [pickled.index, pickled.read])
+def test_a_key_that_is_too_deep(read: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Python's hash of a tuple in tuples, a hundred times deeper, ends the process."""
+    one, key = of_format(2, "whole", tmp_path), b"\x80\x02})" + b"\x85" * 3000 + b"Ns."
+    data = key if read is pickled.index else zipped(one, key)
+    with pytest.raises(ValueError, match="it holds more than"):
+        read(io.BytesIO(data))
+
+
+FEW = b"".join(b"M" + number.to_bytes(2, "little") + b"N" for number in range(4000))
+ORDERED, SIZE = b"ccollections\nOrderedDict\nq\1", b"ctorch\nSize\nq\1"
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        b"}(" + FEW + b"uq\0" + ORDERED + b"h\0\x85R" * 1000,
+        b"}q\0(" + FEW + b"u" + ORDERED + b"h\0\x85R" * 1000,  # is filled after it has its name
+        b"}q\0\x85q\2h\0(" + FEW + b"u" + ORDERED + b"h\1h\2R" * 1000,
+        b"}q\0(" + FEW + b"u" + ORDERED + b"h\1)Rh\0b" * 1000,
+        text("x" * 8000) + b"q\0" + SIZE + b"h\1h\0\x85R" * 1000,
+        b"c_codecs\nencode\nq\1"
+        + text("x" * 8000)
+        + text("latin1")
+        + b"\x86q\2"
+        + b"h\1h\2R" * 1000,
+    ],
+)
+def test_copies_by_a_pickle_are_counted(evil: bytes, tmp_path: Path) -> None:
+    """Together they would be eight million items of 30 KB."""
+    one = of_format(2, "parts", tmp_path)
+    data = b"\x80\x02(" + evil + b"t."
+    for read, content in ((pickled.index, data), (pickled.read, zipped(one, data))):
+        with pytest.raises(ValueError, match="it holds more than"):
+            read(io.BytesIO(content))
+
+
+def test_bytes_as_torch_writes_them_are_read(tmp_path: Path) -> None:
+    one, content = of_format(2, "whole", tmp_path), [b"abc\xff", {1, 2}, 1j, torch.device("cpu")]
+    more = [torch.Size([1]), Counter("aab"), OrderedDict(a=1), torch.float8_e4m3fn, torch.strided]
+    with_registered(one, [*content, *more, torch.ones(2, dtype=torch.uint16)])
+    assert equal(folder.read_file(one, "training")["registered"]["it"][:9], [*content, *more])
+
+
 def test_tensors_that_share_memory_are_read(tmp_path: Path) -> None:
     """As in a model whose parameters are views of one vector."""
     one, numbers = of_format(2, "whole", tmp_path), torch.arange(100_000.0)
@@ -343,6 +478,33 @@ def test_parts_that_are_not_the_whole(change: Callable[[Any], None], tmp_path: P
     resealed(one)
     with pytest.raises(CheckpointError, match="its parts holds content that torchbus did not"):
         loaded(one)
+
+
+@pytest.mark.parametrize("times", [3, 400])
+def test_one_file_for_many_models(times: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each time that it is named, it would be read, and kept."""
+    one = of_format(3, "whole", tmp_path)
+    content = folder.read_file(one, "training")
+    assert len(content["weights"]) == 3
+    (one / "training.safetensors").unlink()
+    content["weights"] = content["weights"][:1] * times
+    folder.write_file(one, "training.safetensors", content)
+    resealed(one)
+    seen, described, read_file = list[str](), folder.described, folder.read_file
+
+    def spy(of: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda place, name, *more: [seen.append(name), of(place, name, *more)][1]
+
+    monkeypatch.setattr(folder, "described", spy(described))
+    monkeypatch.setattr(folder, "read_file", spy(read_file))
+    with pytest.raises(CheckpointError, match=f"1 files of weights, {times} times"):
+        choice.loaded(one, NO_LOOP)
+    with (
+        pytest.raises(CheckpointError, match=f"1 files of weights, {times} times"),
+        reading(one),
+    ):
+        show.described(one, folder.manifest(one))
+    assert seen == ["training", "training"]
 
 
 def equal(one: Any, other: Any) -> bool:

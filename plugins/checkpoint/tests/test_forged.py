@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from torchbus.errors import TorchbusError
 
 from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.loop import variables
 
 ODD = [
     None,
@@ -227,6 +229,32 @@ def test_names_that_are_not_the_users_stay(written: Path) -> None:
     new = {f"module {__name__}": {"__path__": ["elsewhere"], "marked": 3}}
     assert resumed(written, "rank-0", ("position", "variables"), new) == ""
     assert globals().pop("marked") == 3 and "__path__" not in globals()
+
+
+PARTS = ["of the module", Cut]
+WEIGHT = torch.nn.Parameter(torch.ones(2))
+LIMIT = 3
+NAMES = ["train", "torch", "Cut", "GONE", "PARTS", "WEIGHT", "LIMIT"]
+
+
+def only_the_number_is_another(before: list[Any], number: object) -> None:
+    assert globals()["LIMIT"] == number and len(PARTS) == 2
+    globals()["LIMIT"] = 3
+    assert all(globals()[name] is one for name, one in zip(NAMES, before, strict=True))
+
+
+def test_only_data_gets_other_values(written: Path) -> None:
+    """Modules, functions, classes, objects, lists with some, and parameters stay."""
+    before = [globals()[name] for name in NAMES]
+    new = {f"module {__name__}": {key: [5] for key in NAMES}}
+    assert resumed(written, "rank-0", ("position", "variables"), new) == ""
+    only_the_number_is_another(before, [5])
+
+
+def test_only_data_gets_other_numbers() -> None:
+    before = [globals()[name] for name in NAMES]
+    variables.count([sys._getframe()], {f"module {__name__}": dict.fromkeys(NAMES, 5)})
+    only_the_number_is_another(before, 5)
 
 
 def test_as_it_was_written_it_is_gone_on_from(written: Path) -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from torchbus.errors import RankFailed, UsageError
 from torchbus.runtime.user_code import warn
 
+from torchbus_redaction import redactor
 from torchbus_redaction.redactor import Redactor, printable, redacted, redacted_traceback
 from torchbus_redaction.texts import HIDDEN
 
@@ -382,3 +383,22 @@ def test_a_traceback_shows_code_and_no_literal() -> None:
         connect(password="s3cr3t-0003")
     except RuntimeError as error:
         assert "s3cr3t" not in redacted_traceback(error)
+
+
+def test_many_secrets_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of somebody else may name thousands: each new pattern took as long as all of them."""
+    made: list[int] = []
+    once = redactor.pattern
+    monkeypatch.setattr(redactor, "pattern", lambda known: made.append(1) or once(known))
+    values = {f"password{number}": f"Zq7{number:06d}x" for number in range(100)}
+    content = {**values, "url": "https://u:Hk39sdk2@h/", "note": "Zq7000042x, Hk39sdk2"}
+    hidden = dict.fromkeys(values, "(hidden)")
+    found = Redactor().plain(content)
+    assert found == {**hidden, "url": "https://u:(hidden)@h/", "note": "(hidden), (hidden)"}
+    assert len(made) == 1
+
+
+def test_the_token_of_a_telegram_bot_is_hidden_anywhere() -> None:
+    token = "123456789:AA" + "Hk39sdkJw_2-" * 2 + "abcdefghi"
+    assert redacted(f"started {token} with 3 ranks") == "started (hidden) with 3 ranks"
+    assert redacted("12345678:AAB with 3 ranks") == "12345678:AAB with 3 ranks"

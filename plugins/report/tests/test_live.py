@@ -15,7 +15,7 @@ from torchbus import session
 from torchbus_cli.main import main
 from torchbus_report import live
 from torchbus_report.page import ranks
-from torchbus_report.runs.reading import RunReader, read
+from torchbus_report.runs.reading import RunReader, read, stamp
 
 from .conftest import lines
 
@@ -48,6 +48,17 @@ def test_the_list_is_sorted_filtered_and_a_file(site: live.Site, tmp_path: Path)
     assert site.answer("/runs.csv?sort=lr").text.startswith("run,name,state,started,")
     add(tmp_path / "torchbus-logs/b", **{"val/acc": 0.75})
     assert 'data-head="val/acc">0.75' in site.answer("/").text
+
+
+@pytest.mark.parametrize("target", ["nowhere", "link"])
+def test_a_link_to_nothing_in_one_run(target: str, site: live.Site, tmp_path: Path) -> None:
+    (tmp_path / "torchbus-logs/a/link").symlink_to(target)
+    text = site.answer("/").text
+    assert "alpha" in text and "omega" in text
+
+
+def test_a_run_that_is_gone_has_a_stamp(tmp_path: Path) -> None:
+    assert stamp(tmp_path / "gone") == ([], None)
 
 
 def test_a_page_has_what_was_written_since(site: live.Site, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,26 @@ def test_no_code_is_run_from_a_file(written: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds content that torchbus did not write"):
         folder.read_file(one, "training")
     assert not (tmp_path / "run").exists() and pickle.dumps(Evil())
+
+
+@pytest.mark.parametrize("name", [".x.trash", ".step-00000007.1.partial", ".x.sending"])
+def test_what_is_no_folder_is_unlinked(name: str, tmp_path: Path) -> None:
+    """To open a pipe waits for a writer."""
+    os.mkfifo(tmp_path / name)
+    code = f"from torchbus_checkpoint.disk import formats; formats.sweep(formats.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", [".previous", "..previous", "...previous"])
+def test_previous_ones_of_no_name_stay(name: str, tmp_path: Path) -> None:
+    (tmp_path / "all" / name).mkdir(parents=True)
+    leftovers.sweep(tmp_path / "all")
+    assert os.listdir(tmp_path / "all") == [name]
+
+
+def test_an_error_of_a_reader_is_cut(tmp_path: Path) -> None:
+    """It may quote what somebody has written."""
+    with pytest.raises(CheckpointError) as refused, folder.blamed(tmp_path, "training.pt"):
+        raise ValueError("x" * 1_000_000)
+    assert len(str(refused.value)) < len(str(tmp_path)) + 400

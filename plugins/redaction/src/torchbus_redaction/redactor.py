@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus
 
 from torchbus_redaction import spelled, texts
@@ -201,6 +201,14 @@ DEEPEST = 20
 SURE = Speaks.SURELY
 
 
+class _Finds(NamedTuple):
+    """The patterns of so many known values."""
+
+    num_known: int
+    exact: re.Pattern[str] | None
+    bare: spelled.Spelled | None
+
+
 class Redactor:
     """Hides known secrets wherever they appear.
 
@@ -213,17 +221,14 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str | None] = ()) -> None:
         self._known: set[str] = set()
-        self._finds, self._finds_bare = pattern(()), spelled.pattern(())
+        self._finds = _Finds(0, None, None)
         self._seen: dict[str, str] = {}
         self.learn(secrets)
         self._learn_phrases(sys.orig_argv[1:])
 
     def learn(self, secrets: Iterable[str | None], sure: bool = True) -> None:
         """Hide these values from now on."""
-        new = {secret for secret in secrets if secret and worth_hiding(secret, sure)} - self._known
-        if new:
-            self._known |= new
-            self._finds, self._finds_bare = pattern(self._known), spelled.pattern(self._known)
+        self._known |= {secret for secret in secrets if secret and worth_hiding(secret, sure)}
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
@@ -239,8 +244,9 @@ class Redactor:
         Names do not count here.
         """
         self._look_around()
-        text = self._finds.sub(HIDDEN, text) if self._finds is not None else text
-        text = spelled.hide(text, self._finds_bare, HIDDEN)
+        finds = self._found()
+        text = finds.exact.sub(HIDDEN, text) if finds.exact is not None else text
+        text = spelled.hide(text, finds.bare, HIDDEN)
         return texts.without_given_away(text)
 
     def command_line(self, arguments: Sequence[str]) -> list[str]:
@@ -255,10 +261,18 @@ class Redactor:
         These are dicts, lists, strings, numbers, booleans and None. Anything else becomes its text,
         also NaN and infinities. A value that is hidden by its name in one place is hidden in all.
         """
-        self._built(value, ())
+        self.learn(secrets_in(value))
         return self._built(value, ())
 
     # Inside --------------------------------------------------------------------------------------
+
+    def _found(self) -> _Finds:
+        """Return what finds the known values, made once for all that were learned meanwhile."""
+        finds = self._finds
+        if finds.num_known != len(self._known):
+            known = self._known.copy()  # another thread may learn
+            finds = self._finds = _Finds(len(known), pattern(known), spelled.pattern(known))
+        return finds
 
     def _word(self, word: str, flag: str) -> str:
         name, value = texts.named(word, flag)
@@ -343,3 +357,19 @@ class Redactor:
                 self._seen[name] = value
                 self.learn(texts.passwords(value))
                 self.learn([value] if hides(name, value) else [])
+
+
+class _Learner(Redactor):
+    """Collects the secrets in a value, and hides nothing: what it builds is not shown."""
+
+    def __init__(self, value: object) -> None:
+        self._known = set()
+        self._built(value, ())
+
+    def text(self, text: str) -> str:
+        return text
+
+
+def secrets_in(value: object) -> set[str]:
+    """Return the values that ``plain`` hides by their names, and then in all other places."""
+    return _Learner(value)._known

@@ -131,7 +131,7 @@ GIVEN_AWAY = re.compile(
     r"|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,}"
     r"|(?:xapp-|whsec_|dop_v1_|shp(?:at|ca|pa|ss)_|gl(?:rt|ptt|dt)-|lin_api_|figd_|pplx-|r8_|xai-|tgp_v1_|hvs\.|dp\.(?:st|pt)\."
     r"|sq0\w{3}-|PMAK-|ATATT3|gl(?:sa|c)_|tskey-\w+-|ntn_|lsv2_(?:pt|sk)_|pcsk_|rpa_)[\w.=-]{20,}|NRAK-[A-Z0-9]{20,}"
-    r"|key-[0-9a-f]{32}|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,})|(?<=/bot)\d{6,12}:[\w-]{30,}",
+    r"|key-[0-9a-f]{32}|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,})|(?<=/bot)\d{6,12}:[\w-]{30,}|\b\d{8,10}:AA[\w-]{33}",
     re.DOTALL,
 )
 SIGNED = re.compile(

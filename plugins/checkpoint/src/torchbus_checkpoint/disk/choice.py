@@ -170,7 +170,9 @@ def loaded(found: Path, contents: LoopContents) -> tuple[State, list[State], Cal
     in_parts = isinstance(saved, dict) and "groups" in saved
     forms.refuse_unlike(found, TRAINING, saved, forms.IN_PARTS if in_parts else forms.WHOLE)
     if not in_parts:
-        return saved, [_weights(found, name) for name in names(saved)], lambda: None
+        with forms.as_written(found, TRAINING):
+            of_models = names(saved)
+        return saved, [_weights(found, name) for name in of_models], lambda: None
     from torchbus_checkpoint.disk import parts
 
     index = parts.index(found)
@@ -181,8 +183,17 @@ def loaded(found: Path, contents: LoopContents) -> tuple[State, list[State], Cal
 
 
 def names(saved: State) -> list[str]:
-    """Return the names of the models' files, without suffix: formats 1 and 2 write ``model.pt``."""
-    return [name.removesuffix(".pt") for name in saved["weights"]]
+    """Return the names of the models' files, without suffix: formats 1 and 2 write ``model.pt``.
+
+    Raises ValueError if not each model has its own: a file would be read each time it is named.
+    """
+    found = [name.removesuffix(".pt") for name in saved["weights"]]
+    models = len(saved["trained"]) + len(saved["other"])
+    if not len(set(found)) == len(found) == models:
+        raise ValueError(
+            f"{len(set(found))} files of weights, {len(found)} times, for {models} models"
+        )
+    return found
 
 
 def _weights(found: Path, name: str) -> State:

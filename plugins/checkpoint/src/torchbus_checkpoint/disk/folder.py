@@ -59,6 +59,7 @@ def unpack(partial: Path, theirs: Sent) -> dict[str, FileEntry]:
 
 
 MANIFEST, SUFFIX = "manifest.json", ".safetensors"
+LONGEST = 300
 BAD_CONTENT = (
     RuntimeError,
     pickle.UnpicklingError,
@@ -281,8 +282,9 @@ def blamed(folder: Path, name: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except BAD_CONTENT as error:
+        message = str(error)[:LONGEST]
         raise CheckpointError(
-            f"checkpoint {folder}: {name} holds content that torchbus did not write: {error}"
+            f"checkpoint {folder}: {name} holds content that torchbus did not write: {message}"
         ) from None
 
 

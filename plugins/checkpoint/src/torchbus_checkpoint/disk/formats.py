@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -149,14 +150,18 @@ def claimed(partial: Path) -> Iterator[bool]:
 def _sweep(entry: Path) -> None:
     if entry.name.endswith((PARTIAL, TRASH, SENDING)):
         _delete(entry)
-    elif entry.name.endswith(PREVIOUS):
+    elif entry.name.endswith(PREVIOUS) and entry.name[1 : -len(PREVIOUS)] not in ("", ".", ".."):
         final = entry.with_name(entry.name[1 : -len(PREVIOUS)])
         remove(entry) if final.exists() else os.replace(entry, final)
 
 
 def _delete(entry: Path) -> None:
-    """Delete a folder. Of a link, delete only the link: its target belongs to somebody."""
-    if entry.is_symlink():
-        entry.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(entry, ignore_errors=True)
+    """Delete a folder. Of a link, delete only the link: its target belongs to somebody.
+
+    Anything else in its place is not opened, as a pipe would wait.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.lstat(entry).st_mode):
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink()

@@ -8,7 +8,7 @@ import io
 import pickle
 import pickletools
 import zipfile
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,31 @@ OTHERS = {
         for kind in ("PosixPath", "WindowsPath")
     ),
 }
-MOST_ITEMS, MOST_TIMES, MOST_LARGE = 1 << 20, 4, 10_000
+ENCODE = "_codecs encode"
+KNOWN = {
+    ENCODE,
+    " ".join(LAYOUT),
+    "torch.storage UntypedStorage",
+    *(f"torch {name}" for name in ("Size", "device")),
+    *(f"collections {name}" for name in ("OrderedDict", "Counter")),
+    *(f"{module} {name}" for module in ("builtins", "__builtin__") for name in ("set", "complex")),
+    *(
+        f"torch._utils _rebuild_{name}"
+        for name in (
+            "tensor",
+            "tensor_v2",
+            "tensor_v3",
+            "parameter",
+            "qtensor",
+            "sparse_tensor",
+            "meta_tensor_no_storage",
+        )
+    ),
+}
+CHANGING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD", "DUP"}
+GROWING = {"EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "LIST", "DICT"}
+CALLING = {"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "BUILD"}
+MOST_ITEMS, MOST_TIMES, MOST_LARGE, DEEPEST = 1 << 20, 4, 10_000, 500
 
 
 def read(file: IO[bytes]) -> Any:
@@ -42,48 +66,150 @@ def read(file: IO[bytes]) -> Any:
 
 
 def _refuse_odd_zip(file: IO[bytes]) -> None:
-    """Check that no entry is larger in memory than in the file, alone or with others."""
+    """Check that no entry is larger in memory than in the file, alone or with others.
+
+    And that torch, which reads the file with another library, finds the same pickles in it.
+    """
     try:
+        _refuse_two_directories(file)
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            pickles = [one for one in entries if one.filename.endswith(".pkl")]
-            texts = [archive.read(one) for one in pickles if one.file_size == one.compress_size]
+            _refuse_odd_entries(entries, file.seek(0, 2))
+            pickles = [one for one in entries if one.orig_filename.lower().endswith(".pkl")]
+            texts = [archive.read(one) for one in pickles]
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"it is not a file of torch.save: {error}") from None
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise ValueError(f"{entry.filename!r} in it is compressed")
-    if sum(entry.file_size for entry in entries) > file.seek(0, 2):
-        raise ValueError("the entries in it overlap")
     for text in texts:
-        _refuse_slow(text)
+        _refuse_unknown(_refuse_slow(text))
     file.seek(0)
 
 
-def _refuse_slow(data: bytes) -> None:
-    """Limit what a pickle of this size may ask for, before it is read.
+def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
+    """Check the entries of a zip of this size, before one of them is read."""
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ValueError(f"{entry.filename!r} in it is compressed")
+    if sum(entry.file_size for entry in entries) > num_bytes:
+        raise ValueError("the entries in it overlap")
+    if len({entry.orig_filename.lower() for entry in entries}) < len(entries):
+        raise ValueError("two entries in it have one name")  # torch takes capitals for small ones
+
+
+def _refuse_two_directories(file: IO[bytes]) -> None:
+    """Check that a zip begins and ends with the file, and says truly where its directory is.
+
+    In any other file Python's and torch's readers may find different entries.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    start = file.read(4)
+    file.seek(max(0, size - 98))
+    tail = file.read().rjust(98, b"\0")
+    large, locator, end = tail[:56], tail[56:76], tail[76:]
+    place, length = int.from_bytes(end[16:20], "little"), int.from_bytes(end[12:16], "little")
+    closed = size - 22
+    if locator.startswith(b"PK\6\7"):
+        closed = size - 98
+        if int.from_bytes(locator[8:16], "little") != closed or large[:4] != b"PK\6\6":
+            raise zipfile.BadZipFile("its directory is elsewhere")
+        place = int.from_bytes(large[48:], "little")
+        length = int.from_bytes(large[40:48], "little")
+    if start != b"PK\3\4" or end[:4] != b"PK\5\6" or end[20:] != b"\0\0":
+        raise zipfile.BadZipFile("it does not begin and end as a zip")
+    if place + length != closed:
+        raise zipfile.BadZipFile("its directory is elsewhere")
+
+
+def _refuse_slow(data: bytes) -> set[str]:
+    """Limit what a pickle of this size may ask for, before it is read. Return what it calls.
 
     A few bytes could ask for memory for billions of objects, or for a key that is a tuple of tuples
-    of tuples, whose hash takes years, or for many large numbers with one hash.
+    of tuples, whose hash takes years or ends the process, or for many large numbers with one hash.
+    What it calls may copy each time what it is given.
     """
-    stack: list[int | None] = []  # of each value, how many are in it; None: a mark
-    memo: dict[int, int | None] = {}
-    large = 0
+    stack: list[_Made | None] = []  # None: a mark
+    memo: dict[int, _Made] = {}
+    names, large, copied, most = set[str](), 0, 0, MOST_ITEMS + MOST_TIMES * len(data)
     for code, argument, _ in pickletools.genops(data):
         if "PUT" in code.name or code.name == "MEMOIZE":
-            memo[len(memo) if argument is None else argument] = stack[-1]
+            memo[len(memo) if argument is None else argument] = stack[-1]  # type: ignore[assignment]
             continue
         large += isinstance(argument, int) and argument.bit_length() > 64
-        found = memo[argument] if "GET" in code.name else 1 + sum(_popped(code, stack))  # type: ignore[index]
-        if (found or 0) > MOST_ITEMS + MOST_TIMES * len(data) or large > MOST_LARGE:
+        popped = _popped(code, stack)
+        made = memo[argument] if "GET" in code.name else _made(code, argument, popped)  # type: ignore[index]
+        copied += sum(one.num_copied() for one in popped[1:]) if code.name in CALLING else 0
+        if max(made.count, copied) > most or made.depth > DEEPEST or large > MOST_LARGE:
             raise ValueError("it holds more than the file has room for")
-        made = code.stack_after
-        stack += [None if one is pickletools.markobject else found for one in made]
+        if code.name == "GLOBAL":
+            names.add(str(argument))
+        stack += [None if one is pickletools.markobject else made for one in code.stack_after]
     if any(number > len(data) for number in memo):
         raise ValueError(f"{max(memo)} objects in {len(data)} bytes")
+    return names
 
 
-def _popped(code: pickletools.OpcodeInfo, stack: list[int | None]) -> list[int]:
+class _Made:
+    """A value of a pickle: how many values are in it, directly and in all, and how deep.
+
+    ``text`` is a text, or those of a pair. ``growing`` are the parts that may change later, and
+    ``fixed`` is how many values are directly in the others.
+    """
+
+    __slots__ = ("count", "depth", "fixed", "growing", "grows", "text", "width")
+
+    def __init__(self, parts: list[_Made], text: object = None, grows: bool = False) -> None:
+        self.count, self.depth, self.text, self.grows = 1, 0, text, grows
+        self.width, self.fixed = len(text) if isinstance(text, str) else 0, 0
+        self.growing: list[_Made] | None = None
+        self.add(parts)
+
+    def add(self, parts: list[_Made]) -> None:
+        self.count += sum(one.count for one in parts)
+        self.depth = max([self.depth, *(1 + one.depth for one in parts)])
+        self.width += len(parts)
+        for one in parts:
+            if one.grows:
+                self.growing = [] if self.growing is None else self.growing
+                self.growing.append(one)
+            elif not (self.grows and isinstance(one.text, str)):
+                self.fixed += one.width
+
+    def num_copied(self) -> int:
+        """Return how many items and letters a function may copy that is given this."""
+        return self.width + self.fixed + sum(one.width for one in self.growing or ())
+
+
+ONE = _Made([])
+
+
+def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -> _Made:
+    """Return what an instruction makes of values, or the first of them, which it changes."""
+    if code.name in CHANGING:
+        popped[0].add(popped[1:])
+        return popped[0]
+    if code.name == "REDUCE" and popped[0].text == ENCODE:
+        _, codec = cast(tuple[object, object], popped[1].text)
+        if codec != "latin1":  # others make bytes that are longer than the text
+            raise pickle.UnpicklingError(f"{ENCODE} {codec}")
+    grows = code.name in GROWING | CALLING
+    if not (popped or grows or isinstance(argument, str)):
+        return ONE
+    pair = tuple(one.text for one in popped) if code.name == "TUPLE2" else None
+    return _Made(popped, pair or argument, grows)
+
+
+def _refuse_unknown(names: set[str]) -> None:
+    """Refuse classes and functions that torch reads, and that no checkpoint of torchbus names."""
+    for name in names - KNOWN:
+        module, _, kind = name.partition(" ")
+        of_torch = isinstance(
+            getattr(torch, kind, None), torch.dtype | torch.layout | torch.qscheme
+        )
+        if module != "torch" or not (of_torch or kind.endswith("Storage")):
+            raise pickle.UnpicklingError(f"{module}.{kind}")
+
+
+def _popped(code: pickletools.OpcodeInfo, stack: list[_Made | None]) -> list[_Made]:
     """Pop from the stack what an instruction uses."""
     before = code.stack_before
     start = len(stack) - len(before)

@@ -68,9 +68,17 @@ class Scope:
         """Whether a name is the user's."""
         return name in self.shown or not name.startswith(self.hidden)
 
-    def bind(self, values: dict[str, object]) -> None:
-        """Assign variables, of the user's names only: the values may be a forged checkpoint's."""
-        values = {name: one for name, one in values.items() if self.has(name)}
+    def restore(self, saved: dict[str, object]) -> None:
+        """Give variables their saved values, which may be a forged checkpoint's.
+
+        So only the user's names get some, and only in the place of nothing or of other data: a
+        module, function, class or object stays.
+        """
+        values = {
+            name: restored(self.values.get(name), one)
+            for name, one in saved.items()
+            if self.has(name) and is_data(self.values.get(name))
+        }
         if self.frame is None:
             self.values.update(values)
         else:
@@ -224,12 +232,8 @@ def changed(before: Numbers, now: Numbers) -> Numbers:
 def count(frames: list[FrameType], counted: Numbers) -> None:
     """Give the variables these numbers. Lists, dicts and tensors stay the same objects."""
     for scope in scopes_of(frames):
-        scope.bind(
-            {
-                name: restored(scope.values.get(name), _tensor_of(value))
-                for name, value in counted.get(scope.place, {}).items()
-            }
-        )
+        here = counted.get(scope.place, {})
+        scope.restore({name: _tensor_of(value) for name, value in here.items()})
 
 
 def _tensor_of(number: Any) -> object:
@@ -275,10 +279,7 @@ class Variables:
         for scope in scopes_of(frames):
             first = self._first.get(scope.place, {})
             again = {name: first[name] for name in self._changes(scope) if name in first}
-            wanted = again | saved.get(scope.place, {})
-            scope.bind(
-                {name: restored(scope.values.get(name), value) for name, value in wanted.items()}
-            )
+            scope.restore(again | saved.get(scope.place, {}))
 
     @staticmethod
     def fill(frames: list[FrameType], saved: Saved) -> None:
@@ -289,7 +290,7 @@ class Variables:
         for scope in scopes_of(frames):
             missing = saved.get(scope.place, {}).items()
             absent = [(name, value) for name, value in missing if scope.values.get(name) is None]
-            scope.bind({name: restored(None, copied(value)) for name, value in absent})
+            scope.restore({name: copied(value) for name, value in absent})
 
     def _changes(self, scope: Scope) -> dict[str, object]:
         first = self._first.get(scope.place, {})
@@ -333,6 +334,18 @@ def to_save(value: object) -> object:
     if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
         raise UsageError("too large")
     return with_device(encode(value.detach() if _is_loss(value) else value, ""))
+
+
+def is_data(value: object) -> bool:
+    """Whether it is made of what a checkpoint can hold, even if it is too large for one."""
+    if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+        return False  # a parameter
+    try:
+        if not generators.is_one(value):
+            encode(value, "")
+    except (UsageError, RecursionError):
+        return False
+    return True
 
 
 def _is_loss(value: object) -> TypeGuard[Tensor]:

@@ -4,6 +4,7 @@ A killed process leaves a line without end. Everything before it counts."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import io
@@ -83,9 +84,13 @@ def read(folder: Path) -> LoggedRun:
 
 def stamp(folder: Path) -> object:
     """Return what changes when the run does."""
-    with os.scandir(folder) as entries:
-        sizes = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in entries)
-    return sizes, _is_open(folder)
+    sizes: list[tuple[str, int, int]] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it was there a moment ago
+                found = entry.stat(follow_symlinks=False)
+                sizes.append((entry.name, found.st_size, found.st_mtime_ns))
+    return sorted(sizes), _is_open(folder)
 
 
 def _state(folder: Path, config: Mapping[str, object]) -> str:
