@@ -183,13 +183,17 @@ def _generators(frames: list[FrameType]) -> Iterator[tuple[str, str, Generator]]
 
 Saved = dict[str, dict[str, object]]
 Numbers = dict[str, dict[str, Any]]
-"""Numbers, lists and dicts of some, and tensors as (dtype, device, number), by place and name."""
+"""Numbers, lists and dicts of some, and tensors, by place and name.
+
+A tensor of one is (dtype, device, number). A list of tensors, or of many numbers, is what all its
+items are replaced by, and their number: (mean, count), where the mean may be such a tensor.
+"""
 
 KINDS, MAX_NUMBERS = (bool, int, float), 100
 
 
 def numbers(frames: list[FrameType]) -> Numbers:
-    """Return the variables that are numbers, tensors of one, or lists or dicts of at most 100."""
+    """Return the variables that are numbers, tensors of one, or lists or dicts of numbers."""
     return {
         scope.place: {
             name: number
@@ -208,12 +212,26 @@ def _number(value: Any) -> object:
     if isinstance(value, Tensor):
         is_one = value.dim() == 0 and not is_part(value)
         return (value.dtype, value.device.type, value.item()) if is_one else None
-    if type(value) not in (list, *DICTS) or len(value) > MAX_NUMBERS:
+    if type(value) not in (list, *DICTS) or len(value) > MAX_ITEMS:
         return None
     parts = list(value.values() if isinstance(value, dict) else value)
-    if not set(map(type, parts)) <= set(KINDS):
-        return None
-    return dict(zip(value, parts, strict=True)) if isinstance(value, dict) else parts
+    if set(map(type, parts)) <= set(KINDS):
+        return _of_numbers(value, parts)
+    kinds = {(one.dtype, one.device) if _is_scalar(one) else None for one in parts}
+    if type(value) is list and len(kinds) == 1 and None not in kinds:
+        mean = torch.stack(parts).detach().double().mean()
+        return _number(mean.to(parts[0].dtype)), len(parts)
+    return None
+
+
+def _is_scalar(value: object) -> bool:
+    return type(value) is Tensor and not value.dim()
+
+
+def _of_numbers(value: Any, parts: list[Any]) -> object:
+    if isinstance(value, dict):
+        return dict(zip(value, parts, strict=True)) if len(parts) <= MAX_NUMBERS else None
+    return parts if len(parts) <= MAX_NUMBERS else (sum(parts) / len(parts), len(parts))
 
 
 def changed(before: Numbers, now: Numbers) -> Numbers:
@@ -233,12 +251,15 @@ def count(frames: list[FrameType], counted: Numbers) -> None:
     """Give the variables these numbers. Lists, dicts and tensors stay the same objects."""
     for scope in scopes_of(frames):
         here = counted.get(scope.place, {})
-        scope.restore({name: _tensor_of(value) for name, value in here.items()})
+        scope.restore({name: _value_of(value) for name, value in here.items()})
 
 
-def _tensor_of(number: Any) -> object:
+def _value_of(number: Any) -> object:
     if type(number) is not tuple:
         return number
+    if len(number) == 2:
+        mean, many = number
+        return [_value_of(mean)] * many
     dtype, kind, value = number
     return on_device(torch.tensor(value, dtype=dtype), kind)
 

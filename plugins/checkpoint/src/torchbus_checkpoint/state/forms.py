@@ -24,7 +24,7 @@ from torch import Tensor
 from torchbus.plugin import Unsupported, an
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.loop.variables import KINDS
+from torchbus_checkpoint.loop.variables import KINDS, MAX_ITEMS
 from torchbus_checkpoint.state.plain import State, decode
 from torchbus_strategy.script_generators import set_state
 
@@ -68,7 +68,7 @@ def gap(value: tuple[tuple[object, object], object, object]) -> None:
 
 
 def counted(value: tuple[tuple[object, object], object, dict[object, dict[object, Any]]]) -> None:
-    """It has numbers, lists and dicts of some, and tensors as (dtype, device, number)."""
+    """It has numbers, lists and dicts of some, and tensors, as ``variables.Numbers`` says."""
     at, number, places = value
     section(at)
     _all_str([*places, *(name for names in places.values() for name in names)])
@@ -78,6 +78,10 @@ def counted(value: tuple[tuple[object, object], object, dict[object, dict[object
 
 
 def _is_number(value: Any) -> bool:
+    if type(value) is tuple and len(value) == 2:
+        mean, many = value
+        is_one = type(mean) in KINDS or (type(mean) is tuple and len(mean) == 3)
+        return is_one and _is_number(mean) and type(many) is int and many <= MAX_ITEMS
     if type(value) is tuple:
         dtype, kind, number = value
         return type(dtype) is torch.dtype and type(kind) is str and type(number) in KINDS
