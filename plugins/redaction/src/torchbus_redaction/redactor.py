@@ -202,7 +202,7 @@ SURE = Speaks.SURELY
 
 
 class _Finds(NamedTuple):
-    """The patterns of so many known values."""
+    """The patterns that find the known values, and the number of these values."""
 
     num_known: int
     exact: re.Pattern[str] | None

@@ -158,10 +158,11 @@ def _sweep(entry: Path) -> None:
 def _delete(entry: Path) -> None:
     """Delete a folder. Of a link, delete only the link: its target belongs to somebody.
 
-    Anything else in its place is not opened, as a pipe would wait.
+    A pipe in its place is not opened, as that would wait. A file, which may be somebody's, stays.
     """
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(os.lstat(entry).st_mode):
+        mode = os.lstat(entry).st_mode
+        if stat.S_ISDIR(mode):
             shutil.rmtree(entry, ignore_errors=True)
-        else:
+        elif not stat.S_ISREG(mode):
             entry.unlink()
