@@ -92,7 +92,7 @@ def test_a_plain_tensor_of_an_optimizer_has_no_samples(ranks: int, strategy: str
 LATE = """
         net, late = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        data = TensorDataset(torch.randn(20, 4), torch.arange(20) % 3)
+        data = TensorDataset(torch.randn(22, 4), torch.arange(22) % 3)
         for epoch in range(2):
             if epoch == 1:
                 optimizer.add_param_group({"params": [late]})
@@ -106,7 +106,10 @@ LATE = """
 
 @pytest.mark.parametrize("options", ["", ", accumulate_grad_batches=2"])
 def test_gradients_from_before_an_optimizer_had_the_parameter(options: str) -> None:
-    """They add up until then, as its ``zero_grad`` does not know the parameter."""
+    """They add up until then, as its ``zero_grad`` does not know the parameter.
+
+    The last batch has a row on each rank for each element of it, which it does not belong to.
+    """
     alone, together = (
         facts(LATE, f"batch='global', seed=1{options}", ranks=number)["late"] for number in (1, 2)
     )

@@ -19,6 +19,7 @@ from torchbus_accumulate.windows.sums import WindowSum, check, has_others, param
 from torchbus_accumulate.windows.weights import Weights, WindowEnd
 from torchbus_strategy.batches import TrackedBatch
 from torchbus_strategy.graph import hold
+from torchbus_strategy.parameters.per_rank import may_be_of_samples
 
 Closure = Callable[[], object]
 NO_RESULT = Answer()
@@ -93,7 +94,7 @@ class RealSteps:
         They have a row for each sample, and are in no module.
         """
         batch = self._place.at_hand
-        if batch is None or any(not one.dim() or len(one) != batch.rows for one in tensors):
+        if batch is None or not all(may_be_of_samples(one, batch.rows) for one in tensors):
             return False
         is_common = any(id(one) in self._adopted for one in tensors)
         return not is_common and not objects.models_of(tensors)

@@ -157,10 +157,18 @@ class PerRankTensors:
                 )
 
 
+def may_be_of_samples(tensor: Tensor, rows: int) -> bool:
+    """Whether dim 0 of a tensor may hold the samples of a batch of ``rows``.
+
+    One that has a gradient already was fed by an earlier batch.
+    """
+    return tensor.dim() > 0 and len(tensor) == rows and tensor.grad is None
+
+
 def _view(tensor: Tensor, share: Share, parts: int) -> tuple[float, float, float]:
     rows = round(share.weight * share.count / parts)
     return (
         float(zlib.crc32(repr(tuple(tensor.shape)).encode())),
-        float(not rows or (tensor.dim() > 0 and len(tensor) == rows)),
+        float(not rows or may_be_of_samples(tensor, rows)),
         weighted_sum(tensor.detach()),
     )
