@@ -95,7 +95,7 @@ def test_a_reader_that_has_left(words: list[str], monkeypatch: pytest.MonkeyPatc
 
 def test_an_option_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["options", "timeout"]) == 2
-    assert "unknown option 'timeout': did you mean 'timeout_s'" in capsys.readouterr().err
+    assert "unknown option 'timeout': here it is called timeout_s=" in capsys.readouterr().err
 
 
 def test_stubs_of_plugins_of_others(
