@@ -124,7 +124,7 @@ BAD = {
     "run -o devices=1 --devices 2 train.py": "torchbus run: devices is given twice, as an option of the command and by -o",
     "run --devices -2 train.py": "torchbus run: devices=-2 is negative",
     "run -o launhc=1 train.py": "torchbus run: unknown option 'launhc': did you mean 'launch'",
-    "run --strategy dpd train.py": "torchbus run: unknown strategy 'dpd': did you mean 'dp' or 'ddp' or 'fsdp'?",
+    "run --strategy dpd train.py": "torchbus run: unknown strategy 'dpd': did you mean 'dp' or 'ddp'?",
     "run --plugin nothing train.py": "torchbus run: unknown plugin 'nothing': known are",
     "run --num-nodes 2 -o replace_sampler=False --strategy ddp x.py": "torchbus run: there is no file 'x.py'",
     "plugins --jsn": "torchbus plugins: unknown option '--jsn': did you mean --json? (see torchbus plugins --help)",
