@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from torchbus_testing.forking import fork_script
 
 from .verified import COMMAND, LOOP, verified
@@ -25,7 +27,7 @@ def test_a_package_beside_the_script_writes_into_the_mirror(tmp_path) -> None:
     (project / "pkg").mkdir(parents=True)
     (project / "pkg/paths.py").write_text(PATHS)
     verdict = verified(project, SCRIPT)
-    assert verdict["status"] == 0, verdict
+    assert verdict["status"] == 0, json.dumps(verdict, indent=1)
     assert not (project / "out").exists()
 
 

@@ -7,6 +7,7 @@ ends the run, because two runs would share that file. Writes of C code raise no 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 
 from torchbus_verify._compat import OPEN_WRITER
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux
 
 TO_CHANGE = {
     "os.mkdir": (0,),
@@ -179,10 +182,21 @@ def _link_all(original: Path, place: Path) -> None:
 
 
 def _unfold(link: Path) -> None:
-    target = Path(os.path.realpath(link))
-    link.unlink()
-    link.mkdir()
-    _link_all(target, link)
+    target, folder = Path(os.path.realpath(link)), link.with_name(f".{link.name}.unfolded")
+    folder.mkdir()
+    _link_all(target, folder)
+    _exchange(folder, link)
+
+
+def _exchange(folder: Path, link: Path) -> None:
+    """Put a folder in the place of a link, at once: another rank may import from it now."""
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    paths = (AT_FDCWD, os.fsencode(folder), AT_FDCWD, os.fsencode(link))
+    if swap is not None and swap(*paths, RENAME_EXCHANGE) == 0:
+        folder.unlink()
+    else:
+        link.unlink()
+        folder.rename(link)
 
 
 def _copy(link: Path, keep: bool) -> None:
