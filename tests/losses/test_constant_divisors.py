@@ -103,13 +103,7 @@ def shrink(image):
 def image(x):
     return x[:, :1, None, None] * net.weight.expand(8, 3)[None, None]
 
-CASES = {{
-    "textbook": lambda x, error: error.square().sum() / (2 * len(x)),
-    "half": lambda x, error: 0.5 * error.square().sum() / len(x),
-    "in front": lambda x, error: 0.5 / len(x) * error.square().sum(),
-    "minus": lambda x, error: -1 * torch.sigmoid(error).log().sum(),
-    "total variation": lambda x, error: error.square().mean() + shrink(image(x)),
-}}
+CASES = {cases}
 found = {{}}
 for name, loss_of in CASES.items():
     for ranks in (1, {ranks}):
@@ -128,7 +122,29 @@ print(json.dumps(found))
 """
 
 
+LENGTHS = """{
+    "textbook": lambda x, error: error.square().sum() / (2 * len(x)),
+    "half": lambda x, error: 0.5 * error.square().sum() / len(x),
+    "in front": lambda x, error: 0.5 / len(x) * error.square().sum(),
+    "in a function": lambda x, error: cost(error),
+    "minus": lambda x, error: -1 * torch.sigmoid(error).log().sum(),
+    "total variation": lambda x, error: error.square().mean() + shrink(image(x)),
+}
+
+def cost(error):
+    m = error.shape[0]
+    return 1 / (2 * m) * error.square().sum()
+"""
+A_CONSTANT = """{"a constant": lambda x, error: error.square().sum() / 8}
+spread = [3.0 / (2 * 1.5**2), 1.0 / (len(data) - 2)]
+"""
+
+
+@pytest.mark.parametrize("cases", [LENGTHS, A_CONSTANT])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_multiple_of_the_samples_of_a_rank_is_no_number_of_all_samples(ranks: int) -> None:
-    for name, (alone, together) in fork_script(BY_SOURCE.format(ranks=ranks)).json().items():
+def test_a_multiple_of_the_samples_of_a_rank_is_no_number_of_all_samples(
+    ranks: int, cases: str
+) -> None:
+    found = fork_script(BY_SOURCE.format(ranks=ranks, cases=cases)).json()
+    for name, (alone, together) in found.items():
         assert together == pytest.approx(alone), name

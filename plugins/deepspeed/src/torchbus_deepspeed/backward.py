@@ -18,7 +18,7 @@ from torchbus_deepspeed.engines import Engines
 from torchbus_deepspeed.partitioned import is_empty
 from torchbus_strategy.backward import engine, gradients, header
 from torchbus_strategy.backward import engine as strategy_engine
-from torchbus_strategy.backward.header import WEIGHT
+from torchbus_strategy.backward.header import SOME, WEIGHT
 from torchbus_strategy.loss.gradients import isolated_gradients
 from torchbus_strategy.parameters import rank0_values
 from torchbus_strategy.parameters import trained as strategy_trained
@@ -141,7 +141,7 @@ class ShardedReduction:
         reported /= dist.get_world_size()
         self.has_reported = True
         reached = zip(map(id, self._trained), self.header.reached(), strict=True)
-        by = {key: part for key, part in reached if part > 1e-6}
+        by = {key: part for key, part in reached if part > SOME}
         self._others.wanted = set(by)
         for each in self._engines:
             wanted = {id(one) for one in each.parameters if id(one) in by}

@@ -7,7 +7,6 @@ import linecache
 import re
 import sys
 import warnings
-from functools import cache
 from types import FrameType
 
 from torchbus.compat.python import current_frame
@@ -40,32 +39,50 @@ def parsed(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
-@cache
 def divides_by_multiple(factor: int) -> bool:
-    """Whether a script on the stack divides by this number of times something: ``/ (2 * len(x))``.
+    """Whether a script on the stack divides by this number of times a length.
 
-    Or by something else that comes to the same: ``0.5 / len(x)``.
+    As in ``/ (2 * len(x))``, ``/ (m * 2)`` with ``m = x.shape[0]``, or ``0.5 / x.size(0)``.
     """
     files = {frame.f_code.co_filename for frame in users_frames(None)}
-    return any(_is_multiple(node, factor) for file in files for node in ast.walk(parsed(file)))
-
-
-def _is_multiple(node: ast.AST, factor: int) -> bool:
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-        return _has_factor(node.value, factor)
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
-        return False
-    return _has_factor(node.right, factor) or _is_number(node.left, 1 / factor)
-
-
-def _has_factor(divisor: ast.expr, factor: int) -> bool:
-    return isinstance(divisor, ast.BinOp) and any(
-        _is_number(side, factor) for side in (divisor.left, divisor.right)
+    nodes = [node for file in files for node in ast.walk(parsed(file))]
+    names = {
+        name.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and _is_length(node.value, set())
+        for target in node.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+    return any(
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Div)
+        and (
+            _is_multiple(node.right, factor, names)
+            or (_is_constant(node.left, 1 / factor) and _is_length(node.right, names))
+        )
+        for node in nodes
     )
 
 
-def _is_number(node: ast.expr, number: float) -> bool:
+def _is_multiple(node: ast.expr, factor: int, names: set[str]) -> bool:
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+        return False
+    sides = ((node.left, node.right), (node.right, node.left))
+    return any(_is_constant(one, factor) and _is_length(other, names) for one, other in sides)
+
+
+def _is_constant(node: ast.expr, number: float) -> bool:
     return isinstance(node, ast.Constant) and node.value == number
+
+
+def _is_length(node: ast.expr, names: set[str]) -> bool:
+    """Whether it is one of these names, or as ``len(x)``, ``x.size(0)`` and ``x.shape[0]``."""
+    if isinstance(node, ast.Name):
+        return node.id in names
+    inner = node.func if isinstance(node, ast.Call) else getattr(node, "value", node)
+    called = inner.id if isinstance(inner, ast.Name) else getattr(inner, "attr", "")
+    return called in ("len", "size", "shape")
 
 
 def warn_of_gradients(text: str) -> None:

@@ -68,17 +68,18 @@ def discard(
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    raised: BaseException | None = None
     try:
         engine(roots.tensors, roots.gradients, roots.retain_graph, False, inputs=roots.inputs)
+        return _have_gradients(parameters), None
     except BaseException as error:
-        raised = error
-    try:
-        return [parameter.grad is not None for parameter in parameters], raised
+        return _have_gradients(parameters), error
     finally:
-        raised = None  # its traceback leads here
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+
+
+def _have_gradients(parameters: Sequence[Tensor]) -> list[bool]:
+    return [parameter.grad is not None for parameter in parameters]
 
 
 def fail(error: BaseException | None) -> None:

@@ -51,6 +51,7 @@ class ConstantDivisors:
         self._of_all: set[float] = set()
         self._of_each: set[float] = set()
         self._counts_elements = self._may_be_elements = False
+        self._multiples: dict[int, bool] = {}
         self._alike = self._rows = 0
         self._before = 0.0
 
@@ -143,6 +144,11 @@ class ConstantDivisors:
         said = self._alike == ALIKE_FOR
         return text.format(divisor, rows, share.count, 1 / divisor) if said else ""
 
+    def _is_multiple(self, factor: int) -> bool:
+        if factor not in self._multiples:
+            self._multiples[factor] = divides_by_multiple(factor)
+        return self._multiples[factor]
+
     def _rows_here(self) -> int:
         """Return the number of this rank's samples."""
         share = self._session.share
@@ -173,7 +179,7 @@ class ConstantDivisors:
             return False
         rows = self._rows_here()
         if any(same(one, rows) for one in numbers) or (
-            rows and not count % rows and divides_by_multiple(count // rows)
+            rows and not count % rows and self._is_multiple(count // rows)
         ):
             return False
         self._may_be_elements = count in elements

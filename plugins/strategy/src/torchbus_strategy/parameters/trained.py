@@ -132,10 +132,10 @@ class TrainedParameters:
         if optimizer is not None:
             parameters = self._shared(optimizer, parameters, new, owned)
             new = [parameter for parameter in new if parameter not in self.per_rank]
-            hold(new)
             self._hold(optimizer, parameters)
         else:
             self._adopted.update(map(id, parameters))
+        hold(new)
         if new:
             refuse_empty(new, models)
             what = (
