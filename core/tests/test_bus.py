@@ -115,7 +115,7 @@ def test_a_wrapper_is_refused_on_a_hot_event(event, marks):
     with (
         pytest.raises(
             PluginError,
-            match=f"plugin SimpleNamespace: {event} is called in each plugin alone, so use",
+            match=f"plugin SimpleNamespace: {event} is sent to each plugin separately, so use",
         ),
         session(plugin, strategy=None),
     ):
@@ -251,7 +251,8 @@ def test_a_hot_event_has_no_wrapper(declared_first):
 
     plugins = [Wraps(), DeclaresHot()]
     with pytest.raises(
-        PluginError, match=r"^plugin Wraps: late is called in each plugin alone, so use @hookimpl"
+        PluginError,
+        match=r"^plugin Wraps: late is sent to each plugin separately, so use @hookimpl",
     ):
         session(*(plugins[::-1] if declared_first else plugins), strategy=None)
 
@@ -279,6 +280,6 @@ def test_the_end_has_no_wrapper(bus):
             return (yield)
 
     with pytest.raises(
-        PluginError, match=r"^plugin Wraps: session_end is called in each plugin alone"
+        PluginError, match=r"^plugin Wraps: session_end is sent to each plugin separately"
     ):
         bus.register(Wraps())

@@ -165,7 +165,7 @@ def test_two_engines():
         session(First(), Second(), strategy=None)
     assert (
         str(error.value)
-        == "First and Second both listen to run_backward, which one plugin does: pass only one of them"
+        == "First and Second both listen to run_backward, which only one plugin may do: pass only one of them"
     )
     with session(First(), strategy=None) as s:
         with pytest.raises(PluginConflict, match="^First and Second both listen to run_backward"):
@@ -193,7 +193,7 @@ def test_two_active_plugins_with_one_verb():
         verbs = ("second", "answer")
 
     with pytest.raises(
-        PluginConflict, match=r"^First and Second both bring s\.answer: pass only one of them$"
+        PluginConflict, match=r"^First and Second both add s\.answer: pass only one of them$"
     ):
         session(First(), Second(), strategy=None)
 
@@ -205,7 +205,7 @@ def test_a_verb_that_the_session_has_itself():
 
     with pytest.raises(
         UsageError,
-        match=r"^plugin Plugin brings s\.rank, which the session has itself: give it another name$",
+        match=r"^plugin Plugin adds s\.rank, which the session has already: give it another name$",
     ):
         session(Plugin(), strategy=None)
 

@@ -206,7 +206,7 @@ ZOO = [
     Loop(
         "perturbed_samples",
         own=r"optimizer(?!1\.)",
-        said="so is taken for this rank.s own",
+        said="so is treated as this rank.s own",
         why="perturbations differ",
     ),
     *OF_CORPUS,

@@ -14,9 +14,7 @@ def test_bad_input(replicas: Replicas) -> None:
     assert told["none"].startswith("UsageError: strategy='ft' needs a lighthouse")
     assert told["no_url"].startswith("UsageError: lighthouse='localhost' is not a URL with a port")
     assert told["silent"].startswith("LaunchError: the lighthouse at http://127.0.0.1:9 does not")
-    assert told["inside"].startswith(
-        "UsageError: replica_strategy='pp': how the ranks of a replica"
-    )
+    assert told["inside"].startswith("UsageError: replica_strategy='pp' is unknown: use 'ddp'")
     assert told["shard_eval"].startswith("UsageError: shard_eval=True: what replicas")
     assert told["stream"].startswith("Unsupported: a loader over Stream, an IterableDataset")
     assert told["by_hand"].startswith("Unsupported: strategy='ft' averages gradients in loss.back")

@@ -1,4 +1,4 @@
-"""``python -m torchbus``: the command line of the package that brings one."""
+"""``python -m torchbus``: runs the command line of the installed package that provides one."""
 
 from torchbus.bus import discovery
 

@@ -1,4 +1,4 @@
-"""``session``: one line around a loop."""
+"""``session(...)``: runs a training loop with plugins, as a context manager or a decorator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested structures: yields their leaves, and maps functions over leaves or tensors."""
+"""Yields the leaves of nested structures, and maps functions over leaves or tensors."""
 
 from __future__ import annotations
 

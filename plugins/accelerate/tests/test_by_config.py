@@ -103,7 +103,7 @@ def test_ddp_and_fsdp_train_as_one_process(tmp_path: Path) -> None:
     assert all(one["apart"] < 1e-12 for one in (ddp, first, second, more, alone))
     assert "says accelerator='cpu', devices=2, strategy='ddp'" in ddp["explained"]
     assert "fsdp over gloo" in first["explained"] and "in 3 units" in first["explained"]
-    assert "let go after its backward" in second["explained"]
+    assert "released after its backward" in second["explained"]
     assert "sharded_save=True" in second["explained"]
 
 

@@ -63,7 +63,7 @@ def again(folder: Path, *args: Any, **options: Any) -> tuple[Any, list[str]]:
         warnings.simplefilter("always")
         with session(checkpoint=folder, every_n_steps=1) as s:
             found = train(s, *args, **options)
-    return found, [str(one.message) for one in said if "the script builds" in str(one.message)]
+    return found, [str(one.message) for one in said if "the script sets" in str(one.message)]
 
 
 def cosine(optimizer: SGD, epochs: int) -> Any:

@@ -117,7 +117,7 @@ def test_workers_and_streams() -> None:
         list(DataLoader(Stream()))
     with (
         session(limit_train_batches=0.1),
-        pytest.raises(UsageError, match="a loader that has 5 batches is none"),
+        pytest.raises(UsageError, match="a loader that has 5 batches is less than one"),
     ):
         list(ten())
 

@@ -69,7 +69,7 @@ REFUSED = """
         ),
         (
             {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}", "before": NO_FP16},
-            "DeepSpeed has none on this device (cpu): enable bf16 instead",
+            "DeepSpeed does not support it on this device (cpu): enable bf16 instead",
         ),
     ],
     ids=str,

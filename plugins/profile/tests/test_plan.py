@@ -43,7 +43,7 @@ def test_nothing(nothing):
         ({"profile": 3}, "profile=3 is an int: it must be True, or a dict"),
         (
             {"profile": {"skip": 3}},
-            "profile={'skip': 3}: 'skip' is none of skip_first, wait, warmup, active, repeat,",
+            "profile={'skip': 3}: unknown 'skip': use skip_first, wait, warmup, active, repeat,",
         ),
         (
             {"profile": {"active": 0}},

@@ -137,7 +137,7 @@ def test_bytes_of_another_form_are_refused(library):
     with pytest.raises(UsageError) as refused:
         model.load_state_dict(other.state_dict())
     assert str(refused.value) == (
-        "load_state_dict: blocks.0.up.base.weight was quantised otherwise than here, where it is"
+        "load_state_dict: blocks.0.up.base.weight was quantised differently from here, where it is"
         f" 'nf4' by {library}, of shape (24, 16) in float32: load it with the quantize= and"
         " quantize_library= with which it was saved"
     )

@@ -196,7 +196,7 @@ def test_only_this_machine_with_the_key_and_what_has_changed(
     ("words", "said"),
     [
         (["report"], "name a RUN"),
-        (["report", "--live", "last"], "--live follows all runs of --folder: name none"),
+        (["report", "--live", "last"], "--live follows all runs of --folder: leave RUN out"),
         (["report", "--live", "--port", "-1"], "port -1 can't be used"),
     ],
 )

@@ -198,7 +198,7 @@ def test_a_server_that_dies_holds_nothing_up(tmp_path, server, number):
         signal=number,
     )
     (folder,) = (tmp_path / "wandb").glob("run-*")
-    told = f"wandb did not finish: TimeoutError: not all was sent within 3 s. 100 calls are kept: wandb sync {folder}"
+    told = f"wandb did not finish: TimeoutError: not everything was sent within 3 s. 100 calls are kept: wandb sync {folder}"
     assert told in result.stderr and result.stderr.count("UserWarning") == 1
     # of a client that would try for days
     assert float(result.stdout.rsplit("ended after ", 1)[1].split()[0]) < 60.0

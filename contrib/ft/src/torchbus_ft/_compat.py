@@ -49,7 +49,7 @@ def streaming_load(file: IO[bytes]) -> object:
     from torchft.checkpointing._serialization import _streaming_load
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing else has it
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # it is not shared
         return _streaming_load(file, map_location="cpu", weights_only=False)
 
 

@@ -62,7 +62,7 @@ class Commits:
     def _loaded(self) -> None:
         self._healed, self._take_back = True, False
 
-    # The begin of a step -------------------------------------------------------------------------
+    # The start of a step -------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
@@ -94,7 +94,7 @@ class Commits:
         if not self._open or (not self._passes.reads and self._stepped and not others):
             self._begin()
             if self._healed:
-                call.weight = 0.0  # its forward came before
+                call.weight = 0.0  # its forward ran with the old state
 
     def _begin(self) -> None:
         """Agree with the other replicas on who takes part."""
@@ -182,6 +182,6 @@ class Commits:
         for parameter in self._live.parameters:
             parameter.grad = None
 
-    @hookimpl(trylast=True)  # a window counts the calls
+    @hookimpl(trylast=True)  # after accumulation, which counts the calls
     def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
         return None if self._steps_now else True

@@ -67,7 +67,7 @@ class Trains(Protocol):
 
 
 class Live:
-    """Gathers and puts back the state of this rank, which may have only shards of ``trained``.
+    """Gathers and restores the state of this rank, which may have only shards of ``trained``.
 
     ``gradients`` owns backward. It is None if fsdp does. ``pack`` turns a state into one that can
     be sent, ``unpack`` turns it back.

@@ -66,7 +66,7 @@ NOT_INSTALLED = (
     " torchbus-sharded"
 )
 ONE_RANK = (
-    "replica_strategy='fsdp' with one rank in a replica: there is nothing to shard over. Say"
+    "replica_strategy='fsdp' with one rank in a replica: there is nothing to shard over. Pass"
     " devices=2 or more, or leave replica_strategy out"
 )
 TWO_WAYS = (
@@ -111,8 +111,7 @@ class FTArguments:
         expect("sync_every", self.sync_every, int, "a number of steps")
         if self.replica_strategy not in REPLICA_STRATEGIES:
             raise UsageError(
-                f"replica_strategy={self.replica_strategy!r}: how the ranks of a replica share the"
-                " work is 'ddp' or 'fsdp'"
+                f"replica_strategy={self.replica_strategy!r} is unknown: use 'ddp' or 'fsdp'"
             )
         for name in ("timeout_s", "quorum_timeout_s"):
             value = getattr(self, name)

@@ -72,7 +72,7 @@ class PassCounter:
         self._session = session
         self._name = name
         self.begun = 0
-        # the loop alone holds an iterator: it leaves a pass by releasing it
+        # only the loop holds an iterator: it leaves a pass by releasing it
         self._open: dict[int, tuple[weakref.ref[LoaderIterator], ElasticOrder]] = {}
         self._wanted: Places = {}
 
@@ -110,7 +110,7 @@ class PassCounter:
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._wanted.clear()  # it trains: passes that have not begun by now do not exist
+        self._wanted.clear()  # once it trains, the passes not begun by now will not come
 
     # Settling ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The strategy, and its options."""
+"""The strategy ``ft``."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CUT_AT_MOST = 3
 
 
 class Foreign(RuntimeError):
-    """What comes is not signed by a replica of this user."""
+    """The received state is not signed by a replica of this user."""
 
 
 class CutAnswer(Foreign):
@@ -38,10 +38,10 @@ class CutAnswer(Foreign):
 
 
 class Transport:
-    """torchft's way for a state from one replica to another (a ``CheckpointTransport``).
+    """Sends states from one replica to another, as a ``CheckpointTransport`` of torchft.
 
     ``host``: the address of this machine for the other replicas. ``foreign``: what has answered the
-    last question and has not the key, "" if nothing. One that is cut off each time has not the key.
+    last question without the key, "" if nothing. One that is cut off each time lacks the key.
     """
 
     def __init__(self, host: str, key: bytes, timeout_s: float) -> None:
@@ -165,7 +165,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, 0), TransportHandler)
-        except OSError:  # it is forwarded to this machine
+        except OSError:  # the address belongs to a host that forwards to this one
             super().__init__(("", 0), TransportHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

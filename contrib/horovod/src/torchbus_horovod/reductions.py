@@ -74,7 +74,7 @@ class WhileBackward(reduction.AfterBackward):
             super().backward(engine, roots, slots, loss, local, error)
         finally:
             self._task, self._loss = OUTSIDE, None
-            error = None  # its traceback leads here
+            error = None  # its traceback refers to this frame
 
     def complete_header(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
         """See ``AfterBackward``."""
@@ -194,7 +194,7 @@ class TensorAveraging:
             if number not in self._running:
                 self.begin(number, tensor)
         running, self._running = self._running, {}
-        for one in reversed(running.values()):  # the last to begin is the last to end
+        for one in reversed(running.values()):  # the last one to begin ends last
             self._finish(one)
         if any(one.tensor is not tensors[number] for number, one in running.items()):
             raise Unsupported(TWICE)

@@ -123,7 +123,7 @@ ADASUM_RANKS = (
 )
 ELASTIC = (
     "horovodrun was started in its elastic mode, in which the number of ranks changes while the"
-    " loop runs: start it with -np alone, and pass checkpoint= to resume with another number"
+    " loop runs: start it with only -np, and pass checkpoint= to resume with another number"
 )
 
 

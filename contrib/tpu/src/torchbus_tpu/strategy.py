@@ -85,7 +85,7 @@ class TPU(Strategy):
     def session_start(self, session: Context) -> None:
         if session.world_size > 1:
             session.on_close.enter_context(rank_environment(session.world))
-            mine = torch.accelerator.current_device_index()  # a process has one, and keeps it
+            mine = torch.accelerator.current_device_index()  # a process has one TPU, and keeps it
             session.change_world(device=torch.device("tpu", mine))
         super().session_start(session)
 

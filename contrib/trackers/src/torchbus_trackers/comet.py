@@ -68,7 +68,7 @@ class CometLogger(RunOfProject):
     def send_image(self, name: str, image: Image, step: int) -> None:
         """Raises RuntimeError if comet_ml does not take it, which only logs why."""
         if self.experiment.log_image(BytesIO(image.png()), name=name, step=step) is None:
-            raise RuntimeError(f"comet_ml did not take the picture {name!r}")
+            raise RuntimeError(f"comet_ml did not accept the picture {name!r}")
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
         """Comet computes its own bins: each of ours counts at its midpoint."""

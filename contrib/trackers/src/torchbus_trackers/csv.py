@@ -136,7 +136,10 @@ class CSVLogger(OneRun):
         """Return the run. Raises FileNotFoundError if the run to resume has no folder."""
         folder = self._new_folder() if self._resume is None else self._root / self._resume
         if not folder.is_dir():
-            raise FileNotFoundError(f"resume={self._resume!r}: there is no folder {folder}")
+            raise FileNotFoundError(
+                f"resume={self._resume!r}: there is no folder {folder}. Pass the name of a run in"
+                f" {self._root}"
+            )
         self._config = {"torchbus": config}
         self._write_config(folder)
         return Files(
@@ -173,7 +176,7 @@ class CSVLogger(OneRun):
             except FileExistsError:
                 continue
             return folder
-        raise FileExistsError(f"{self._root} has 999 runs of the name {name!r}")
+        raise FileExistsError(f"{self._root} has 999 runs named {name!r}: pass another name=")
 
     def _write_config(self, folder: Path) -> None:
         text = json.dumps(self._config, indent=1)

@@ -129,7 +129,7 @@ def hookimpl(
 
 
 class ScriptListener:
-    """A function of the script, as a plugin with one method. It gets no events of trials."""
+    """Wraps a function of the script as a plugin with one method. It gets no events of trials."""
 
     hears_trials = False
 

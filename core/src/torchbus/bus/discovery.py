@@ -1,4 +1,4 @@
-"""What is installed, read from entry points.
+"""Finds installed plugins, options, verbs and commands by their entry points.
 
 Discovery is not activation: nothing is imported until a session asks for it. These are the groups:
 
@@ -122,7 +122,7 @@ def missing(kind: str, name: str) -> PluginNotInstalled:
 
 
 def distributions(kind: str) -> dict[str, str]:
-    """Return which distribution brings each known name of a kind, for errors and lists.
+    """Return which distribution provides each known name of a kind, for errors and lists.
 
     A file that the packages' metadata generate: a session that has all it needs never reads it.
     """

@@ -1,4 +1,4 @@
-"""The options of ``session(...)``: their types and needs, and calls that mean something else."""
+"""Checks the options of ``session(...)``: types, required combinations, and mistaken calls."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Bus:
         for event in getattr(specs, "HOT", ()):
             self._hot.add(event)
             for impl in getattr(self.hook, event).get_hookimpls():
-                self._refuse_wrapper(impl, f"{event} is called in each plugin alone")
+                self._refuse_wrapper(impl, f"{event} is sent to each plugin separately")
                 impl.function = getattr(impl.function, "torchbus_unnamed", impl.function)
 
     def register(self, plugin: object, name: str | None = None) -> str:
@@ -226,7 +226,7 @@ class Bus:
     def _refuse_conflict(self, plugin: object, name: str) -> None:
         for verb in set(getattr(plugin, "verbs", ())).intersection(self._reserved):
             raise UsageError(
-                f"plugin {name} brings s.{verb}, which the session has itself: give it another name"
+                f"plugin {name} adds s.{verb}, which the session has already: give it another name"
             )
         for other_name, other in self.plugins():
             for thing in set(getattr(plugin, "owns", ())) & set(getattr(other, "owns", ())):
@@ -235,7 +235,7 @@ class Bus:
                 )
             for verb in set(getattr(plugin, "verbs", ())) & set(getattr(other, "verbs", ())):
                 raise PluginConflict(
-                    f"{other_name} and {name} both bring s.{verb}: pass only one of them"
+                    f"{other_name} and {name} both add s.{verb}: pass only one of them"
                 )
         if self._manager.has_plugin(name) or self._manager.is_registered(plugin):
             raise PluginConflict(f"plugin {name} is active twice; pass it once")
@@ -246,8 +246,8 @@ class Bus:
             if others and name in self.order(event):
                 self.unregister(plugin)
                 raise PluginConflict(
-                    f"{others[-1]} and {name} both listen to {event}, which one plugin"
-                    " does: pass only one of them"
+                    f"{others[-1]} and {name} both listen to {event}, which only one"
+                    " plugin may do: pass only one of them"
                 )
 
     def order(self, event: str) -> list[str]:
@@ -266,7 +266,7 @@ class Bus:
                     continue
                 self._filter(impl, caller.name)
                 if caller.name in (*self._hot, *self._declared.CALLED_ALONE):
-                    self._refuse_wrapper(impl, f"{caller.name} is called in each plugin alone")
+                    self._refuse_wrapper(impl, f"{caller.name} is sent to each plugin separately")
                 unchanged = *self._hot, *self._declared.RUN_THE_SCRIPTS_WORK
                 if not _wraps(impl) and caller.name not in unchanged:
                     impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]

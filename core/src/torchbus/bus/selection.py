@@ -198,7 +198,7 @@ def _not_active(names: Sequence[str], values: Sequence[str], active: Sequence[ty
 
 def _owner(option: str, chosen: EntryPoint | None, core: tuple[str, ...]) -> EntryPoint:
     """Return the plugin that an option belongs to: the chosen strategy before all others."""
-    if chosen is not None:  # another plugin may have one of that name, too
+    if chosen is not None:  # another plugin may have an option of that name, too
         maker = discovery.load(chosen)
         if callable(maker) and option in inspect.signature(maker).parameters:
             return chosen

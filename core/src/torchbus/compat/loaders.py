@@ -1,4 +1,4 @@
-"""Data loaders and their iterators.
+"""Private names of data loaders and their iterators.
 
 All were seen in 2.6 to 2.13.
 """

@@ -207,7 +207,7 @@ def _patch_later_ones(patch: Callable[[Kind], None]) -> Callable[[], None]:
 
 
 class LoaderIterator:
-    """What the loop iterates: torch's own iterator, which announces every batch.
+    """Wraps torch's iterator for the loop, and emits events for every batch.
 
     Its other attributes, its class included, are those of torch's iterator. Like that, it can't be
     copied.

@@ -47,7 +47,7 @@ class ModuleHook:
         self._called = _no_op
 
     def _run(self, module: Module, inputs: tuple[object, ...]) -> None:
-        # a compilation that starts in another hook of this call takes it off too late
+        # a compilation that starts in another hook of this call removes this hook too late
         if self._handle is not None and not torch.jit.is_tracing():
             self._called(module, inputs)
 
@@ -141,7 +141,7 @@ def first_forward(emitter: EventEmitter) -> Callable[[], None]:
         # torch.compile of an older torch calls its copies
         if id(module) in known or detect_fake_mode() is not None or _is_lent(module):
             return
-        # this call will give them their shapes
+        # this call will give lazy parameters their shapes
         waits = any(map(is_lazy, chain(module.parameters(), module.buffers())))
         known.update(
             (id(part), remembered(part))

@@ -130,7 +130,7 @@ def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
 
 
 class StepHooks:
-    """Torch calls these around every step, also around that of a parent class."""
+    """Hooks that torch calls around every step, also around a parent class's step."""
 
     def __init__(self, emitter: EventEmitter) -> None:
         self._before, self._ready, self._after = map(emitter.listeners, STEP_EVENTS)

@@ -1,4 +1,4 @@
-"""``step`` of optimizers and schedulers, and ``zero_grad``, which a listener may leave out."""
+"""Patches of ``step`` (optimizers, schedulers) and ``zero_grad``, which a listener may skip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE_GIVEN = StepArguments(Optimizer, (), {})
 
 @dataclass(slots=True)
 class Answer:
-    """A listener has dealt with a step. The loop gets ``result``."""
+    """The answer of a listener that has handled a call of ``step``. The loop gets ``result``."""
 
     result: object = None
 

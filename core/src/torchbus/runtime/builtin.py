@@ -64,7 +64,7 @@ def seed(number: int) -> None:
 
 
 class ExplainFirstEpoch:
-    """Prints when the first epoch ends, evaluation included.
+    """Prints ``s.explain()`` when the first epoch ends, evaluation included.
 
     The epoch ends when a loader that fed it is iterated again, or another one is exhausted, or at
     the latest when the session ends.
@@ -106,7 +106,7 @@ class ExplainFirstEpoch:
 
 
 class NewOptimizers:
-    """Waits with each new optimizer for its first use."""
+    """Emits ``optimizer_ready`` for each new optimizer, before the loop's next action."""
 
     def __init__(self, session: Context) -> None:
         self._bus = session.bus
@@ -133,7 +133,7 @@ class NewOptimizers:
 
 
 class FirstUse:
-    """Detects the loop's first action after making its optimizers, before other plugins get it.
+    """Detects the loop's first action after making optimizers, before other plugins get its event.
 
     Registered only while an optimizer waits, so that a step costs nothing.
     """

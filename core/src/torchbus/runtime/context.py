@@ -148,7 +148,7 @@ class Context(Ranks):
             raise
 
     def _activate(self, verb: str, entry: EntryPoint) -> object:
-        """Add the plugin that brings a verb, in mid-session."""
+        """Add the plugin that provides a verb, in mid-session."""
         refuse_outside(verb, self.has_begun)
         refuse_verb(discovery.load(entry), verb)
         active = [type(plugin) for _, plugin in self.bus.plugins()]
@@ -190,7 +190,7 @@ class Context(Ranks):
         self.seams.replace([(owner, name, make)], self.on_close)
 
     def adopt(self, thing: object) -> None:
-        """Let the session act on an object; before the block, from its begin."""
+        """Let the session act on an object; before the block, from its start."""
         if self._was_used:
             refuse_outside("adopt", self.is_inside)
         self.adopted.add(thing, self.is_inside)

@@ -1,4 +1,4 @@
-"""Finds averages of weights that the loop updates itself, by their values."""
+"""Detects averages of weights that the loop updates itself, by comparing values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class UnoptimizedChanges:
         others = [
             each
             for each in alive
-            if type(each) is nn.Parameter and id(each) not in held  # others may have no values
+            if type(each) is nn.Parameter and id(each) not in held  # subclasses may have no values
         ]
         values = {id(each): digest(each) for each in others}
         return {key: value for key, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""How often the loop around the running lines runs, as its source says."""
+"""Reads from the source how often the loop around the current lines runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANGES = ("range", "trange", "epochs")
 
 
 class LoopAround(NamedTuple):
-    """The innermost loop over numbers around the present lines.
+    """The innermost loop over numbers around the current lines.
 
     ``counts``: how often it may run, and empty if nothing says that. ``is_over_passes``: another
     loop, such as that over the loader, is inside.

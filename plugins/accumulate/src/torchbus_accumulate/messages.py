@@ -79,8 +79,8 @@ OUTLIVES = (
     " batch"
 )
 ENDED = (
-    "accumulate_grad_batches: {} has ended, and the loop goes on. Its length {} is a multiple of"
-    " len(loader), so it counts batches. If you mean optimizer steps over the whole loop, write"
-    " epochs * len(loader), without the division; or loop over range(epochs) or s.epochs(epochs),"
-    " which says what the length counts"
+    "accumulate_grad_batches: {} has ended, and the loop continues. Its length {} is a multiple of"
+    " len(loader), so it is read as a number of batches. If you mean optimizer steps over the whole"
+    " loop, write epochs * len(loader), without the division; or loop over range(epochs) or"
+    " s.epochs(epochs), which says what the length counts"
 )

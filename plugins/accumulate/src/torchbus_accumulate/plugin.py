@@ -1,4 +1,4 @@
-"""One real step for several batches: the option, ``s.no_sync``, ``s.accumulating`` and others."""
+"""The plugin for gradient accumulation: its option, ``s.no_sync`` and the other verbs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Accumulate:
         session = self._session
         if session is None:
             return
-        if session.world.divides_anew:  # replicas can't be asked before
+        if session.world.divides_anew:  # replicas can't exchange counts before
             call.count = Count(count if session.share.weight else 0.0, counted=True)
             call.count.isolated = True
         elif session.world_size > 1:

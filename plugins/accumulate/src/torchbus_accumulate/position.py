@@ -95,7 +95,7 @@ def _of_loader(batches: tuple[TrackedBatch, ...]) -> TrackedBatch | None:
 def _in_training(batches: Sequence[TrackedBatch]) -> Sequence[TrackedBatch]:
     """Leave out an evaluation whose outputs the loop holds with their graph.
 
-    Its pass is over while that of training goes on. On a single rank it is not known otherwise.
+    Its pass is over while that of training continues. On a single rank it is not known otherwise.
     """
     if len(batches) == 1:
         return batches

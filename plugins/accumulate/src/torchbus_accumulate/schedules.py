@@ -1,4 +1,4 @@
-"""Learning-rate schedules and averages of weights follow real steps."""
+"""Makes learning-rate schedules and averages of weights follow real steps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AVERAGES = (
 
 
 class Schedules:
-    """A scheduler steps when its optimizer makes a real step.
+    """Steps each scheduler when its optimizer makes a real step.
 
     It steps once, or, if its length counts batches, once for each batch of the window. So each
     schedule reaches its end with the loop, and each real step has the rate of its place.
@@ -99,7 +99,7 @@ class Schedules:
         self._warn_past_end(scheduler)
 
     def _warn_past_end(self, scheduler: LRScheduler) -> None:
-        """Warn once if the loop goes on after a schedule that was taken to count batches."""
+        """Warn once if the loop continues after a schedule whose length was read as batches."""
         end = self._ends.get(scheduler)
         if end is not None and scheduler.last_epoch > end:
             del self._ends[scheduler]
@@ -191,7 +191,7 @@ class Schedules:
         self._loaded = list(state)
 
     def lines(self) -> list[str]:
-        """For ``explain``."""
+        """Return lines for ``explain``."""
         by_batches = [(type(one).__name__, why) for one, why in self._by_batches.items() if why]
         return [
             *(
@@ -243,6 +243,6 @@ def _parts(thing: object, name: str) -> Iterator[tuple[str, object]]:
         yield from {**found.globals, **found.nonlocals}.items()
         yield from ((name, value) for value in thing.__defaults__ or ())
     elif isinstance(thing, Mapping):
-        yield from ((name, key) for key in thing)  # MultiStepLR's milestones
+        yield from ((name, key) for key in thing)  # such as MultiStepLR's milestones
     elif isinstance(thing, list | tuple):
         yield from ((name, value) for value in thing)

@@ -63,7 +63,7 @@ def has_local_session(found: program.MainProgram) -> bool:
 
 
 def run_in_its_local(found: program.MainProgram, explainer: Explainer) -> None:
-    """Raises what the script raises."""
+    """Run a script that opens a session itself. Raises what the script raises."""
 
     class Explained(Session):
         def __init__(self, *plugins: object, **options: Any) -> None:
@@ -89,7 +89,7 @@ NAME = "advise.explainer"
 
 
 class Explainer:
-    """On every rank the script ends as if it had called ``sys.exit()``; rank 0 prints."""
+    """Prints on rank 0, and ends the script on every rank as if it had called ``sys.exit()``."""
 
     def __init__(self) -> None:
         self._session: Context | None = None
@@ -158,7 +158,7 @@ ALWAYS = ("processes-and-gradients", "loss", "files")
 
 
 def parts(plugins: Collection[str], ranks: int) -> str:
-    """A table of those that the session replaces."""
+    """Return a table of the parts that the session replaces."""
     replaced = [one for one in PARTS if one.plugin in plugins]
     if ranks > 1:
         replaced = [one for one in PARTS if one in replaced or one.anchor in ALWAYS]

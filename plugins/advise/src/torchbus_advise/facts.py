@@ -21,7 +21,7 @@ ASKED_FOR = "torchbus_advise_workers"
 
 
 class Loading:
-    """Listens to loaders iterated with gradients on. ``halve``: hand over half of each batch."""
+    """Times loaders iterated with gradients enabled. ``halve``: hand over half of each batch."""
 
     def __init__(self) -> None:
         self.samples: int | None = None
@@ -51,7 +51,7 @@ class Loading:
         return None if self.samples == rows else first_rows(batch, rows, self.samples)
 
     def facts(self) -> LoaderFacts | None:
-        """Of the first training loader."""
+        """Return the facts of the first training loader."""
         if self._loader is None:
             return None
         workers = vars(self._loader).get(ASKED_FOR, self._loader.num_workers)
@@ -62,7 +62,7 @@ class Loading:
         """Time a batch without workers, because workers hide how long they take.
 
         The first batch of a loop also opens files, so it is left out if there are others. Batches
-        made of fake data take other times.
+        of fake data take a different time.
         """
         if not loader.num_workers:
             return statistics.median(self._load_s[1:] or self._load_s) if self._load_s else None
@@ -78,7 +78,7 @@ def length_of(dataset: object) -> int | None:
 
 
 def first_rows(batch: object, rows: int, count: int) -> object:
-    """Of each tensor that has ``rows`` of them, the first ``count``."""
+    """Return the first ``count`` rows of each tensor that has ``rows``; others are unchanged."""
 
     def part(tensor: Tensor) -> Tensor:
         return tensor[:count] if tensor.dim() and tensor.shape[0] == rows else tensor

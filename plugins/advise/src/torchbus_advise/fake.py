@@ -54,7 +54,7 @@ def fake_tensors(answers: Answers) -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """``torch.compile`` gives back what it is given: only eager operations can be counted."""
+    """Let ``torch.compile`` return the model itself: only eager operations can be counted."""
 
     def make(original: object) -> object:
         return lambda model=None, **_: (lambda given: given) if model is None else model
@@ -222,7 +222,7 @@ class Answers(DispatchMode):
     def _follow(
         self, func: Operator, args: tuple[object, ...], tensors: list[Tensor], result: object
     ) -> None:
-        """Note what would be nought: faults, and what is made of nothing but these."""
+        """Note results that count as 0: faults, and what is computed only from these."""
         if func is CHECK_GRADIENTS:
             self._noughts[args[1]] = True
         if not isinstance(result, Tensor) or func in OPPOSITES:

@@ -1,4 +1,4 @@
-"""The parameters, gradients and optimizer states that there are."""
+"""Counts parameters, gradients and optimizer states, and what autograd saves for backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchbus_advise.facts import NO_OPTIMIZER, ROOT_UNIT, OptimizerFacts, Param
 
 
 def models() -> list[Module]:
-    """The outermost ones that have parameters."""
+    """Return the outermost models that have parameters."""
     found = objects.outermost(objects.alive(Module))
     return [
         model
@@ -157,12 +157,12 @@ class SavedTensors:
             yield
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """These and no others: parameters and buffers, which are there anyway."""
+        """Leave out exactly these tensors: parameters and buffers, which are there anyway."""
         self._left_out = {storage_of(tensor)[0] for tensor in tensors}
 
     @contextmanager
     def inside(self, block: int, inputs: Iterable[Tensor]) -> Iterator[None]:
-        """A block's forward. Checkpointed, it would keep only its inputs."""
+        """Count inside a block's forward. Checkpointed, it would keep only its inputs."""
         self._inputs += inputs
         before, self._block = self._block, block
         try:
@@ -171,7 +171,7 @@ class SavedTensors:
             self._block = before
 
     def held(self) -> dict[int, tuple[int, frozenset[int]]]:
-        """By storage: its bytes, and the blocks whose graphs hold it."""
+        """Return, by storage, its bytes and the blocks whose graphs hold it."""
         return {
             key: (self._bytes[key], frozenset(blocks))
             for key, blocks in self._holders.items()
@@ -182,8 +182,8 @@ class SavedTensors:
         return sum(count for count, _ in self.held().values())
 
     def checkpointed_bytes(self) -> int:
-        """What would be held at most if each block were computed again in backward: what is saved
-        outside of blocks, the inputs of all, and the inside of the largest."""
+        """Return the peak if each block were computed again in backward: what is saved outside of
+        blocks, the inputs of all, and the inside of the largest."""
         held = self.held()
         saved = {key: count for key, (count, blocks) in held.items() if OUTSIDE in blocks}
         saved |= {

@@ -53,7 +53,7 @@ class Observer:
 
     @property
     def steps(self) -> int:
-        """Those of the optimizer that has stepped most."""
+        """Return the steps of the optimizer that has stepped most."""
         return max(self._steps.values(), default=0)
 
     @hookimpl
@@ -103,7 +103,7 @@ class Observer:
 
     @hookimpl
     def save_file(self) -> bool:
-        """Nothing is written by ``torch.save``: this is a trial."""
+        """Keep ``torch.save`` from writing anything: this is a trial."""
         return True
 
     def facts(self) -> ObservedFacts | None:

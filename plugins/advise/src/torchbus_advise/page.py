@@ -35,7 +35,7 @@ class Page:
 
     @cached_property
     def rows(self) -> dict[int, list[PlanRow]]:
-        """By number of ranks."""
+        """The rows of the table, by number of ranks."""
         return {count * self.nodes: self._rows_for(count * self.nodes) for count in self.devices}
 
     @cached_property

@@ -11,7 +11,7 @@ from torchbus_advise.facts import ObservedFacts
 
 
 def sent_bytes(facts: ObservedFacts, plan: StrategyPlan, ranks: int, ranks_per_node: int) -> int:
-    """For one batch of each rank: a window's one exchange counts as a part in each of its batches.
+    """Return a rank's bytes per batch: a window's one exchange is spread over its batches.
 
     An all-reduce sends 2 (N-1)/N of its bytes, a reduce-scatter, an all-gather and a broadcast by
     all owners together (N-1)/N."""
@@ -36,7 +36,7 @@ ACCUMULATED = 4
 
 @dataclass(frozen=True)
 class StrategyTraits:
-    """What a strategy divides and gathers. What is divided by N. ``gathers``: how often a step
+    """What a strategy divides by the number of ranks, and gathers. ``gathers``: how often a step
     gathers the parameters. ``is_whole``: they are whole from forward to the end of backward.
     ``casts``: they can be gathered in another dtype. ``flat``: every tensor is divided evenly,
     wherever its rows end.
@@ -104,7 +104,7 @@ class StrategyPlan:
 
     @property
     def options(self) -> list[str]:
-        """Those of the session, without the strategy's own."""
+        """The options of the session, without the strategy's own."""
         return [
             *([PRECISIONS[self.precision]] if PRECISIONS[self.precision] else []),
             *(['activation_checkpointing="auto"'] if self.checkpointing else []),
@@ -113,7 +113,7 @@ class StrategyPlan:
 
     @property
     def gathered_part(self) -> float:
-        """Of the bytes of a parameter, those that travel."""
+        """The fraction of a parameter's bytes that is sent."""
         return 0.5 if self.precision == "gathered" else 1.0
 
     @property
@@ -124,7 +124,7 @@ class StrategyPlan:
 
 @dataclass(frozen=True)
 class Installed:
-    """The names that ``session(...)`` takes here."""
+    """The names of the installed strategies and options."""
 
     strategies: Collection[str]
     options: Collection[str]

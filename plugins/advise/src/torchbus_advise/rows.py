@@ -43,7 +43,7 @@ class MemoryEstimate:
 def memory(
     facts: ObservedFacts, plan: StrategyPlan, ranks: int, activations: int
 ) -> MemoryEstimate:
-    """For ``ranks`` among which the strategy divides (under hybrid those of a node)."""
+    """Estimate memory. ``ranks``: those among which the strategy divides (hybrid: of a node)."""
     everything, strategy = facts.parameters, plan.strategy
     return MemoryEstimate(
         sum(_part(one, one.bytes, ranks, strategy, strategy.parameters) for one in everything)
@@ -59,8 +59,8 @@ def memory(
 
 
 def activations(passes: Sequence[PassFacts], plan: StrategyPlan) -> tuple[float, float]:
-    """Bytes of a batch of no samples, and of each sample. Without two batch sizes everything is
-    taken to grow with the batch. Without known batch sizes the script's batch counts as one
+    """Return the bytes of a batch of no samples, and of each sample. Without two batch sizes, all
+    count as growing with the batch. Without known batch sizes the script's batch counts as one
     sample."""
     largest: dict[int, int] = {}
     for one in passes:
@@ -120,7 +120,7 @@ def _exchange(parameters: Sequence[ParameterFacts], plan: StrategyPlan) -> int:
         if one.managed:
             whole[one.unit] += one.bytes
             gradients[one.unit] += one.gradient_bytes
-    outermost = whole.pop(ROOT_UNIT, 0)  # stays gathered from forward to backward
+    outermost = whole.pop(ROOT_UNIT, 0)  # the root unit stays gathered until backward
     blocks = sorted(whole.values(), reverse=True)
     gathered = outermost + sum(blocks if strategy.is_whole else blocks[:UNITS_AT_ONCE])
     return round((gathered + max(gradients.values(), default=0)) * plan.gathered_part)
@@ -145,7 +145,7 @@ class StepTime:
 def pace(
     plan: StrategyPlan, flops: float, again_flops: float, sent_bytes: int, gpu: GpuSpec
 ) -> StepTime:
-    """``again_flops``: what checkpointing computes a second time."""
+    """Estimate a step's time. ``again_flops``: what checkpointing computes a second time."""
     useful_s = flops / gpu.flops_per_s(plan.precision)
     again_s = again_flops / gpu.flops_per_s(plan.precision) if plan.checkpointing else 0.0
     sending_s = sent_bytes / gpu.bytes_per_s
@@ -180,7 +180,7 @@ class GpuSpec:
 
     @property
     def bytes_per_s(self) -> float:
-        """In one direction."""
+        """What a rank can send in one direction."""
         return self.interconnect_gb_s * 1e9 / 2 * SHARE_OF_LINK
 
     def changed(self, memory_gib: float | None, interconnect_gb_s: float | None) -> GpuSpec:
@@ -221,7 +221,7 @@ class Recommendation:
 
 
 def fastest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Of those that fit the one that is fastest for each sample, and of equals the first."""
+    """Return the row that fits and is fastest per sample; the first of equals."""
     fitting = [row for row in rows if row.fits and row.plan.accumulated == 1]
     if not fitting:
         return None
@@ -230,7 +230,7 @@ def fastest(rows: Sequence[PlanRow]) -> PlanRow | None:
 
 
 def choose(rows_for: Callable[[int], Sequence[PlanRow]], ranks: int) -> Recommendation:
-    """``rows_for``: the rows of a number of ranks."""
+    """Choose a row. ``rows_for``: returns the rows of a number of ranks."""
     rows = rows_for(ranks)
     best = fastest(rows)
     if best is not None:
@@ -291,7 +291,7 @@ class PlanRow:
 
 
 def rows(facts: Mapping[str, ObservedFacts], there: Installed, machine: Machine) -> list[PlanRow]:
-    """``facts``: what was observed in each precision."""
+    """Return a row for each plan. ``facts``: what was observed in each precision."""
     first = facts["32"]
     found = plans(
         there, machine.ranks, machine.nodes, first.blocks, list(facts), not first.hindrances
@@ -315,7 +315,7 @@ def _row(facts: Mapping[str, ObservedFacts], plan: StrategyPlan, machine: Machin
 
 
 def _flops_of_a_batch(facts: ObservedFacts, batch: int) -> tuple[float, float]:
-    """Of all passes that one step makes, of whole batches."""
+    """Return the FLOPs of all passes with whole batches that one step makes."""
     whole = [one for one in facts.passes if (one.samples or 1) == batch]
     steps = facts.steps * len(whole) / len(facts.passes)
     flops, again = sum(one.flops for one in whole), sum(one.block_flops for one in whole)

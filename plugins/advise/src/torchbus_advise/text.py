@@ -103,7 +103,7 @@ def precision(row: PlanRow) -> str:
         return ""
     return (
         f"precision: with {PRECISIONS[row.plan.precision]} products have 8 significant bits. Leave "
-        "it out for the numbers of today, if a row without it fits"
+        "it out to keep today's numbers, if a row without it fits"
     )
 
 
@@ -144,7 +144,7 @@ def _cores() -> int:
 
 
 def recommendation(choice: Recommendation, rows: Sequence[PlanRow], machine: Machine) -> list[str]:
-    """Lines. ``rows``: those of the machine that was asked for."""
+    """Return the lines to print. ``rows``: those of the machine that was asked for."""
     if choice.row is None:
         return [
             f"nothing fits {machine.gpu.memory_gib:g} GiB, on any number of GPUs and with any"
@@ -164,7 +164,7 @@ def call(row: PlanRow) -> str:
 
 
 def reason(choice: Recommendation, rows: Sequence[PlanRow], machine: Machine) -> tuple[str, str]:
-    """``choice`` has a row."""
+    """Say why the plan fits, and why it is best. ``choice`` must have a row."""
     row = choice.row
     assert row is not None
     return _why_it_fits(choice, row, rows, machine), _why_it_is_best(row)
@@ -181,9 +181,7 @@ def _why_it_fits(
             f" batch_size={choice.needs_batch} this fits {room}."
         )
     if choice.needs_ranks is not None:
-        return (
-            f"{machine.ranks} GPUs are too few: {choice.needs_ranks} are the first that {need} fit."
-        )
+        return f"{machine.ranks} GPUs are too few: {need} first fit on {choice.needs_ranks} GPUs."
     first = rows[0]
     if first.plan == row.plan:
         return f"It is the plainest, needs {need}, and fits {room}."
@@ -206,12 +204,12 @@ LEGEND = """\
 On the rank that needs most, with the script's batch on each rank. params: with buffers. activ.:
 what autograd keeps for backward. comm: gradient buckets, or gathered units with their gradients.
 sent: by a rank in a step. step, eff. (the part of it that computes): estimates. 10 % of the memory
-are left for what kernels, the allocator and the context take, which is unknown."""
+is left for what kernels, the allocator and the context take, which is unknown."""
 AS_IT_IS = "without further options"
 
 
 def by_part(rows: Sequence[PlanRow]) -> str:
-    """``fits``: in the GPU's memory."""
+    """Return a table of memory by part. ``fits``: in the GPU's memory."""
     unit, least = unit_for(row.memory.total for row in rows)
     lines: list[Sequence[str]] = [(f"{unit} a rank", *HEAD)]
     for heading, group in _grouped(rows):
@@ -220,7 +218,7 @@ def by_part(rows: Sequence[PlanRow]) -> str:
 
 
 def by_ranks(rows: Mapping[int, Sequence[PlanRow]]) -> str:
-    """Totals; a star marks what does not fit."""
+    """Return a table of totals by number of ranks. A star marks what does not fit."""
     every = [row for found in rows.values() for row in found]
     unit, least = unit_for(row.memory.total for row in every)
     cells = {(row.plan.label, ranks): row for ranks, found in rows.items() for row in found}
@@ -235,7 +233,7 @@ def by_ranks(rows: Mapping[int, Sequence[PlanRow]]) -> str:
 
 
 def _grouped(rows: Sequence[PlanRow]) -> list[tuple[str, list[PlanRow]]]:
-    """By the options that are not the strategy's own."""
+    """Group rows by the options that are not the strategy's own."""
     groups: dict[str, list[PlanRow]] = {}
     for row in rows:
         groups.setdefault(", ".join(row.plan.options) or AS_IT_IS, []).append(row)

@@ -33,7 +33,7 @@ LOWER = {"bf16": "bf16-mixed", "gathered": "bf16-true"}
 
 
 class NoStep(TorchbusError):
-    """The script did not come to an optimizer step. ``trace``: what it raised."""
+    """The script made no optimizer step. ``trace``: what it raised."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ def survey(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> Survey:
-    """``tensors``: "fake", "real" or "auto". Raises NoStep."""
+    """Run the first steps. ``tensors``: "fake", "real" or "auto". Raises NoStep."""
     trial = _Trials(request, timeout_s, say)
     notes: list[str] = []
     fake = TrialOutcome() if tensors == "real" else trial.fake()
@@ -122,8 +122,8 @@ LAST_LINES = 20
 
 
 def run_run(request: TrialRequest, timeout_s: float, say: Callable[[str], None]) -> TrialOutcome:
-    """Nothing of the script's own output is shown. A process that dies, or that takes longer than
-    ``timeout_s``, is an outcome too."""
+    """Run the script in a separate process, and hide its output. A process that dies, or that
+    takes longer than ``timeout_s``, is an outcome too."""
     with tempfile.TemporaryDirectory(prefix="torchbus-advise-") as name:
         answered, output = Path(name) / "outcome.json", Path(name) / "output"
         process = START.Process(target=work, args=(request, answered, output))
@@ -184,7 +184,7 @@ def work(request: TrialRequest, outcome: Path, output: Path) -> NoReturn:
 
 
 def child_run(request: TrialRequest) -> TrialOutcome:
-    """The script up to the last step that is wanted, or to what it raises before."""
+    """Run the script up to the last wanted step, or until it raises."""
     observer = Observer(request.steps, halves=request.is_fake, then_s=request.then_s)
     answers = Answers()
     received: list[str] = []
@@ -260,7 +260,7 @@ GIB = 2**30
 
 
 def too_much(facts: ObservedFacts) -> str:
-    """Why not, "" if it can."""
+    """Return why real values can't be tried; "" if they can."""
     needed, free = needed_bytes(facts), free_bytes()
     if needed > FILLED * free:
         return f"one process needs {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here"
@@ -270,7 +270,7 @@ def too_much(facts: ObservedFacts) -> str:
 
 
 def needed_bytes(facts: ObservedFacts) -> int:
-    """Of one process."""
+    """Return the bytes that one process needs."""
     state_bytes = sum(
         one.bytes + one.gradient_bytes + one.state_bytes + one.scalar_bytes
         for one in facts.parameters
@@ -279,7 +279,7 @@ def needed_bytes(facts: ObservedFacts) -> int:
 
 
 def free_bytes() -> int:
-    """Of the host's memory."""
+    """Return the free bytes of the host's memory."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if "MemAvailable" in line) * 1024

@@ -28,19 +28,19 @@ check_and_unscale_: Callable[[list[Tensor], Tensor, Tensor], None] = private(
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:
-    """On its device; None before the first use. Without ``_scale``: see ``check``."""
+    """The scale, on its device; None before the first use. Without ``_scale``: see ``check``."""
     return getattr(scaler, "_scale", None)
 
 
 def make_scale(scaler: GradScaler, device: torch.device) -> None:
-    """Before the first use. Without ``_lazy_init_scale_growth_tracker``: AttributeError at the
-    first backward.
+    """Make the scale before the first use. Without ``_lazy_init_scale_growth_tracker``:
+    AttributeError at the first backward.
     """
     scaler._lazy_init_scale_growth_tracker(device)
 
 
 def note_step(scaler: GradScaler, found: Tensor) -> None:
-    """A step that was taken (``found`` is 0) or skipped (1).
+    """Record a step that was taken (``found`` is 0) or skipped (1).
 
     Without ``_per_optimizer_states``: AttributeError at the first step.
     """
@@ -51,7 +51,7 @@ def note_step(scaler: GradScaler, found: Tensor) -> None:
 
 
 def factor_of(loss: Tensor | None) -> Tensor | None:
-    """What a loss was multiplied with. Without ``_saved_other``: see ``check``."""
+    """What a loss was multiplied by. Without ``_saved_other``: see ``check``."""
     return getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
 
 

@@ -161,7 +161,7 @@ class LossScaling:
         if not self._trained:
             return
         scales = [scaler.scale_tensor() for scaler, _ in self._trained]
-        # they change only in steps
+        # scales change only in steps
         self._scale = scales[0] if len(scales) == 1 else torch.stack(scales).min()
         call.factor = self._scale if call.factor == 1.0 else self._scale * call.factor
         self._local = not call.sync
@@ -173,7 +173,7 @@ class LossScaling:
 
     def _begin(self, call: BackwardCall) -> None:
         self.foreign = scaled_by_loop(call.loss)
-        # those made before the block, which no variable named
+        # optimizers made before the block, which no variable named
         for optimizer in objects.optimizers():
             self._add(optimizer)
 
@@ -217,7 +217,7 @@ class LossScaling:
         return Answer(result)
 
     def _overflowed(self, scaler: Scaler, found: Tensor) -> bool:
-        # gradients of only this rank, but all ranks must decide the same
+        # the gradients are of only this rank, but all ranks must decide the same
         if self._local and self._session.world_size > 1:
             found = self._session.reduce(found, "max")
         scaler.note(found)

@@ -112,8 +112,8 @@ class AutomaticSaves:
         elif session.is_main:
             warn(
                 f"load_best=True: no checkpoint in {self._folder} has a value of"
-                f" {options.monitor!r}, so the models have the weights of the end. Log"
-                f" it: s.log({options.monitor!r}, value)"
+                f" {options.monitor!r}, so the models keep their final weights. Log it:"
+                f" s.log({options.monitor!r}, value)"
             )
 
     def explain_lines(self) -> list[str]:

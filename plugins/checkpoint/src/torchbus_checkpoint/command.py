@@ -1,4 +1,4 @@
-"""``torchbus checkpoint``: look into checkpoints without the script that wrote them.
+"""``torchbus checkpoint``: inspects checkpoints without the script that wrote them.
 
 ``show`` is in its module. ``export`` writes plain state dicts, which need no torchbus.
 """

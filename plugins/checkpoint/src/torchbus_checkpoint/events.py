@@ -27,7 +27,7 @@ def cut_short() -> Literal["here", "earlier"] | None:
 
     Fired between two steps, and at the end of the block. All ranks return the same. "here": a
     checkpoint is written now, and a later run resumes from it. "earlier": steps that the loop has
-    called since were left out, so no run can go on from here.
+    called since were left out, so no run can continue from here.
     """
 
 

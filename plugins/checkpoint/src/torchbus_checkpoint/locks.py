@@ -1,4 +1,4 @@
-"""Only one job at a time writes checkpoints to a folder, or to a URL.
+"""Locks a folder or a URL, so that only one job at a time writes checkpoints there.
 
 In a folder, a job holds a lock of the operating system, and leaves a note for people that says who
 it is. A store has no locks: there a job leaves its note, and one that finds a later note stops.

@@ -67,7 +67,7 @@ def _read_all(checkpoint: Path, manifest: Manifest) -> None:
 
 
 class Described(TypedDict):
-    """The lines for each kind of object. Those for plugins come from rank 0's file."""
+    """The lines that describe each kind of object. Those for plugins come from rank 0's file."""
 
     models: list[str]
     optimizers: list[str]

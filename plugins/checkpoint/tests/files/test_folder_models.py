@@ -45,7 +45,7 @@ def test_another_optimizer(written: Path) -> None:
 
 
 def test_a_loop_without_an_optimizer_gets_the_way_to_the_weights(written: Path) -> None:
-    words = r"this loop has none\. Call s\.load when they are made\. To get the weights alone"
+    words = r"this loop has none\. Call s\.load after they are made\. To get only the weights"
     saved = folder.found(written)[-1]
     with session() as s:
         model = nn.Linear(2, 1)

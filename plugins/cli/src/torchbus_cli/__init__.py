@@ -1,1 +1,1 @@
-"""The command line: ``torchbus COMMAND ...``."""
+"""The command ``torchbus``: ``run``, ``doctor``, ``options``, ``plugins`` and others."""

@@ -1,4 +1,4 @@
-"""``torchbus completion``: what TAB completes in a shell, written by shtab."""
+"""``torchbus completion``: prints a shell's completion script, which shtab writes."""
 
 from __future__ import annotations
 

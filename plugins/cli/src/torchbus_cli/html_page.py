@@ -1,4 +1,4 @@
-"""The HTML pages that commands write: one look, in one file that refers to nothing outside of it.
+"""The common style of the HTML pages that commands write, each one self-contained file.
 
 Text has a contrast of at least 4.5 to its ground, in light and in dark (WCAG 2.1).
 """

@@ -1,4 +1,4 @@
-"""The command line: ``torchbus COMMAND ...``.
+"""The entry point ``torchbus COMMAND ...``: finds the command and calls it.
 
 Commands are entry points of the group ``torchbus.command``. Each names a function that takes the
 words after the command and returns the exit status. ``torchbus --help`` prints the first line of

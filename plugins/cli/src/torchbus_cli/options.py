@@ -27,7 +27,7 @@ def text(annotation: object, modules: set[str]) -> str:
         return "None"
     if annotation is Ellipsis:
         return "..."
-    if isinstance(annotation, list):  # of the arguments of a Callable
+    if isinstance(annotation, list):  # the arguments of a Callable
         return f"[{_listed(annotation, modules)}]"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):

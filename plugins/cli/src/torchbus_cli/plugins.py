@@ -1,4 +1,4 @@
-"""``torchbus plugins``: lists installed plugins, and versions that do not fit each other."""
+"""``torchbus plugins``: lists installed plugins, and incompatible versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def misfits() -> list[str]:
     """
     installed: dict[str, Distribution] = {}
     for one in distributions():
-        installed.setdefault(_name(one.metadata["Name"]), one)  # the first is imported
+        installed.setdefault(_name(one.metadata["Name"]), one)  # Python imports the first one
     return [
         sentence
         for name, one in sorted(installed.items())
@@ -42,7 +42,7 @@ def misfits() -> list[str]:
 def _misfits(name: str, one: Distribution, installed: dict[str, Distribution]) -> Iterator[str]:
     for line in one.requires or []:
         found = REQUIREMENT.match(line)
-        if found is None or found["marker"] is not None:  # of an extra, or of another platform
+        if found is None or found["marker"] is not None:  # for an extra or another platform
             continue
         needed, wanted = _name(found["name"]), found["range"].strip()
         if not f"{needed}-".startswith("torchbus-"):

@@ -16,7 +16,7 @@ from torchbus_cli.parser import Parser, complain
 
 KINDS = ("listener", "logger", "strategy")
 TEMPLATE = Path(__file__).parent / "template"
-SUFFIX = ".txt"  # of the template's files, so that no tool takes them for sources
+SUFFIX = ".txt"  # of the template's files, so that tools do not treat them as sources
 
 
 @dataclass(frozen=True)

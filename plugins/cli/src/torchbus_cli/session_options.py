@@ -62,7 +62,7 @@ PLUGINS = "plugins"
 
 
 class ConfigFile:
-    """What a file says. Explains which options come from it, and which from the command line.
+    """The options in a TOML file. Explains which of them the command line replaces.
 
     ``options``: by name. ``plugins``: names of installed ones.
     """

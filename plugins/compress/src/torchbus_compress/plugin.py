@@ -100,7 +100,7 @@ class Compress:
         self._session = session
         plugins = [one for _, one in session.bus.plugins()]
         if any(self.algorithm in getattr(one, "gradient_algorithms", ()) for one in plugins):
-            self._models = None  # the strategy runs it
+            self._models = None  # the strategy runs the algorithm
             return
         if self.algorithm == "diloco":
             raise UsageError(

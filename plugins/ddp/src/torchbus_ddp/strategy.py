@@ -41,7 +41,7 @@ class ByReducer(Strategy):
         )
         expect("bucket_cap_mb", bucket_cap_mb, (int, float), "a number of MiB")
         if not bucket_cap_mb > 0:
-            raise UsageError(f"bucket_cap_mb={bucket_cap_mb}: a bucket must hold something")
+            raise UsageError(f"bucket_cap_mb={bucket_cap_mb}: it must be more than 0")
         self.bucket_cap_mb = bucket_cap_mb
 
     def reductions(self, session: Context, trained: strategy_trained.TrainedParameters) -> Plans:

@@ -1,6 +1,4 @@
-"""The plugin of torch's own checks: anomalies in backward, and algorithms that are not
-deterministic.
-"""
+"""The plugin for torch's own checks: anomalies in backward, and nondeterministic algorithms."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ WORKSPACE, ENOUGH = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 class Anomaly:
-    """Turns torch's own checks on for the session's block, and then back to what they were.
+    """Turns torch's own checks on inside the session's block, and restores them afterwards.
 
     Args:
         detect_anomaly: a backward that gives NaN is an error, with the traceback of its forward.

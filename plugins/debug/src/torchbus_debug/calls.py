@@ -1,4 +1,4 @@
-"""The calls of models that feed a step, to be repeated layer by layer if it goes wrong."""
+"""Records the calls of models in a step, and repeats them to find the layer that went wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin of shorter passes: its options, and what it leaves out of a try or repeats."""
+"""The plugin that shortens passes: limits on batches, ``fast_dev_run``, ``overfit_batches``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEED = 0
 
 
 class Fixed:
-    """Gives the same indices in each pass, in place of a sampler, whose attributes it has.
+    """Replaces a sampler: gives the same indices in each pass, and has its attributes.
 
     So the script's ``loader.sampler.set_epoch(epoch)`` works, and the session sees that the sampler
     divides the data.
@@ -126,7 +126,7 @@ BESIDE = ".fast_dev_run"
 
 
 class TriedFiles:
-    """Lets the block load its saved files, and leaves the files of real runs as they are."""
+    """Saves and loads a trial's files beside those of real runs, which stay unchanged."""
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -171,7 +171,7 @@ def _key(path: str) -> str:
 
 @dataclass
 class Ran:
-    """How much of one loader ran. ``evaluates``: what its latest pass did."""
+    """The passes and batches of one loader that ran. ``evaluates``: its latest pass evaluated."""
 
     name: str
     passes: int = 0
@@ -235,8 +235,8 @@ class Limit:
         count = math.floor(self.value * length)
         if length and not count and self.value:
             raise UsageError(
-                f"{self} of a loader that has {length} batches is none: choose a larger part, or"
-                " a number of batches"
+                f"{self} of a loader that has {length} batches is less than one: choose a larger"
+                " part, or a number of batches"
             )
         return count
 

@@ -154,7 +154,7 @@ class NanWatch:
         try:
             call, where = self._calls.look(in_backward=in_backward, repeat=alone) or (None, "")
             return call, where or self._layers.first(in_backward=in_backward)
-        except Exception:  # it is only a help: the error is that of the loss or the gradient
+        except Exception:  # the search only helps: the error stays that of the loss or gradient
             return None, ""
 
     def _first_rank(self, concerned: bool, *, located: bool) -> int | None:

@@ -430,7 +430,7 @@ def pairs_of_parts(zero: Any, stage: int) -> list[tuple[Tensor, Tensor]]:
     """Yield the tensors that the optimizer steps, with the model's tensors of the same elements."""
     parts = zero.fp16_partitioned_groups_flat if stage == 3 else lp_parts(zero)
     pairs = zip(masters_of(zero, stage), parts, strict=True)
-    return [(master, part) for master, part in pairs if part is not None]  # None: it is on a disk
+    return [(master, part) for master, part in pairs if part is not None]  # None: it is on disk
 
 
 def share_memory(zero: Any, stage: int) -> None:

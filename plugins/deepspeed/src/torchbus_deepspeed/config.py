@@ -74,8 +74,8 @@ STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 CPU_OFFLOAD = {"device": "cpu"}
 NO_FP16 = (
-    "fp16 is enabled, by config or by precision='16-true', and DeepSpeed has none on this device"
-    " ({}): enable bf16 instead"
+    "fp16 is enabled, by config or by precision='16-true', and DeepSpeed does not support it on"
+    " this device ({}): enable bf16 instead"
 )
 NOT_3 = "config: offload_param needs zero_optimization.stage=3, not {}"
 

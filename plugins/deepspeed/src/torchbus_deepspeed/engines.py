@@ -182,7 +182,7 @@ class Engines:
         for hook in self._hooks.pop(id(model), ()):
             hook.remove()
         inside = {id(parameter) for parameter in model.parameters()}
-        with torch.inference_mode(False):  # a model may be evaluated first, and trained then
+        with torch.inference_mode(False):  # a model may be evaluated first, and trained later
             for optimizer in self._waiting():
                 if any(id(parameter) in inside for parameter in parameters_of(optimizer)):
                     self._make(optimizer)

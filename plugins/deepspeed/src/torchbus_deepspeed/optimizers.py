@@ -76,8 +76,8 @@ def _parts(tensors: list[Tensor]) -> list[Tensor]:
 AUTO = "auto"
 COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
 REMOVED = (
-    "config: optimizer.type={!r} has left DeepSpeed: 0.19.6 was the last release that had it. To"
-    " send less, use strategy='ddp' with gradient_algorithm= (torchbus-compress)"
+    "config: optimizer.type={!r} was removed from DeepSpeed: 0.19.6 was the last release with it."
+    " To send less, use strategy='ddp' with gradient_algorithm= (torchbus-compress)"
 )
 UNLIKE = (
     "the loop's {} has {}={!r}, and config says optimizer.params.{}={!r}: write 'auto', or leave it"

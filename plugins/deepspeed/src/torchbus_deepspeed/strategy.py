@@ -120,7 +120,7 @@ class DeepSpeed(Strategy):
     def _open(self, session: Context) -> None:
         """Open DeepSpeed's communication, and silence warnings that a user can't act on."""
         session.on_close.callback(_compat.close_comm)
-        # stage 3 puts its own there
+        # stage 3 replaces functional.linear
         session.on_close.callback(setattr, functional, "linear", functional.linear)
         if session.device.type == "cpu":
             session.on_close.callback(_compat.use_cpu())

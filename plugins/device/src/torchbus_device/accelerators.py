@@ -29,13 +29,13 @@ OF_TORCH_ALONE = ("tpu",)
 """Types whose module raises if others than torch ask it for what ``torch.accelerator`` has too."""
 
 swap_contents: Callable[[Tensor, Tensor], None] = private(
-    torch._C, "_swap_tensor_impl", "moves parameters to a device that another package brings"
+    torch._C, "_swap_tensor_impl", "moves parameters to a device that another package adds"
 )
 """Both stay the same objects. Without it: UsageError at such a move."""
 
 
 class Event(Protocol):
-    """A place in a stream."""
+    """A mark in a stream, with the methods of ``torch.Event``."""
 
     def record(self, stream: object = None) -> None: ...
     def wait(self, stream: object = None) -> None: ...

@@ -106,7 +106,7 @@ def _modules() -> list[object]:
 
 
 def _unknown(accelerator: str) -> str:
-    """Say which package brings a device type, or which types there are."""
+    """Say which package adds a device type, or which types there are."""
     if accelerator in ("tpu", "xla"):
         return NO_TPU.format(accelerator, torch.__version__)
     names = ["auto", "cpu", "gpu", *accelerators.known()]

@@ -14,7 +14,7 @@ from torchbus_strategy.evaluating import TrainingPasses
 UNBOUNDED = -1
 EMPTY_PASSES_AT_MOST = 100_000
 GOES_ON = (
-    "the training has ended, by {}, but the loop goes on: {}. Leave it with `if s.should_stop:"
+    "the training has ended, by {}, but the loop continues: {}. Leave it with `if s.should_stop:"
     " break` (s is the session: torchbus.current())"
 )
 

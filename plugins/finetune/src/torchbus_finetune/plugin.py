@@ -236,7 +236,7 @@ def add(optimizer: Optimizer, parameters: dict[str, Parameter], factor: float) -
     named = "param_names" in first  # torch accepts names for all groups or for none
     added = list(parameters.items()) if named else list(parameters.values())
     optimizer.add_param_group({"params": added, **copied})
-    # a listener may have scaled the rates of a new group, and these are of a group that it knows
+    # a listener may scale the rates of a new group, but these rates are scaled already
     optimizer.param_groups[-1].update(copied)
     for scheduler in schedulers:
         _extend(scheduler, before, factor)

@@ -68,7 +68,7 @@ STEPS_PER_INTERVAL = 8
 class LocalWork:
     """Measures the local work of some steps of each interval.
 
-    The rank's own work (loader, forward, optimizer) lasts from the end of a backward to the begin
+    The rank's own work (loader, forward, optimizer) lasts from the end of a backward to the start
     of the next one. A step lasts to the end of the next one.
     """
 
@@ -176,7 +176,7 @@ class Report:
 
 
 class SlowRank:
-    """Each rank puts its report into the shared store, and rank 0 reads all at once.
+    """Finds a slow rank: each rank writes its report into the shared store, and rank 0 reads all.
 
     The loop sends nothing, and there is no collective. In large worlds reports are rarer, so that
     the store has as much to do, and rank 0 as much to read, in any world.

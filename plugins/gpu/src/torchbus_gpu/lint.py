@@ -1,4 +1,4 @@
-"""``lint=True``: find lines of the loop that slow it down, and warn of each once.
+"""``lint=True``: finds lines of the loop that slow it down, and warns of each once.
 
 Without it, nothing in torch is replaced.
 """
@@ -120,7 +120,7 @@ def replaced(owner: object, name: str, make: Callable[[Method], Method]) -> Iter
     try:
         yield
     finally:
-        if vars(owner).get(name) is ours:  # other code may have replaced it since, which stays
+        if vars(owner).get(name) is ours:  # leave what other code has replaced since
             setattr(owner, name, defined) if defined is not None else delattr(owner, name)
 
 
@@ -175,7 +175,7 @@ CACHE_STEPS, CACHE_PART = 5, 0.01
 
 
 class EmptyCache:
-    """Warns of a line that calls it in five steps, and in at least every hundredth one."""
+    """Warns of a line that calls ``empty_cache`` in five steps, and in at least every hundredth."""
 
     def __init__(self, steps: StepCounter) -> None:
         self._sites = Sites(steps, _message, CACHE_STEPS, CACHE_PART)
@@ -219,7 +219,7 @@ Container = list[object] | tuple[object, ...] | dict[object, object] | set[objec
 
 
 class ObjectsInDataset:
-    """Warns of such a dataset, because each worker copies it.
+    """Warns of a dataset that holds many Python objects, because each worker copies them.
 
     Reading an object writes its reference count. So a forked worker copies the memory page of each
     object that it reads (https://github.com/pytorch/pytorch/issues/13246).
@@ -335,7 +335,7 @@ KEPT_STEPS, KEPT_PART = 3, 0.1
 
 
 class RetainedGradients:
-    """Warns of a line that calls it in three steps, for an optimizer or a module."""
+    """Warns of a line that calls ``zero_grad(set_to_none=False)`` in three steps."""
 
     def __init__(self, steps: StepCounter) -> None:
         self._sites = Sites(steps, _keeps_gradients, KEPT_STEPS, KEPT_PART)

@@ -156,7 +156,7 @@ ENDED, ASKED, REPORTED, WHERE, NOTE = (
     "reported ",
     "where ",
     "note ",
-)  # what follows belongs to the item
+)  # the rest of an item is its payload
 LONGEST_WAIT = timedelta(days=20)  # poll() counts milliseconds in 32 bits
 KEEPALIVE_S = 60
 LEAVES_WITHIN_S = 1.0
@@ -216,7 +216,7 @@ class BroadcastLog:
 
     def _run(self) -> None:
         while not self.lost and not {FAILED, ALL_ENDED} & {*self._items[-1:]}:
-            with contextlib.suppress(RuntimeError):  # also after the longest wait
+            with contextlib.suppress(RuntimeError):  # raised after the longest wait, too
                 self._store.wait(_name(len(self._items) + 1))
             try:
                 item = self._store.read(_name(len(self._items) + 1))

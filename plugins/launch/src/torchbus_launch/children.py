@@ -119,7 +119,7 @@ def end(children: list[Child], grace_s: float) -> list[Child]:
     return stubborn
 
 
-# the child's guard ends it before that, and reports its position
+# the child's own guard ends it before this time, and reports its position
 CHILD_GRACE_S = DELIVER_AFTER_S + KILL_AFTER_S + 3.0
 ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atexit handlers
 

@@ -1,4 +1,4 @@
-"""Reads a configuration file: a regular file of some size, or a pipe that the shell has opened."""
+"""Reads a configuration file: a regular file of limited size, or a pipe that the shell opened."""
 
 from __future__ import annotations
 

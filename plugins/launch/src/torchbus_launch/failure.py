@@ -27,7 +27,7 @@ LOST = (
 
 @dataclass(frozen=True)
 class Failure:
-    """What happened on which rank.
+    """A failure: which rank failed, and how.
 
     ``traceback``: rank 0 prints it if it is not empty.
     ``diverged``: no rank failed, but the ranks can't continue together.
@@ -55,7 +55,7 @@ def of(rank: int, error: BaseException) -> Failure:
     if isinstance(error, RanksDiverged):
         return Failure(rank, str(error), diverged=True)
     alone = traceback.TracebackException(type(error), error, None)
-    vars(alone)["__notes__"] = None  # they are in the text
+    vars(alone)["__notes__"] = None  # the notes are in the text already
     return Failure(rank, redacted([*alone.format_exception_only()][-1].strip()), text)
 
 

@@ -22,7 +22,7 @@ from torchbus_launch.threads import calls_of
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
-INSIST_AFTER_S = 2.0  # of the time until it is killed
+INSIST_AFTER_S = 2.0  # when to repeat the interrupt, within KILL_AFTER_S
 RELEASE_WITHIN_S = 3.0
 LOCAL_AFTER_S = 3.0  # by then, a loop that caught its own error has left or has resumed
 HANDLED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -123,7 +123,7 @@ class Guard:
         self._after_raise.append(callback)
 
     def stop_looking(self) -> None:
-        self._looking.stop()  # first: the guard handles a look that does not return
+        self._looking.stop()  # first, because the guard handles a look that hangs
         self._stop.set()
         self._thread.join()
 

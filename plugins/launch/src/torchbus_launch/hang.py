@@ -201,7 +201,7 @@ def _cause(missing: list[RankPosition], silent: list[int]) -> str:
 
 ASK_EVERY_S = 5.0
 ASK_SOON_S = 1.5
-SOON_FOR_S = 10.0  # of a wait; also if the loop of a rank has ended, and others wait elsewhere
+SOON_FOR_S = 10.0  # after a wait begins, and if one rank's loop has ended and others wait
 RETRY_S = 1.0
 
 

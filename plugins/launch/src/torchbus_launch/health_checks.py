@@ -177,7 +177,7 @@ class HealthChecks:
     def _ended_peer(self) -> BaseException | None:
         """Return an error if a rank ended its loop and will never reach what this one waits in."""
         if self._log.has(LOOPS_ENDED):
-            return None  # what they wait in now, all begin
+            return None  # all ranks reach what they wait in now
         ends = [EndCounts.read(text) for text in self._log.all(ENDED)]
         place, begun = self._place() if ends else None, compat.begun()
         if place is None or place.waits_in in ("", END):

@@ -1,4 +1,4 @@
-"""A script of Hydra's that runs again: the launched ranks join rank 0's job, in its folder."""
+"""The command line by which ranks of a script with Hydra join rank 0's job, in its folder."""
 
 from __future__ import annotations
 

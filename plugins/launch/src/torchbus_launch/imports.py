@@ -1,4 +1,4 @@
-"""Calls when the script imports a module for the first time."""
+"""Calls a function when the script imports a module for the first time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Follower(MetaPathFinder):
-    """An import hook that delegates to the other finders, and calls once the module has run."""
+    """An import hook that delegates to other finders, and calls a function after the import."""
 
     def __init__(self, calls: Mapping[str, Callable[[], object]]) -> None:
         self._calls = dict(calls)

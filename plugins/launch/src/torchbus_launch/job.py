@@ -266,11 +266,11 @@ class Job:
         found = self._health_checks.found if error is not None else None
         cause = ""
         if found is not None and (found.diverged or found.rank == self.world.rank):
-            cause = str(found.as_error())  # Python shows it once this process ends
+            cause = str(found.as_error())  # Python prints the error once this process ends
         end_children(self._children, error is None, cause)
         if self._children:
             garbage.thaw()
-        self.guard.stop_looking()  # at the store: it closes once all ranks have left
+        self.guard.stop_looking()  # at the store, which closes once all ranks have left
         self._log.stop()
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
@@ -279,7 +279,7 @@ class Job:
         self.guard.stop()
         shared_store(self.world).close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
-        # with their connections
+        # closes their connections
         del self._store, self._log, self._ending, self._health_checks, self._freeze
         if error is None and not self.ends_with_block:
             self.guard.deliver_late()
@@ -308,7 +308,7 @@ class Job:
     ) -> BaseException | None:
         try:
             say()
-            self.wait_until(met, math.inf, asks=False)  # the guard ends it after timeout_s
+            self.wait_until(met, math.inf, asks=False)  # the guard ends the wait after timeout_s
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
@@ -401,7 +401,7 @@ class FailureResolver:
             if is_lost:  # every rank prints it: a launcher that sees a killed rank ends all ranks
                 say(f"torchbus: {first.as_error()}")
             if first.diverged and failure.is_consequence(error) and not signal_seen:
-                # this rank's own guard may have found it, and a peer reacted to it first
+                # a peer may have reacted first to what this rank's own guard found
                 return first.as_error()
             is_ours = first.rank == self._world.rank or first.summary == mine.summary
             if self._world.is_main and not (is_ours or is_lost):

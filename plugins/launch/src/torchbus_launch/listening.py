@@ -72,7 +72,7 @@ def _connected(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
 def _serves(store: dist.TCPStore, session: int) -> bool:
     try:
         return store.check([SERVED.format(session)])
-    except RuntimeError:  # the store has ended
+    except RuntimeError:  # the store is closed
         return False
 
 

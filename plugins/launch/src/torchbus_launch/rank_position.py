@@ -88,7 +88,7 @@ def _name(call: Call) -> str:
 
 
 def _line(call: Call) -> tuple[str, str]:
-    # f_lineno is None while the frame moves on
+    # f_lineno may be None while the frame runs
     file, number = call.f_code.co_filename, call.f_lineno or 0
     return f"{_shortened(file)}:{number}", linecache.getline(file, number).strip()
 

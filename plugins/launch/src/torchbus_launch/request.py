@@ -1,4 +1,4 @@
-"""What the session asks of the launcher."""
+"""The request that a session makes of its launcher."""
 
 from __future__ import annotations
 

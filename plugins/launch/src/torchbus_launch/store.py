@@ -22,7 +22,7 @@ FORGED_AGAIN_S = 0.05
 
 
 class OfBytes(Protocol):
-    """What torch's stores do, and their annotations leave out: values may be bytes."""
+    """The methods of torch's stores for values of bytes, which their annotations leave out."""
 
     timeout: timedelta
 

@@ -119,7 +119,7 @@ def let_native_threads_sleep() -> None:
 if hasattr(os, "register_at_fork"):
     if sys.version_info < (3, 12):
         os.register_at_fork(before=let_native_threads_sleep)
-    # else a process that is forked during a read has the lock held, and no garbage collection
+    # otherwise a process forked during a read inherits a held lock, and no garbage collection
     os.register_at_fork(
         before=_one_at_a_time.acquire,
         after_in_parent=_one_at_a_time.release,

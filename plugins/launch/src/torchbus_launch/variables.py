@@ -1,4 +1,4 @@
-"""Reads numbers and hosts from environment variables; one error for what none of them may be."""
+"""Reads numbers and hosts from environment variables, with one error for all invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchbus-log: ``s.log``, values that are logged automatically, and a folder for each run."""
+"""torchbus-log: logs values by ``s.log`` and automatically, and writes a folder for each run."""
 
 from __future__ import annotations
 

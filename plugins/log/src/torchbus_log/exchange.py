@@ -69,7 +69,7 @@ def computed(
 
 
 EXTREMES = {"max": 1.0, "min": -1.0}
-PART = 2**19  # the sum of the squares of so small numbers is exact, for up to 2**15 ranks
+PART = 2**19  # the sum of the squares of such numbers is exact, for up to 2**15 ranks
 ALIKE = 8  # slots: four numbers that all ranks must have in common, and their squares
 NUMBERS_AT_FIRST = 512
 Pair = tuple[float, float]

@@ -157,7 +157,7 @@ class Local:
     ) -> None:
         """Write a line on the disk's thread, and what must be there ``before`` it."""
         if os.getpid() != self._pid:
-            return  # this is a process that the loop has forked
+            return  # the loop has forked this process
 
         def put(lost: int) -> bool:
             before()
@@ -172,7 +172,7 @@ class Local:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._config is not None:
-            with suppress(OSError):  # full, or without locks
+            with suppress(OSError):  # the disk is full, or has no locks
                 self._running = open(self.folder / RUNNING, "wb")
                 fcntl.flock(self._running, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self._put(None, {}, lost)

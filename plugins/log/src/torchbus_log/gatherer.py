@@ -69,7 +69,7 @@ class Gatherer:
         self._is_late = self._follows_training = False
         self._metrics: list[tuple[str, Metric, int]] = []
         self._on_bar: set[str] = set()  # names of metric objects
-        self._logged_outside: list[tuple[Metric, object]] = []  # with their numbers of updates
+        self._logged_outside: list[tuple[Metric, object]] = []  # with their update counts
         self.passes = passes
         self.waiting: list[LoggedValue] = []
         self.names: set[str] = set()
@@ -218,7 +218,7 @@ class Gatherer:
     def loader_opened(self) -> None:
         """The pass before is over by now, even if a wrapper had read it ahead of the loop."""
         for metric, before in self._logged_outside:
-            if updates(metric) == before:  # else the loop goes on with it, or has reset it
+            if updates(metric) == before:  # otherwise the loop still uses it, or has reset it
                 metric.reset()
         self._logged_outside.clear()
         is_next_epoch = self._follows_training and torch.is_grad_enabled()
@@ -256,7 +256,7 @@ class Gatherer:
         ended = self.passes.end(loader)
         self._is_late |= ended is None and self.passes.current.trains
         if not has_begun and order is not None and self._monitors is not None:
-            self._monitors.judged([], divided=True)  # the other ranks have batches
+            self._monitors.judged([], divided=True)  # other ranks do have batches
         if ended is not None:
             self._close(ended)
             if self._monitors is not None and not ended.trains:

@@ -78,7 +78,7 @@ class OpenPasses:
         return [one.written() for one in self._open if one.trains and not one.was_left]
 
     def go_on(self, totals: list[Any]) -> None:
-        """Give the values of an earlier run to the passes that go on, in their order."""
+        """Give the values of an earlier run to the passes that continue, in their order."""
         self._earlier = totals
 
     @property

@@ -134,7 +134,7 @@ def to_value(name: str, value: Any) -> Value:
     place. Raises UsageError, which names the metric.
     """
     try:
-        # to read it blocks nothing, and takes a tenth of the time of a copy
+        # reading it blocks nothing, and takes a tenth of the time of a copy
         if type(value) is Tensor and value.is_cpu:
             number: Any = value.tolist()
             return number if type(number) is float else float(_only_element(name, value).item())

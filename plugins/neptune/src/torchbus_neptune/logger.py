@@ -198,7 +198,7 @@ class SeriesField(Protocol):
 
 
 class NeptuneRun(Protocol):
-    """What is used of a run of the ``neptune`` client."""
+    """The methods of a run of the ``neptune`` client that the logger calls."""
 
     def __getitem__(self, path: str) -> SeriesField: ...
 

@@ -1,4 +1,4 @@
-"""``backward`` under the pipeline: the stages run theirs inside; here the ranks compare."""
+"""``backward`` under the pipeline: the stages run theirs inside it, and ranks are compared."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PipelineBackward:
         try:
             self._sync(f"backward {number}", call.loss)
             if isinstance(call.loss, Later) and call.weight is None and call.count is None:
-                call.weight = self._session.share.weight  # it is a mean, or a sum, over samples
+                call.weight = self._session.share.weight  # the loss is a mean or sum over samples
             count = self._counts.weigh_terms(self._counts.of(call, lambda: self._replicas.remain))
             trained = self._models.trained()
             with isolated_gradients(trained) if count.isolated else nullcontext():

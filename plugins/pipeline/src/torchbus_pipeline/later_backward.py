@@ -1,4 +1,4 @@
-"""The loop's backward from a loss that is computed later."""
+"""Runs the loop's backward from a lazy loss, which has not been computed yet."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Deferred:
 
 
 class LazyResult(NamedTuple):
-    """The result. ``loss``: of the whole batch. ``holds``: it is the mean or sum of its parts.
+    """A pass's result. ``loss``: of the whole batch. ``holds``: it is the mean or sum of its parts.
 
     None for ``loss``: the pass has failed.
     """
@@ -106,7 +106,10 @@ class LazyResult(NamedTuple):
 
 
 class OnePass:
-    """One pass. ``kind``: of the loss, "mean" or "sum". ``seed``: the gradient of the loss."""
+    """Runs one pass in a given order.
+
+    ``kind``: of the loss, "mean" or "sum". ``seed``: the gradient of the loss.
+    """
 
     def __init__(
         self, one: ForwardPass, order: Order, replay: LossReplay, kind: str, seed: Tensor
@@ -279,7 +282,7 @@ class LaterBackward:
 
 
 class Orders:
-    """This rank's actions, in order.
+    """The order of this rank's forwards and backwards in a pass.
 
     With one stage on each rank it is the order of torch's ``Schedule1F1B``, else torch's
     ``ScheduleInterleaved1F1B``.

@@ -179,7 +179,7 @@ FAILED = -1
 
 
 class Link:
-    """The messages of one pass. Each has a number, so that they can't be mixed up."""
+    """Sends and receives the messages of one pass, numbered so that they can't be mixed up."""
 
     def __init__(self, team: PipelineRanks, device: torch.device) -> None:
         self._team, self._device = team, device
@@ -287,7 +287,7 @@ def backward(one: ForwardPass, gradient: Tensor, needs_input: bool) -> Tensor | 
     run = one.run
     retain = one.begin_backward(run)
     seeds = gradient.tensor_split(run.count)
-    run.is_broken = True  # until it is through
+    run.is_broken = True  # until all stages are through
     for stage in reversed(run.cut.local_stages):
         for index in reversed(range(run.count)):
             run.backward(stage, index, retain, seeds[index] if _is_last(one, stage) else None)
@@ -338,7 +338,7 @@ class PassGenerators:
         self._clock = now
         common = random_streams.read()
         key = (int(torch.randint(2**62, (1,))), now, self._passes, self._session.rank)
-        random_streams.seed(hash(key) % 2**62)  # of numbers, it is the same in every process
+        random_streams.seed(hash(key) % 2**62)  # a hash of numbers is the same in every process
         try:
             yield
         finally:

@@ -155,7 +155,7 @@ def _derived(
         try:
             made = function(*on_meta[0], **on_meta[1])
         except (RuntimeError, NotImplementedError):
-            made = None  # it needs the numbers
+            made = None  # the function needs the values
     if not isinstance(made, Tensor | tuple | list):
         _refuse(function, first)
     return map_tensors(made, lambda one: make(one, first.torchbus_where))

@@ -28,7 +28,7 @@ from torchbus_strategy import sharding
 
 
 class End:
-    """Makes states whole at the end, unless the loop has raised."""
+    """Makes models and optimizers whole at the end of the block, unless the loop has raised."""
 
     def __init__(
         self,

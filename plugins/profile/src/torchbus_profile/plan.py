@@ -33,7 +33,7 @@ class Recording:
             **plan.facts,
         )
         with warnings.catch_warnings():
-            # torch 2.11 warns at the first cycle of what holds for later ones
+            # torch 2.11 warns in the first cycle of what concerns only later ones
             warnings.filterwarnings("ignore", ".*Profiler clears events")
             self._profiler.start()
 
@@ -70,7 +70,7 @@ FACTS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_mo
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """Numbers of real steps. ``facts``: keywords of ``torch.profiler.profile``."""
+    """Which real steps are recorded. ``facts``: keywords of ``torch.profiler.profile``."""
 
     skip_first: int
     wait: int
@@ -110,7 +110,7 @@ def plan(given: object) -> ProfilePlan | None:
     known = (*STEPS, *FACTS)
     unknown = [word for word in given if word not in known]
     if unknown:
-        raise UsageError(f"profile={dict(given)}: {unknown[0]!r} is none of {', '.join(known)}")
+        raise UsageError(f"profile={dict(given)}: unknown {unknown[0]!r}: use {', '.join(known)}")
     for word, least in LEAST.items():
         steps = given.get(word, least)
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:

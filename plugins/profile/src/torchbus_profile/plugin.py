@@ -86,7 +86,7 @@ class Profile:
             _compat.remember_allocations()
         self._begin()
 
-    @hookimpl(trylast=True)  # what others do after a step belongs to it
+    @hookimpl(trylast=True)  # what other listeners do after a step belongs to it
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         count = self._session.steps.count
         if self._plan is None or count == self._seen:

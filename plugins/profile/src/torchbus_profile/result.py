@@ -40,7 +40,7 @@ def read(profiler: profile, ranges: Collection[str], last_step: int, steps: int)
             "ranks": _spans(device, _is_collective),
             "data": data,
         }
-    else:  # the loader computes where the loop waits for it
+    else:  # on a CPU, the loader computes while the loop waits
         kinds = {
             "data": data,
             "compute": _spans(host, _computes),
@@ -58,7 +58,7 @@ def read(profiler: profile, ranges: Collection[str], last_step: int, steps: int)
 
 
 def _window(events: Iterable[Any]) -> ProfilerSpan:
-    """From the begin of the first recorded step to the end of the last one."""
+    """From the start of the first recorded step to the end of the last one."""
     steps = [event.time_range for event in events if event.name == STEP and not _on_device(event)]
     starts, ends = [one.start for one in steps], [one.end for one in steps]
     return ProfilerSpan(min(starts, default=0.0), max(ends, default=0.0))
@@ -193,7 +193,7 @@ class Operator(NamedTuple):
     """An operator, or a range of ``s.range``.
 
     ``calls``: in the recorded steps. ``seconds``: of an operator, without those that it called; on
-    an accelerator, of its kernels. Of a range, from its begin to its end on the host. ``share``:
+    an accelerator, of its kernels. Of a range, from its start to its end on the host. ``share``:
     its part of the recorded time, from 0 to 1.
     """
 

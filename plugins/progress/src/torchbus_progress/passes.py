@@ -104,7 +104,7 @@ class ShownPasses:
 
     @property
     def begun(self) -> int:
-        """How many epochs have begun, for a run that goes on."""
+        """How many epochs have begun, for a run that resumes."""
         return self.epochs + any(map(_is_epoch, self._open))
 
     def go_on(self, epochs: int) -> None:

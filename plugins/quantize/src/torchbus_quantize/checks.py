@@ -1,4 +1,4 @@
-"""Checks of the options at the first backward."""
+"""Chooses the layers to quantise, and checks at the first backward that there were any."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class LayerChoice(NamedTuple):
-    """By name: the layers to quantise, and what keeps the others as they are."""
+    """The layers to quantise, by name, and the reasons why others are not."""
 
     layers: dict[str, nn.Linear]
     left: dict[str, str]
 
 
 def choose(model: Module, name: str, skip: Collection[str], library: Library) -> LayerChoice:
-    """Raises UsageError for a frozen layer that has no values yet."""
+    """Choose the layers. Raises UsageError for a frozen layer that has no values yet."""
     layers: dict[str, nn.Linear] = {}
     left: dict[str, str] = {}
     owners = Counter(

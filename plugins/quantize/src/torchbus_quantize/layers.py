@@ -67,7 +67,7 @@ class QuantizedLinear(LoadingLinear):
         elif given.dtype == torch.uint8 and head_of(given) != self.quantized.head():
             form = self.quantized
             raise UsageError(
-                f"load_state_dict: {prefix}weight was quantised otherwise than here, where it is"
+                f"load_state_dict: {prefix}weight was quantised differently from here, where it is"
                 f" {form.name!r} by {form.library}, of {_size(form)}: load it with the quantize="
                 " and quantize_library= with which it was saved"
             )
@@ -139,7 +139,7 @@ HEAD = 16
 
 
 class TensorSlot(NamedTuple):
-    """Where one of the tensors is."""
+    """The place of one tensor in the bytes of a quantised weight."""
 
     name: str
     dtype: torch.dtype

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torchbus.runtime.services import JobService
 
 WAIT_FOR_RANK0_S = 20.0
-LEAVING_WAITS_S = 5.0  # while it handles an exception: rank 0 need not come to the same place
+LEAVING_WAITS_S = 5.0  # while it handles an exception: rank 0 may never get there
 ASKS_AFTER_S = 0.1
-HISTORY = 32  # of the last changes to a path
+HISTORY = 32  # the last changes to a path that are kept
 ELSEWHERE = "elsewhere"
 
 
@@ -179,7 +179,7 @@ class Changes:
         longest_s = LEAVING_WAITS_S if is_leaving else WAIT_FOR_RANK0_S
         try:
             self._job.wait_until(met, min(longest_s, self._session.timeout.total_seconds()))
-        except RuntimeError:  # also of the store, which goes with rank 0
+        except RuntimeError:  # also from the store, which ends with rank 0
             return False
         except BaseException:
             if not self._job.is_ending:

@@ -78,7 +78,7 @@ class SharedFiles:
         self._launched = session.world.launched_by in ("session", "fork")
         self._saved: set[str] = set()
         self._local_paths: set[str] = set()
-        self._descriptors: dict[int, Callable[[], None]] = {}  # what to do once it is closed
+        self._descriptors: dict[int, Callable[[], None]] = {}  # what to do once one is closed
         self._inside = threading.local()
         self._seeing: Seeing | None = None
 
@@ -313,7 +313,7 @@ class SharedFiles:
                 or kwargs.get("driver", args) not in (None, ())
             ):
                 return original(file, name, mode, *args, **kwargs)
-            if not changes:  # a lock would refuse rank 0, ahead, its next change
+            if not changes:  # a lock would block rank 0's next change
                 return original(file, name, mode, **{"locking": False, **kwargs})
             if self._session.is_main:
                 make = partial(original, file, name, mode, **kwargs)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torchbus.runtime.services import JobService
 
 LARGEST = 1 << 18  # bytes of a file whose content is held, and of all that is held of one
-ENTRIES = 8  # of the last changes to a path
-NAMES = 64  # in a folder, that have come or gone
+ENTRIES = 8  # the last changes to a path that are kept
+NAMES = 64  # in a folder, that were added or removed
 PATIENCE_S = 20.0  # rank 0 may be alone to change it, and this rank may wait for that
 
 

@@ -23,7 +23,7 @@ CLOCKS_S = 2.0  # between the clocks of this process and of its disk
 
 
 class Seeing:
-    """Replaces what looks at files, on a rank other than 0.
+    """Replaces functions that look at files, on ranks other than 0.
 
     ``is_shared``: whether rank 0's changes of a path concern this call. What has not changed since
     the session began is looked at directly.
@@ -59,7 +59,7 @@ class Seeing:
 
     def _content(self, path: str) -> tuple[bytes | None, bool]:
         """Return what a small file holds for this rank, and whether rank 0 has made it since."""
-        present = small_content(path)  # before the question: no change had begun, if none is found
+        present = small_content(path)  # read first: if then no change is found, none had begun
         entry = self._changes.seen(path)
         if entry is None:
             return present, False
@@ -131,7 +131,7 @@ class Seeing:
     def _scans(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scanned(path: Any = ".") -> Any:
             with original(path) as entries:
-                found = list(entries)  # before the question: it reads a folder bit by bit
+                found = list(entries)  # read first: scandir reads a folder bit by bit
             return Scanned(found, path, self._changed(path))
 
         return scanned

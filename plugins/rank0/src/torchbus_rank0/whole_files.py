@@ -36,7 +36,7 @@ def everywhere(
 
 def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replacement]:
     """Yield those of functions that a module of the script, bz2 or lzma has imported by name."""
-    # a list would allocate: the collector may run then, and another thread that imports
+    # a list would allocate: the collector may run then, or another thread that imports
     for name, module in sys.modules.copy().items():
         if name in IMPORTING or is_users_module(name):
             for attribute, value in vars(module).copy().items():

@@ -123,7 +123,7 @@ def spellings(value: str) -> set[str]:
     }
     if not value.isascii():
         escaped = ascii(value)[1:-1]
-        found |= {escaped, ESCAPED.sub(lambda one: one[1] + one[2].upper(), escaped)}  # of YAML
+        found |= {escaped, ESCAPED.sub(lambda one: one[1] + one[2].upper(), escaped)}  # for YAML
         found.add(repr(value.encode(errors="surrogatepass"))[2:-1])
         found.add(value.encode("ascii", "xmlcharrefreplace").decode())
     return found | {
@@ -270,7 +270,7 @@ class Redactor:
         """Return what finds the known values, made once for all that were learned meanwhile."""
         finds = self._finds
         if finds.num_known != len(self._known):
-            known = self._known.copy()  # another thread may learn
+            known = self._known.copy()  # another thread may add secrets
             finds = self._finds = _Finds(len(known), pattern(known), spelled.pattern(known))
         return finds
 

@@ -33,7 +33,7 @@ BETWEEN = re.compile(r"[ \t]*\r?\n[ \t>]*|[ \t]*[|│┃][ \t]*|, ?|[\\\"'`\u00a
 
 
 class Spelled(NamedTuple):
-    """What to look for in bare texts; of values with short words, all characters, by their form."""
+    """A pattern of bare texts. ``exact``: by bare form, the whole forms that must match, too."""
 
     finds: re.Pattern[str]
     exact: dict[str, set[str]]

@@ -82,7 +82,7 @@ def _server(site: Site, port: int | None, key: str) -> LiveServer:
 
 @dataclass(frozen=True)
 class CachedPage:
-    """A page. It is not made again before ``until_s``."""
+    """A page that was made, which is served again until ``until_s``."""
 
     text: str
     kind: str = "text/html"
@@ -198,7 +198,7 @@ class PageHandler(BaseHTTPRequestHandler):
         try:
             given = self._given_key()
             answer = self.pages.answer(self.path) if given else LOCKED
-        except Exception as error:  # the page is lost, and the server goes on
+        except Exception as error:  # the page is lost, and the server continues
             text = index.problem(showable(f"{type(error).__name__}: {error}"))
             answer = CachedPage(text, status=HTTPStatus.INTERNAL_SERVER_ERROR)
             given = ""

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse(argv)
     if given.live == bool(given.runs):
         parser.error(
-            "--live follows all runs of --folder: name none" if given.live else "name a RUN"
+            "--live follows all runs of --folder: leave RUN out" if given.live else "name a RUN"
         )
     try:
         if given.live:
@@ -85,8 +85,8 @@ def write(path: Path, text: str) -> None:
     """Write the whole page, or leave what was there before. Raises UsageError."""
     part = path.with_name(f"{path.name}.part")
     try:
-        part.unlink(missing_ok=True)  # of a command that was killed
-        with part.open("x", encoding="utf-8", errors="replace") as file:  # follows no link
+        part.unlink(missing_ok=True)  # left by a command that was killed
+        with part.open("x", encoding="utf-8", errors="replace") as file:  # "x" follows no link
             file.write(text)
         os.replace(part, path)
     except OSError as error:

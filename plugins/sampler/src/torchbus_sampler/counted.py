@@ -43,7 +43,7 @@ ROWS = re.compile(r"len\(|\.shape\[0\]|\.size\(0\)|\.numel\(\)")
 
 
 class CountedMetrics:
-    """Says once, at the first backward of a loop, which of its numbers are of one rank."""
+    """Warns once, at the first backward of a loop, of its numbers that cover one rank only."""
 
     def __init__(self, session: Context) -> None:
         self._session = session

@@ -173,7 +173,7 @@ class TrainingLoaders:
         whole, maybe = self._whole, self._may_be_whole
         self._may_be_whole = None
         if maybe is not None and maybe[0].references < maybe[1]:
-            whole = maybe[0].origin  # not only in a graph that the script's variables hold
+            whole = maybe[0].origin  # not only in graphs that the script's variables hold
         if whole is not None and objects.models_of(
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ):

@@ -110,7 +110,7 @@ class Divider:
             self._say_idle(loader)
             self._between.begins()
             self._counted.begins(self._training.begins(loader))
-        self._session.random.use("order")  # until the iterator exists, which draws a seed
+        self._session.random.use("order")  # making the iterator draws a seed from it
         if isinstance(loader.dataset, IterableDataset):
             replacements = self._stream(loader) if decision.divide else {}
         elif decision.divide or decision.evaluation:
@@ -270,7 +270,7 @@ class Divider:
             self._training.begins(loader)
             self._training.add(loader)
         elif decision is not None and decision.divide and not decision.evaluation:
-            self._training.add(loader)  # it fed one in an earlier run
+            self._training.add(loader)  # it fed a backward in an earlier run
             self._between.takes(self._passes[loader])
         if divided is not None:
             divided.forget(count)
@@ -341,7 +341,7 @@ FURTHER = 2  # backwards after the end of a pass: one may belong to a batch that
 
 
 class BetweenPasses:
-    """Sees the divided passes begin and end, also by ``break``.
+    """Follows where divided passes begin and end, also by ``break``.
 
     A pass inside another one, over a batch of which it is, does not count. Nor do passes in a
     background thread, which end at another place of the loop on every rank.

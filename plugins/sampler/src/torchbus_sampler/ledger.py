@@ -67,7 +67,7 @@ class Ledger:
         self._passes[loader] = number
 
     def commit(self, loader: DataLoader[object], start: int, stop: int, indices: object) -> None:
-        """A step of all ranks has used so much of the order."""
+        """A step of all ranks has used this much of the order."""
         line = {"loader": self._loaders[loader], "pass": self._passes[loader]}
         used = {"from": start, "to": stop, "committed": indices}
         self._file.write(json.dumps(line | used, default=str) + "\n")

@@ -1,4 +1,4 @@
-"""The files around a training loop, read as if all of them were one function."""
+"""Reads the source around a training loop: variables, calls, batches and losses."""
 
 from __future__ import annotations
 

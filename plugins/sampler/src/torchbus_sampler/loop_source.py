@@ -1,4 +1,4 @@
-"""What single expressions of a training loop say: what is assigned, counted, read or shown."""
+"""Reads single expressions of a training loop: what they assign, count, read or show."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MIXED = (
 
 
 class Metrics:
-    """With several ranks, metrics are gathered as their samples were divided."""
+    """Gathers metrics over ranks as their samples were divided, if there are several ranks."""
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -32,7 +32,7 @@ class Metrics:
 
 
 class WatchedMetrics:
-    """Knows for each metric whether it was fed shares of batches, or whole batches.
+    """Tracks for each metric whether it was fed shares of batches, or whole batches.
 
     A metric carries this itself, so copies of it do, too. If the strategy divides no data, all
     batches are whole. What a metric is fed of a batch that this rank only repeats, because it has
@@ -81,7 +81,7 @@ class WatchedMetrics:
                 vars(metric)[INPUTS_SEEN] = now if value == 1 else now | _inputs_seen(metric)
                 self._note_before_repeat(metric)
             elif name == UPDATE_COUNT and value == 0 and id(metric) not in self._in_forward:
-                self._before_repeat.pop(id(metric), None)  # it is reset
+                self._before_repeat.pop(id(metric), None)  # the metric was reset
             original(metric, name, value)
 
         return __setattr__

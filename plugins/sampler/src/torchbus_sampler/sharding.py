@@ -110,7 +110,7 @@ class ShardedItems:
             )
             self._take(TrackedBatch(origin, step, share, last))
             yield last
-        self._take(TrackedBatch(Origin(), 1, Share(), None))  # what follows belongs to no item
+        self._take(TrackedBatch(Origin(), 1, Share(), None))  # later backwards belong to no item
 
     def _ragged(self, left: int) -> UsageError:
         return UsageError(

@@ -198,7 +198,7 @@ def run(
             session.bus.unregister(trial)
     if session.is_main and session.bus.has_listeners("table_ready"):
         rows = tuple(zip(found.lrs, found.smoothed, strict=True))
-        # the loss at which the test stopped would flatten the rest, or is no number
+        # the loss at which the test stopped would flatten the curve, or is not a number
         curve = LoggedTable(CURVE, rows[:-1] if found.diverged else rows, CURVE)
         session.bus.hook.table_ready(name="find_lr", table=curve, step=session.steps.count)
     return found

@@ -94,7 +94,7 @@ def smooth(losses: Sequence[float]) -> Iterator[float]:
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether the last smoothed loss is no number, or four times the best one."""
+    """Whether the last smoothed loss is not a number, or four times the best one."""
     values = list(smooth(losses))
     return not math.isfinite(values[-1]) or values[-1] > DIVERGED * abs(min(values))
 

@@ -1,4 +1,4 @@
-"""Private names of torch: nothing else in this package uses one.
+"""Private names of torch that this package uses; nothing else in it uses one.
 
 Those of tensors and modules were seen in torch 2.6 to 2.13; those of ``fully_shard``, from ``Pair``
 on, in 2.13 (the package needs 2.6). Without one of these: AttributeError by its name, when a model
@@ -257,7 +257,7 @@ def reset(model: Module) -> None:
             " install torch 2.13 or later, or use strategy='ddp'"
         )
     if unit._get_fsdp_state()._is_root is None:
-        return  # it has computed nothing yet, and torch can't reset what it makes at the first call
+        return  # it has computed nothing yet: torch makes what it resets at the first call
     unit.reset_iter_state()
     for whole, _ in gathered_in(model):
         whole.grad = None

@@ -67,7 +67,7 @@ def select(tensor: DTensor, dim: int, index: int) -> Tensor:
 def set_item(tensor: DTensor, index: Any, values: Any) -> None:
     """Gather the whole tensor, write to it, and keep this rank's shard. All ranks call it."""
     if not may_be_written(tensor):
-        return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
+        return SET_ITEM(tensor, index, values)  # raises for a parameter, as without a session
     changed = sharding.whole(tensor)
     changed[tree_map(sharding.whole, index)] = sharding.whole(values)
     _put(tensor, changed)

@@ -117,7 +117,7 @@ class ForwardHooks:
         refuse_borrowed(model)
         refuse_replaced(model)
         if model in self._begun or model in self._failed:
-            reset(model)  # an exception that the loop has caught left the last one
+            reset(model)  # the loop has caught an exception of the last forward
         self._begun.add(model)
         self.writes.begin(model)
         if torch.is_inference_mode_enabled():

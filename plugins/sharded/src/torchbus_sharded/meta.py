@@ -44,7 +44,7 @@ class MetaModules:
             if (found := _on_meta(module))
         ]
         self._made: dict[int, nn.Parameter] = {}
-        self._old: list[Tensor] = []  # keeps their ids in use
+        self._old: list[Tensor] = []  # held so that their ids stay in use
         for path, module, found in self._waiting:
             if param_init_fn is None and not any(hasattr(module, name) for name in RESET_METHODS):
                 raise UsageError(

@@ -228,7 +228,7 @@ class ShardedModels:
             raise refusal from error
         if error is None:
             self.agreement.sync("the end of the block")
-            # ranks and nodes may gather at different speeds
+            # ranks and nodes may differ in how fast they gather
             self._job.wait_in(END)
             self.undivided.refuse_trained()
             self._leave_whole()

@@ -133,7 +133,7 @@ class FSDP(Strategy):
         layers = f"; {tp} ranks share each layer of the plan" if tp else ""
         return (
             "parameters, gradients and optimizer states are divided over ranks; a unit is gathered"
-            f" while the one before it computes, and let go {when}{layers}"
+            f" while the one before it computes, and released {when}{layers}"
         )
 
 

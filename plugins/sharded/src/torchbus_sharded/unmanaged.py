@@ -22,7 +22,7 @@ from torchbus_strategy.parameters import averaging, leaves, per_rank, rank0_valu
 
 
 class UnmanagedTensors:
-    """Finds these tensors in an optimizer, after its models were sharded."""
+    """Finds unmanaged tensors in an optimizer after its models were sharded."""
 
     def __init__(self, session: Context, forward_methods: Collection[str]) -> None:
         self._session = session

@@ -1,7 +1,7 @@
 """Keeps writes of a forward to parameters: a clamp, a norm, a moving average of another model.
 
-Torch's engine loses it: gathered values are let go after the forward, and those that were gathered
-ahead are older than a write to this rank's part.
+Torch's engine loses them: gathered values are released after the forward, and those that were
+gathered ahead are older than a write to this rank's part.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class ShardedSteps:
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_local).remove)
             stack.callback(surround(optimizer, functools.partial(self._make_whole, optimizer)))
-            vars(optimizer)["__getstate__"] = lambda: _no_copy(name)  # not a circle of references
+            vars(optimizer)["__getstate__"] = lambda: _no_copy(name)  # makes no reference cycle
             stack.callback(vars(optimizer).pop, "__getstate__")
         owners, local = self._owners[optimizer], self._per_rank.get(optimizer, set())
         new = parameters_of(optimizer)[len(owners.of) :]

@@ -194,12 +194,12 @@ def drop_collected(fresh: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     return remaining[::-1]
 
 
-# entries at which those with dead tensors are removed; next at twice the number of the others
+# at this number, entries with dead tensors are removed; next, at twice the number that is left
 PRUNE_AT = 8
 
 
 class BatchHistory:
-    """The batches that were taken and that live.
+    """The batches that the loop has taken and that are still alive.
 
     ``fresh``: taken and not used yet, the newest last. ``used``: by their keys. ``count``: how many
     were taken.

@@ -19,7 +19,7 @@ from torchbus.plugin import Context, RankFailed, SharedStore, UsageError
 
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
-MAX_DECISIONS = 1000  # decisions in the store: no rank is further behind rank 0
+MAX_DECISIONS = 1000  # kept in the store: no rank is further behind rank 0
 CLOCK = r"(?:(?:(\d+)[:-])?(\d+):)?(\d+):(\d+)"
 CLOCK_UNITS = (("days", 86400, 0), ("hours", 3600, 24), ("minutes", 60, 60), ("seconds", 1, 60))
 

@@ -153,7 +153,7 @@ class TrainingPasses:
     def ends(self, loader: DataLoader[object]) -> bool:
         """The loader's latest pass ends. Return whether it has trained."""
         has_trained = self.trains(loader)
-        self._evaluating.discard(loader)  # the pass around it goes on with training
+        self._evaluating.discard(loader)  # the pass around it continues to train
         return has_trained
 
     @hookimpl(trylast=True)

@@ -1,4 +1,4 @@
-"""Optimizers that an engine makes for its own use: no event is sent for them."""
+"""Marks optimizers that an engine makes for its own use: no event is sent for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def making_internal() -> Iterator[None]:
 
 def _marking(original: Callable[..., None]) -> Callable[..., None]:
     def mark(optimizer: Optimizer, *args: object, **kwargs: object) -> None:
-        if not vars(optimizer).get("param_groups"):  # it is being made
+        if not vars(optimizer).get("param_groups"):  # its constructor runs
             mark_internal(optimizer)
         original(optimizer, *args, **kwargs)
 

@@ -54,7 +54,7 @@ class Turns:
     def _wait(self, name: str, what: str) -> None:
         self._job.wait_in(what)
         try:
-            # the guard ends it after timeout_s
+            # the guard ends the wait after timeout_s
             self._job.wait_until(lambda _: self._store.check([name]), math.inf)
         finally:
             self._job.go_on()

@@ -71,7 +71,7 @@ def choose_backend(session: Context, backend: str | None) -> str:
     if chosen is None:
         raise UsageError(
             f"torch.distributed has no backend for {kind}: use accelerator='cpu' for several ranks,"
-            " or import the package that brings one"
+            " or import the package that provides one"
         )
     if not dist.is_backend_available(chosen):
         raise UsageError(

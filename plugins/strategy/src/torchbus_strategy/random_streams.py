@@ -49,7 +49,7 @@ class RandomStreams:
         self._clock = clock
         self._clock_before = 0
         self._marked: dict[str, object] = {}
-        self._evaluated: dict[str, dict[str, object]] = {}  # from where, and to where
+        self._evaluated: dict[str, dict[str, object]] = {}  # its states "from" and "to"
         self._drew = self._is_derived = self._lost = False
         self._script = ScriptGenerators()
 
@@ -166,7 +166,7 @@ class RandomStreams:
         self._evaluated, self._lost = {}, False
 
     def goes_on(self) -> None:
-        """Draw from "own" again: training goes on without another pass."""
+        """Draw from "own" again: training continues without another pass."""
         if self._current == "own" and self._script.apart:
             return
         self._script.go_on()

@@ -208,5 +208,5 @@ def _sealed(key: str, result: object) -> bytes:
     except Exception as error:
         raise UsageError(
             f"s.once({key!r}, ...): {an(type(result).__name__)} can't be sent to the other ranks,"
-            f" because pickle refuses it: {error}. Return what it is made of"
+            f" because pickle refuses it: {error}. Return tensors or plain values instead"
         ) from error

@@ -86,7 +86,7 @@ class ScriptGenerators:
         self._is_inside = False
 
     def go_on(self) -> None:
-        """Training goes on with batches of the pass."""
+        """Training continues with batches of the pass."""
         self._is_inside = True
 
     def forget(self) -> None:

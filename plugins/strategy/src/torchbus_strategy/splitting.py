@@ -1,4 +1,4 @@
-"""Contiguous shares of items, for inference."""
+"""Splits items into contiguous shares, for inference."""
 
 from __future__ import annotations
 

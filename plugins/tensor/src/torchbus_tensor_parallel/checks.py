@@ -82,7 +82,7 @@ def refuse_local_dropout(model: Module, styles: Mapping[str, ParallelStyle]) -> 
             raise Unsupported(
                 f"plan: {name!r} hands its shards on as plain tensors (ColwiseParallel with"
                 f" use_local_output=True), and beside it is dropout ({drops[0]}), which would drop"
-                " the same places on all ranks. Say 'colwise', or use_local_output=False"
+                " the same places on all ranks. Use 'colwise', or use_local_output=False"
             )
 
 

@@ -66,7 +66,7 @@ def _all_whole(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...
 
 
 class Mixing:
-    """Between ``begin`` and ``end``, a plain tensor counts as one that all ranks have.
+    """Treats plain tensors as replicated DTensors between ``begin`` and ``end``.
 
     Calls may be nested. Outside, torch continues to refuse such a mixture.
     """
@@ -137,7 +137,7 @@ def _plain(name: str) -> Callable[..., object]:
     def reduce(tensor: DTensor, *args: Any, **kwargs: Any) -> object:
         found = original(tensor, *args, **kwargs)
         is_number = isinstance(found, DTensor) and found.dim() == 0
-        return gathered(found).clone() if is_number else found  # no view: it may be written
+        return gathered(found).clone() if is_number else found  # not a view: the loop may write
 
     return reduce
 
@@ -388,7 +388,7 @@ def by_classes(original: CrossEntropy) -> CrossEntropy:
 
 
 class PlainLoss:
-    """A backward starts from the whole of a loss that the loop has made a DTensor.
+    """Starts a backward from the whole value of a loss that the loop has made a DTensor.
 
     It gets its value over all ranks as others do.
     """
@@ -399,7 +399,7 @@ class PlainLoss:
     def begin(self, call: BackwardCall) -> None:
         self._given = call.loss if isinstance(call.loss, DTensor) else None
         if self._given is not None:
-            call.tensors = gathered(self._given).clone()  # a view would keep its own value
+            call.tensors = gathered(self._given).clone()  # a view would keep its value
 
     @torch.no_grad()
     def end(self, call: BackwardCall) -> None:

@@ -139,7 +139,7 @@ class DividedModels:
             new.grad = sharding.like(old.grad, new)
         self._replaced[id(old)] = new
         self._old.append(old)
-        old.data, old.grad = old.data.new_empty(0), None  # the whole is not kept
+        old.data, old.grad = old.data.new_empty(0), None  # frees the whole tensor
 
     # The end -------------------------------------------------------------------------------------
 

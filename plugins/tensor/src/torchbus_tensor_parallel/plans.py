@@ -21,7 +21,7 @@ from torchbus.plugin import UsageError, expect
 
 PlanOption = Mapping[str, "str | ParallelStyle"] | str
 PLAN_STYLES: dict[str, ParallelStyle] = {
-    # DTensors between the two: all that the loop's own code does in between has one meaning
+    # DTensors in between: then whatever the loop does with them there has one meaning
     "colwise": ColwiseParallel(use_local_output=False),
     "rowwise": RowwiseParallel(input_layouts=Replicate()),
 }

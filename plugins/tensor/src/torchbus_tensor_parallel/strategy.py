@@ -96,7 +96,7 @@ class TensorParallel(Strategy):
             partial(averaging.average, mean=ranks.average),
         )
         session.bus.register(sync, "tp.gradients")
-        # after it, to be called before it: models are divided before their parameters are known
+        # registered later, so called earlier: models are divided before their parameters are known
         session.bus.register(
             DividedModels(session, ranks, self.plan, self.loss_parallel), "tp.models"
         )

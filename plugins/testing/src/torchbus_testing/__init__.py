@@ -12,7 +12,7 @@
 
 ``fork_script`` starts faster; use it if the script needs no fresh Python. ``recording_server``
 stands in for a service, and ``small_disk`` is a disk that can be full. ``verify`` compares a script
-with the same script in a session; torchbus-verify brings it. Functions that look at processes
+with the same script in a session; torchbus-verify provides it. Functions that look at processes
 (``orphans``) need Linux's /proc, and find nothing elsewhere.
 """
 

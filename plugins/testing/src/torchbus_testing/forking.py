@@ -79,7 +79,7 @@ class ForkServer:
             self._process.stdin.flush()
             answer: dict[str, object] = json.loads(self._process.stdout.readline())
             return answer
-        except BaseException:  # a test's time limit: the next answer would be this one's
+        except BaseException:  # such as a time limit: the next script would get this answer
             self._process.terminate()
             self._process.wait()
             raise

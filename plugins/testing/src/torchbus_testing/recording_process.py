@@ -1,4 +1,6 @@
-"""The process of a ``recording_server``::
+"""The process of a ``recording_server``: answers requests, and writes them to a file.
+
+::
 
     python recording_process.py ANSWERS FOLDER
 

@@ -41,7 +41,7 @@ ROUTINES = (
     staticmethod,
     classmethod,
 )
-REPLACED_BY_TORCH = {"manual_seed"}  # when it loads torch.compile's machinery
+REPLACED_BY_TORCH = {"manual_seed"}  # torch does when it loads torch.compile
 STREAMS = ("stdin", "stdout", "stderr", "excepthook")
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

@@ -113,7 +113,7 @@ WATTS = "gpu_power_w"
 
 
 class Power:
-    """Listens to the measurements of this rank's GPU, which come from a monitor's thread."""
+    """The power of this rank's GPU, by measurements that come from a monitor's thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

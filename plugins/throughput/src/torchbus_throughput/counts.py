@@ -107,14 +107,14 @@ class Counts:
     def _count(self, batch: TrackedBatch) -> None:
         share = batch.share
         if batch.origin.loader is None and share is not None and not share.count:
-            return  # it stands for the end of s.shard(...)
+            return  # it marks the end of s.shard(...)
         rows = batch.rows
         if share is not None and share.indices and batch.origin.loader is not None:
             rows = len(share.indices)
         self._batches_used += 1
         self._rows += rows
         if share is not None and share.weight <= 0:
-            return  # only repeated
+            return  # a repeated batch
         mine = self._is_local(batch)
         self._samples += rows
         self._local_samples += rows * mine

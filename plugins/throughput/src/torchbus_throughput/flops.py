@@ -18,7 +18,7 @@ OTHERS = ("MIG", "Laptop", "Max-Q", "D")
 
 
 class DataSheet(NamedTuple):
-    """The peaks of one device. Peaks of dense matrices in TFLOP/s. Data sheets of NVIDIA often name
+    """The peaks of one device, of dense matrices in TFLOP/s. Data sheets of NVIDIA often name
     those of sparse ones, which are twice as large. Where a data sheet has a figure for matrix
     units, this is it.
 
@@ -117,7 +117,7 @@ class Peak:
         return math.nan if self._sheet is None else peak(self._sheet, dtype)
 
 
-STEP = 1  # after this step: the first one makes what later ones use again
+STEP = 1  # count after this step: the first one fills caches that later ones reuse
 
 
 class Flops:

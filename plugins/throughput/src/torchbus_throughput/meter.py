@@ -83,7 +83,7 @@ class Sending:
         here = {name: value for name, value in here.items() if known(value) is not None}
         mine = self._rates(local)
         joules = {name: mine.pop(name) for name in list(mine) if name == "joules_per_sample"}
-        # the mean over ranks, of as many times a part as there are ranks, is the sum of the parts
+        # the mean over ranks of a part times the number of ranks is the sum of the parts
         times = {name: 1 if name == "mfu" else self._session.world_size for name in mine}
         self._log(here, step=step)
         self._log(
@@ -110,7 +110,7 @@ class Sending:
 
 
 class WindowPart(NamedTuple):
-    """One rank's part of a window. NaN is what is not known.
+    """One rank's part of a window. A number that is not known is NaN.
 
     ``samples`` and ``tokens``: their numbers. ``flops``: floating-point operations. ``mfu``: from 0
     to 1. ``joules``: the device's energy.
@@ -126,7 +126,7 @@ class WindowPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast training was. None is what is not known.
+    """How fast training was. A rate that is not known is None.
 
     ``samples_per_sec``, ``tokens_per_sec``: of batches that fed a backward. ``flops_per_sec``:
     floating-point operations. ``mfu``: their part of the device's peak, from 0 to 1; of several
@@ -307,7 +307,7 @@ class WindowMeter:
                 self._exchange.publish(ended.number, mine)
                 self._sent.append((ended, mine, device))
         except Exception as error:
-            # what is sent is NaN then: ranks that send different names would differ
+            # NaN is sent then: ranks must all send the same names
             self._warn_once(error)
         if self._sending is not None:
             self._sending.send(ended.step, ended.tally.steps, mine, device)

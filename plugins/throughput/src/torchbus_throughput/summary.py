@@ -192,7 +192,7 @@ class FirstCallHooks:
     def _after(self, module: Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._watches:
             return None
-        if output is None and module is self.model:  # it has failed: the next call may not
+        if output is None and module is self.model:  # this call failed: the next one may not
             self.calls.clear()
             return self._finish()
         call = self.calls.setdefault(id(module), ModuleCall(shapes((args, kwargs)), shapes(output)))
@@ -212,7 +212,7 @@ class FirstCallHooks:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A module of the table. ``is_open``: hooks may watch it. ``same_as``: it stands there too."""
+    """A module in the table. ``is_open``: hooks may watch it. ``same_as``: its path above."""
 
     path: str
     level: int

@@ -156,7 +156,7 @@ def _steps(text: str) -> int | None:
         return None
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of steps: give one from 1 on, or all"
+            f"{text!r} is not a number of steps: pass 1 or more, or all"
         )
     return int(text)
 

@@ -190,8 +190,8 @@ class WandbLogger(Tracker):
         except TimeoutError as error:
             done, settings = self._calls.made - self._calls.failures, run.settings
             reported = (
-                f"not all was sent within {settings.finish_timeout:g} s. {done} calls are kept:"
-                f" wandb sync {settings.sync_dir}"
+                f"not everything was sent within {settings.finish_timeout:g} s. {done} calls are"
+                f" kept: wandb sync {settings.sync_dir}"
             )
             raise TimeoutError(reported) from error
 

@@ -1,4 +1,4 @@
-"""Windows of batches: a real step at the end of each, and no communication before."""
+"""Accumulation windows: a real step at the end of each, and no communication before it."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Windows:
         position = self._position.state_dict()
         refuse_between(sums, self._position)
         found = {"expected": weights.expected, "weights": weights.saved()}
-        if self._session.world.divides_anew:  # the batches of an open window come again
+        if self._session.world.divides_anew:  # the loop gets an open window's batches again
             return found | {"position": position | {"index": 0}, "sums": [], "schedules": []}
         return found | {
             "position": position,

@@ -81,7 +81,7 @@ class RealSteps:
         if optimizer is None:
             self._adopted |= {id(one): one for one in parameters}
             return
-        if self._is_of_batch(parameters_of(optimizer)):  # now: a strategy may have replaced some
+        if self._is_of_batch(parameters_of(optimizer)):  # read now: a strategy may replace some
             self._optimizers.ignore(optimizer)
             self._made_in[optimizer] = 0
         else:

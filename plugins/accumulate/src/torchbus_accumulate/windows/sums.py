@@ -308,7 +308,7 @@ class WindowSum:
 
 
 class PresentGradients:
-    """The gradients that the parameters have now.
+    """The current gradients of an optimizer's parameters, and where they come from.
 
     ``is_new``: of a backward after the last step. ``has_failed``: it raised. ``are_left``: nor
     has the loop cleared them since. ``of_batches``: they are those of several batches.
@@ -325,7 +325,7 @@ class PresentGradients:
     def __init__(self) -> None:
         self.is_new = self.has_failed = self.are_over = self._are_mixed = False
         self.are_left = self.of_batches = False
-        self._last: weakref.ref[Tensor] | None = None  # one of those of the last real step
+        self._last: weakref.ref[Tensor] | None = None  # a gradient of the last real step
 
     def add_to(self, found: Sequence[Tensor]) -> None:
         """A backward of another window is about to add to them. They may be zeros."""

@@ -19,7 +19,7 @@ from torchbus_strategy.loss.weights import LossWeights
 
 
 class WindowEnd:
-    """Divides each sum once, also if several backwards add to it.
+    """Divides each sum once at the end of its window, also if several backwards add to it.
 
     If the last backward was silent (under ``s.no_sync()``), the ranks add up what they count at the
     step instead.
@@ -117,7 +117,7 @@ class Weights:
         self.samples = 1.0
         self.expected = 1.0
         self.factor = 1.0
-        self._of_rank = 1.0  # of the samples, on average
+        self._of_rank = 1.0  # this rank's part of the samples, on average
         self.mass: Number = 1.0
         self.whole: Number = 0.0
         self.counted = False
@@ -258,7 +258,7 @@ class Weights:
         return (
             samples * self._position.size
             if batch is None
-            or self._session.world.divides_anew  # a newcomer counts its own batches
+            or self._session.world.divides_anew  # a new replica counts its own batches
             else expected_samples(batch, samples, self._position.size)
         )
 

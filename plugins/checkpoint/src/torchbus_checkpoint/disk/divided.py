@@ -129,7 +129,7 @@ class TensorPart(NamedTuple):
 
 
 class DividedTensor(NamedTuple):
-    """A tensor in parts."""
+    """A tensor whose parts are in sharded files."""
 
     dtype: torch.dtype
     shape: Shape

@@ -109,7 +109,7 @@ def seal(partial: Path, final: Path, facts: RunProgress, files: dict[str, FileEn
         os.replace(final, previous)
     os.replace(partial, final)
     flush(final.parent)
-    with contextlib.suppress(OSError):  # the next run deletes it
+    with contextlib.suppress(OSError):  # if it can't be removed now, the next run does it
         remove(previous)
 
 
@@ -182,7 +182,7 @@ def _is_one(folder: Path) -> bool:
         os.stat(folder / MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # the error comes up again when it is read
+    except OSError:  # reading it raises the error again
         return True
     return True
 
@@ -334,7 +334,7 @@ class HashedFile:
 
 MAX_JSON_BYTES = 1 << 26
 MOST = (1 << 63) - 1
-NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with the least value of each
+NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with their least values
 
 
 @contextlib.contextmanager

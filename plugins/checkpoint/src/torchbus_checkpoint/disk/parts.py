@@ -1,4 +1,4 @@
-"""Files with each rank's parts of tensors.
+"""Writes and reads the files with each rank's parts of tensors.
 
 This module calls the planners of torch.distributed.checkpoint (DCP), which know how tensors are
 sharded, in the order that DCP's documentation gives. The files are written and read here. DCP's
@@ -46,7 +46,7 @@ def write(where: Path, groups: Groups, exchange: CheckpointExchange) -> dict[str
     plans = exchange.gather(plan)
     left: list[list[int] | None] = []
     if exchange.is_main:
-        finished, index = planner.create_global_plan([*plans])  # torch 2.6 changes the list
+        finished, index = planner.create_global_plan([*plans])  # a copy: torch 2.6 changes the list
         refuse_missing(index, where)
         left = list(map(_left, plans, finished))
     chosen = exchange.scatter(left)

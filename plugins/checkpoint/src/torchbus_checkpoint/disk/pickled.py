@@ -1,4 +1,4 @@
-"""Files of formats 1 and 2, which are pickles. Those of tensors are read by torch's own reader,
+"""Reads files of formats 1 and 2, which are pickles. Tensors are read by torch's own reader,
 which makes only tensors and plain values, and only after the zip around them is checked.
 """
 
@@ -59,7 +59,7 @@ MOST_ITEMS, MOST_TIMES, MOST_LARGE, DEEPEST = 1 << 20, 4, 10_000, 500
 def read(file: IO[bytes]) -> Any:
     """Read what ``torch.save`` wrote. Raises ValueError for another zip than torch writes."""
     _refuse_odd_zip(file)
-    with torch.sparse.check_sparse_tensor_invariants():  # an index may lead out of the memory
+    with torch.sparse.check_sparse_tensor_invariants():  # an index may be out of bounds
         found = torch.load(file, map_location="cpu", weights_only=True)
     _refuse_blown_up(found, file.seek(0, 2))
     return found
@@ -92,7 +92,7 @@ def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
     if sum(entry.file_size for entry in entries) > num_bytes:
         raise ValueError("the entries in it overlap")
     if len({entry.orig_filename.lower() for entry in entries}) < len(entries):
-        raise ValueError("two entries in it have one name")  # torch takes capitals for small ones
+        raise ValueError("two entries in it have one name")  # torch ignores the case
 
 
 def _refuse_two_directories(file: IO[bytes]) -> None:
@@ -189,7 +189,7 @@ def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -
         return popped[0]
     if code.name == "REDUCE" and popped[0].text == ENCODE:
         _, codec = cast(tuple[object, object], popped[1].text)
-        if codec != "latin1":  # others make bytes that are longer than the text
+        if codec != "latin1":  # other codecs make more bytes than the text has
             raise pickle.UnpicklingError(f"{ENCODE} {codec}")
     grows = code.name in GROWING | CALLING
     if not (popped or grows or isinstance(argument, str)):

@@ -1,4 +1,4 @@
-"""Files of safetensors: the tensors of a value, and in the header the rest of it, as JSON.
+"""Writes and reads safetensors files: a value's tensors, and the rest as JSON in the header.
 
 Every reader of safetensors finds each
 tensor under the path that leads to it, such as ``0.weight`` or ``optimizers/0/state/state/1``.

@@ -1,4 +1,4 @@
-"""All ranks write one checkpoint together, without a collective.
+"""Writes one checkpoint from all ranks together, without a collective.
 
 Each rank writes its own files. Rank 0 writes the rest, and gives the checkpoint its name.
 """
@@ -98,7 +98,7 @@ class CheckpointWriter:
 
     def _write(self, final: Path, number: int, content: Content) -> None:
         partial = final.with_name(f".{final.name}.{number}{formats.PARTIAL}")
-        # only the name: the folder may be at another path on another host
+        # only its name is the key: the folder may have another path on another host
         exchange = CheckpointExchange(self._session, partial.name)
         with contextlib.ExitStack() as claim:
             try:

@@ -125,7 +125,7 @@ class ObjectFinder:
 
     def _alive_optimizers(self, things: list[object]) -> list[Optimizer]:
         """Return the optimizers of this loop. Those of an earlier loop may be alive, too."""
-        for thing in things:  # created before the block
+        for thing in things:  # some were created before the block
             if isinstance(thing, Optimizer):
                 self._add(thing)
         known = [reference() for reference in self._optimizers]

@@ -1,5 +1,5 @@
-"""What iterating changes in a loader, its samplers and its dataset, first of all generators of
-random numbers: those of torch, Python and NumPy.
+"""Saves and restores what iterating changes in loaders, samplers and datasets: mainly random
+generators, those of torch, Python and NumPy.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LoaderStates:
             found[path] = encode(thing.state_dict(), f"the {path} of a loader")
         for path, _, _, value in _fields(loader):
             if path in known and _digest(value) != known[path]:
-                with suppress(UsageError):  # it holds objects
+                with suppress(UsageError):  # leave out a field that holds objects
                     found[path] = encode(value, path)
         return found
 

@@ -36,7 +36,7 @@ class Standing(TypedDict):
 class RecordedGap(TypedDict, total=False):
     """What is recorded of a gap; empty if the gap is unknown.
 
-    ``start``: the generators at its begin. ``ends``: a digest of each at its end. ``drawn``: the
+    ``start``: the generators at its start. ``ends``: a digest of each at its end. ``drawn``: the
     names of those that had moved.
     """
 
@@ -49,7 +49,7 @@ UNKNOWN: RecordedGap = {}
 
 
 class Gaps:
-    """Random states at the start of this gap.
+    """The random states at the start of the current gap, and what happens in it.
 
     ``is_open``: no pass has begun since. ``fetched_ahead``: a wrapper had read the last pass ahead
     of the loop. ``saves``: how often the script has called ``s.save`` in this gap.

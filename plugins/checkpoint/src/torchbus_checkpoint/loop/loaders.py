@@ -197,7 +197,7 @@ def _tensors(loader: DataLoader[object]) -> Iterator[Tensor]:
 
 
 class Workers:
-    """The random numbers at the start of each loader's workers, by what the loader is over.
+    """The random states with which each loader's workers started, by what the loader is over.
 
     They are None if the run started workers of several loaders over the same.
     """

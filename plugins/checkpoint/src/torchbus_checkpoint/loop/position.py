@@ -268,7 +268,7 @@ class LoopPosition:
 
 
 class RandomNumbers:
-    """Restore the streams. ``alike``: the states were saved by this rank."""
+    """Saves and restores random streams. ``alike``: this rank saved the states."""
 
     def __init__(self, session: Context, states: LoaderStates) -> None:
         self._session = session

@@ -146,7 +146,7 @@ class LoopReplay:
         if saved.trained:
             self._session.bus.hook.batches_skipped(loader=loader, order=None, count=0)
         if self._target.ended and self._target.next_pass is None:
-            # the run had ended: code after its last pass sees its result
+            # the run had ended: the code after its last pass must see its results
             self.put_back()
         position.variables.fill(frames, self._saved["variables"])
         variables.count(frames, saved.counted)
@@ -243,7 +243,7 @@ class LoopReplay:
         if not self._target.ended:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
-                " loop is shorter than it was. Make it as long, or begin again in another"
+                " loop is shorter than it was. Make it as long as before, or begin again in another"
                 f" folder{RESUME_CODE}"
             )
         if self._hides and self._session.is_main:
@@ -269,7 +269,7 @@ class LoopReplay:
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         self._quiet.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of the mean of no values
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of the mean of no values
         self._files.skip()
         self._hides = True
 
@@ -520,7 +520,7 @@ class QuietFiles:
         return where in self._made or any(where.startswith(one + os.sep) for one in self._made)
 
     def _is_of_script(self, through: tuple[str, ...] = WRITERS) -> bool:
-        """Whether the script, and no library that goes on with its file, makes this call."""
+        """Whether the script makes this call, and not a library that still writes its file."""
         frame = current_frame(2)
         while frame is not None and (
             is_standard(frame)

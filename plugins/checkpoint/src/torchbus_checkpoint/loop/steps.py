@@ -19,7 +19,7 @@ LEFT = -1  # the end of a loop that was left by break
 
 
 class Epochs:
-    """Runs the loops, and numbers them in the order in which the script begins them.
+    """Runs the loops over ``s.epochs``, numbered in the order in which the script begins them.
 
     It calls ``boundary`` before each epoch.
     """
@@ -63,7 +63,7 @@ class Epochs:
                 epoch += 1
                 self._steps.epoch_ended()
             if epoch < count and self._session.bus.hook.cut_short():
-                self._enter((number, epoch))  # where a run with a later bound goes on
+                self._enter((number, epoch))  # where a run with more epochs continues
         except GeneratorExit:  # the loop was left by break
             self._position.enter((number + 1, 0))
             raise

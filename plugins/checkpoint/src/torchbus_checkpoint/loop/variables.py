@@ -140,7 +140,7 @@ def flush_files(frames: list[FrameType]) -> None:
     files = [one for scope in scopes_of(frames) for one in map(_file_of, scope.values.values())]
     for file in (*files, sys.stdout):
         if isinstance(file, io.IOBase) and not file.closed and file.writable():
-            with contextlib.suppress(OSError):  # the script's next write raises it
+            with contextlib.suppress(OSError):  # the script's next write raises it again
                 file.flush()
 
 
@@ -207,7 +207,7 @@ def numbers(frames: list[FrameType]) -> Numbers:
 def _number(value: Any) -> object:
     if type(value) in KINDS:
         return value
-    if isinstance(value, float):  # of NumPy
+    if isinstance(value, float):  # NumPy's float64
         return float(value)
     if isinstance(value, Tensor):
         is_one = value.dim() == 0 and not is_part(value)

@@ -1,4 +1,4 @@
-"""Downloads the newest checkpoint from a store, unless the local folder has one as new."""
+"""Downloads the newest checkpoint from a store, unless the local folder has one at least as new."""
 
 from __future__ import annotations
 

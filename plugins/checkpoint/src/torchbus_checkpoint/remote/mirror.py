@@ -105,7 +105,7 @@ class RemoteMirror:
         waiting = self._waiting()
         while waiting and not self._end.is_set():
             self._claim.check()
-            self._is_away = False  # it answers, so a slow transfer is worth waiting for
+            self._is_away = False  # the store answers: a slow transfer is worth the wait
             self._send(waiting[-1])
             self._say_back()
             waiting = self._waiting()
@@ -120,7 +120,7 @@ class RemoteMirror:
         return found
 
     def _send(self, one: Path) -> None:
-        # it may be gone: removed by keep=, or written again
+        # the folder may have been removed by keep=, or written again
         with contextlib.suppress(FileNotFoundError), frozen(one) as copy:
             data = (copy / MANIFEST).read_bytes()
             known = store.there(self._store)

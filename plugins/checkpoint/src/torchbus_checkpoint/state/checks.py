@@ -1,5 +1,5 @@
-"""Checks that a checkpoint is complete: it holds every tensor of every model and optimizer exactly
-once. And compares one with this loop, before anything is changed.
+"""Checks that a checkpoint holds every tensor of every model and optimizer exactly once, and
+compares a checkpoint with this loop before anything is changed.
 
 All functions raise CheckpointError, which names the first thing that does not fit.
 """
@@ -95,9 +95,9 @@ def keeps_state(optimizer: Optimizer) -> bool:
     try:
         with torch.no_grad():
             inspect.unwrap(type(optimizer).step)(trial)
-    except KeyError:  # its constructor makes the state, as that of Adagrad in torch 2.4
+    except KeyError:  # its constructor makes the state, as Adagrad's does in torch 2.4
         return True
-    except Exception:  # it needs a closure, or more
+    except Exception:  # its step needs a closure, or more
         return False
     return bool(trial.state.get(weight))
 
@@ -131,7 +131,7 @@ def check(
 
 REMEDY = "Use the code that wrote the checkpoint, or another folder"
 WEIGHTS_ALONE = (
-    "Call s.load when they are made. To get the weights alone, read its model.safetensors with"
+    "Call s.load after they are made. To get only the weights, read its model.safetensors with"
     " safetensors.torch.load_file"
 )
 

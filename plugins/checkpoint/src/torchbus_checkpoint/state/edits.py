@@ -1,4 +1,4 @@
-"""Keeps edits that the user makes between two runs to constants of optimizers and schedulers."""
+"""Keeps constants of optimizers and schedulers that the user has edited between two runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OF_SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum
 """What schedulers put into an optimizer's groups, and do not change."""
 
 EDITED = (
-    "the script builds {} otherwise than the interrupted run: the new value is used, and a"
+    "the script sets {} differently from the interrupted run: the new value is used, and a"
     " schedule continues as if it had had it from the beginning"
 )
 NOT_USED = (
-    "the script builds {} otherwise than the interrupted run, which has changed it since: the run"
+    "the script sets {} differently from the interrupted run, which has changed it since: the run"
     " continues with the checkpoint's value. Set it after the loop has resumed, or begin again"
     " in another folder"
 )

@@ -1,4 +1,4 @@
-"""Plain values as JSON, and back. Unlike a pickle, JSON can hold no code.
+"""Converts plain values to JSON, and back. Unlike a pickle, JSON can hold no code.
 
 Numbers, texts and lists stay as they are. Everything else becomes an object with one key, which
 names its kind.

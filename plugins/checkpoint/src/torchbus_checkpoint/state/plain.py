@@ -1,4 +1,4 @@
-"""Values as a checkpoint holds them: tensors, and plain types that can't run code."""
+"""Converts values to what a checkpoint holds: tensors, and plain types that can't run code."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def encode(value: Any, what: str) -> Any:
         return value
     if isinstance(value, Tensor):
         return value.detach()
-    if kind is bytes:  # torch.load takes only some bytes
+    if kind is bytes:  # torch.load accepts only some bytes
         return {BYTES: value.decode("latin-1")}
     if kind in (list, tuple):
         return kind(encode(item, what) for item in value)
-    if kind is set:  # torch 2.4 does not load one
+    if kind is set:  # torch 2.4 loads no set
         return {SET: [encode(item, what) for item in value]}
     if kind is deque:
         return {DEQUE: [encode(item, what) for item in value], MAXLEN: value.maxlen}
-    if kind is defaultdict:  # what has no name in a file is its factory
+    if kind is defaultdict:  # its factory can't be stored
         return {encode(key, what): encode(item, what) for key, item in value.items()}
     if kind in (dict, OrderedDict, Counter):
         return kind({encode(key, what): encode(item, what) for key, item in value.items()})

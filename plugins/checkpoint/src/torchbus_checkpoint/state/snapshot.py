@@ -177,7 +177,7 @@ class LoopSnapshot:
         name = f"rank-{self._session.rank if alike else 0}"
         mine: State = folder.read_file(found, name)
         forms.refuse_unlike(found, name, mine, forms.RANK)
-        mine["metric"] = manifest["metric"]  # which may have come later
+        mine["metric"] = manifest["metric"]  # it may be newer than the file
         return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
     def put_back(self, found: Path, local: State) -> None:

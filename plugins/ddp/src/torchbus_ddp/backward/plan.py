@@ -1,4 +1,4 @@
-"""Drives DDP's reducer from inside ``backward``, without wrapping any module."""
+"""Plans of a backward: which of DDP's reducers average which parameters."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RankRows(torch.autograd.Function):
 
 
 class Joined(torch.autograd.Function):
-    """The rows of all ranks, on all ranks."""
+    """Gathers the rows of all ranks on every rank."""
 
     @staticmethod
     def forward(ctx: RowContext, local: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
@@ -169,7 +169,7 @@ class Joins:
 
 def _reached(starts: Iterable[Node | None]) -> set[Any]:
     """The common tensors that a graph leads to, but for those of which it took its rows."""
-    # a node of this module has a team
+    # the nodes of this module have a team
     below = nodes_below(
         starts, children=lambda node: () if hasattr(node, "team") else children_of(node)
     )

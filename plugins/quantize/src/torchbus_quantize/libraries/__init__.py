@@ -14,7 +14,7 @@ from torchbus.plugin import UsageError
 
 
 class Library(Protocol):
-    """What a module of this folder offers."""
+    """The interface of a module in this folder."""
 
     def why_not(self, name: str, weight: Tensor) -> str:
         """Why this weight can't be quantised, or ""."""
@@ -27,7 +27,7 @@ class Library(Protocol):
 
 
 class Release(NamedTuple):
-    """A library, its oldest release that will do, and its module here."""
+    """A library, its oldest supported release, and its module here."""
 
     name: str
     oldest: tuple[int, int]

@@ -1,4 +1,4 @@
-"""The page: one file that holds all that it needs."""
+"""The HTML page about runs: one self-contained file."""
 
 from __future__ import annotations
 

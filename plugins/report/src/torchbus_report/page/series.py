@@ -12,7 +12,7 @@ WANTED_TICKS = 5
 
 @dataclass(frozen=True)
 class AxisScale:
-    """From values to places: ``low`` is at 0, and ``high`` at 1."""
+    """Maps values to positions on an axis: ``low`` to 0, and ``high`` to 1."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""Colours of the curves, and what the report's page has beside the common look.
+"""The style sheet of the report's page, beyond the common one, and the colours of curves.
 
 The contrast of curves to the ground is at least 3 (WCAG 2.1).
 """

@@ -1,4 +1,4 @@
-"""Choose, sort and filter runs by whatever is known of them."""
+"""Selects, sorts and filters runs by facts, logged values and hyperparameters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of a run under a name: to compare, and to show."""
+    """A fact about a run: ``value`` to compare, and ``text`` to show."""
 
     value: float | str
     text: str

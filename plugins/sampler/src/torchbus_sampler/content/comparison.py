@@ -78,7 +78,7 @@ class ContentComparison:
         refuse_elsewhere(answers)
         if not all(fields for _, fields in answers):
             self._note(
-                loader, f"is not compared over the ranks: {why or 'another rank can not read it'}"
+                loader, f"is not compared over the ranks: {why or 'another rank cannot read it'}"
             )
         elif found := unlike([fields for _, fields in answers]):
             self._judge(loader, mine, found)
@@ -91,7 +91,7 @@ class ContentComparison:
         except CanNotBeAsked as error:
             return {}, str(error)
         part = chosen(dataset)
-        assert isinstance(dataset, Sized)  # as ``ask`` has found
+        assert isinstance(dataset, Sized)  # ``ask`` has checked that
         return {
             "length": _whole(len(dataset)),
             **fields,

@@ -1,4 +1,4 @@
-"""The first item of an iterable dataset. If ranks read different ones, it divides itself."""
+"""Reads the first item of an iterable dataset: if ranks get different ones, it divides itself."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from torchbus_strategy import random_streams
 
 @dataclass
 class Beginning:
-    """A reading that has begun. ``random``: where the generators stood after the first item."""
+    """An iteration that has begun. ``random``: states of the generators after the first item."""
 
     items: Iterator[object]
     random: dict[str, Any] | None = None
 
     def go_on(self) -> Iterator[object]:
-        """Return the reading, with the generators as it left them."""
+        """Return the iterator, with the generators as it left them."""
         if self.random is not None:
             random_streams.write(self.random)
         return self.items
 
 
 class Begun(IterableDataset[object]):
-    """A dataset whose only reading has begun."""
+    """A dataset whose only iteration has begun."""
 
     def __init__(self, items: Iterator[object]) -> None:
         self._items = items

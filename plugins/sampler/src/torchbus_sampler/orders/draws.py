@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 from torch.utils.data import WeightedRandomSampler
 
 CHUNK = 32  # with replacement, torch draws this number at a time
-WHOLE = 2**26  # indices in one piece at most, if no other code draws from the generator
-PIECES = (2**12, 2**22)  # the first and the largest piece of more
+WHOLE = 2**26  # indices in one piece at most, if only the sampler draws from the generator
+PIECES = (2**12, 2**22)  # otherwise, the first and the largest piece
 SCRATCH = 2**16
 
 
@@ -134,7 +134,7 @@ class WithReplacement:
         if self.shared:
             return self.total
         if start - drawn >= CHUNK:
-            return start // CHUNK * CHUNK - drawn  # to be passed by
+            return start // CHUNK * CHUNK - drawn  # these are skipped
         least = -(-stop // CHUNK) * CHUNK - drawn
         smallest, largest = PIECES
         return min(

@@ -23,7 +23,7 @@ MODULE = "torch.utils.data.sampler"
 
 
 class Order(Protocol):
-    """``total`` indices. ``checksum``: of what an order consists of besides its pieces."""
+    """An order of ``total`` indices. ``checksum``: of what it consists of besides its pieces."""
 
     total: int
     checksum: int
@@ -75,7 +75,7 @@ class Range:
 
 
 class Drawing:
-    """Pieces of the order, each an array. Those before the pass's place are released."""
+    """An order drawn in pieces, each an array. Those before the pass's place are released."""
 
     checksum = 0
 

@@ -33,7 +33,7 @@ TOO_SMALL = (
 
 
 class SharedArrays:
-    """Gives arrays, which the ranks of a node share through ``store``; None if there is one rank.
+    """Gives arrays that the ranks of a node share through ``store`` (None if there is one rank).
 
     The first rank that asks draws the array. Ranks that ask meanwhile wait for it. No rank waits
     for one that does not draw.
@@ -164,7 +164,7 @@ class OrderArray:
 
 
 class SharedArray(OrderArray):
-    """``file``: the rank that has drawn it keeps it open for later ranks. None on the others."""
+    """An array in shared memory. ``file``: open on the rank that drew it; None on the others."""
 
     def __init__(self, fd: int, length: int, file: _File | None) -> None:
         super().__init__(

@@ -40,7 +40,7 @@ class SlicedOrder(DividedOrder):
 
 
 class Slices:
-    """The iterator. Like torch, it draws at the first ``next``.
+    """The iterator of a ``SlicedOrder``. Like torch's, it draws at the first ``next``.
 
     If ``batch_size`` is None, the sampler gives one index at a time.
     """

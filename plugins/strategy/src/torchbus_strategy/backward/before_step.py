@@ -25,8 +25,8 @@ class _Sentinel:
 
 
 class Assigned:
-    """Detects assigned gradients by two parameters of each optimizer: the smallest of its first
-    half, and of its second one, as a loop may assign those of a body and not of its heads.
+    """Detects assigned gradients by two parameters of each optimizer: the smallest one of each
+    half, because a loop may assign gradients to a body and not to its heads.
 
     Their gradients cost little to keep, and are one object until the loop sets another.
     """

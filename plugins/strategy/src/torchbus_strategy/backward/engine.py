@@ -175,7 +175,7 @@ def take_off(parameters: Sequence[Any]) -> Held:
 def put_back(held: Held) -> None:
     for parameter, hooks in held:
         table = hooks_of(parameter)
-        assert table is not None  # it was only cleared
+        assert table is not None  # the table was only cleared
         table.update(hooks)
 
 
@@ -228,7 +228,7 @@ class TensorHooks:
 
 def _table(parameter: Any) -> dict[int, Any]:
     table = tensor_hooks(parameter)
-    assert table is not None  # the hooks were only taken out of it
+    assert table is not None  # only its hooks were removed
     return table
 
 

@@ -1,4 +1,4 @@
-"""The weights of the ranks' losses in a backward.
+"""Weights the gradients of a backward by what the ranks' losses count.
 
 Gradients are weighted by these counts, and divided by the mean of the weights once it is known.
 """

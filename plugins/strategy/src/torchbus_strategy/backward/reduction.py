@@ -80,7 +80,7 @@ class AfterBackward:
         self.buffers = buffers
         self.header = make_header(local_part(self.parameters[0]), len(self.parameters))
         self._average = average
-        # of a shard, ranks have different elements
+        # a shard has different elements on each rank
         self._compared = [one for one in self.parameters if not is_sharded(one)]
         self._uses = 0
 
@@ -101,7 +101,7 @@ class AfterBackward:
             if error is not None:
                 raise error
         finally:
-            error = None  # its traceback leads here
+            error = None  # its traceback refers to this frame
             self._communicate(loss, before, local)
 
     def synchronised(self) -> set[int]:

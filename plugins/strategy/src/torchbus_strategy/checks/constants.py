@@ -161,7 +161,7 @@ def _weighted_sum(side: Tensor) -> float:
 LOOKS = 10
 MODULUS = 251  # small enough that float32 distinguishes the means of its squares
 EVERY = 100
-COUNTS_STAY = 4  # looks
+COUNTS_STAY = 4  # as a number of looks
 FIXED = (
     "the ranks do not train with the same loss: {}, again and again. It is a constant of the loss"
     " or of one of its terms (a factor, a divisor, label smoothing). Draw it from the same seeded"
@@ -287,7 +287,7 @@ class Constants:
         change, there may be only one batch.
         """
         shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in enumerate(column))
-        # also that of a mask that leaves nothing
+        # 0 is a count, too: of a mask that leaves nothing
         counts = all(_is_count(value) or (not value and max(column) > 1.0) for value in column)
         if stays and not counts and is_even:
             raise RanksDiverged(FIXED.format(shown, hyperparameters.searches()))

@@ -116,7 +116,7 @@ WRONG = (
 
 
 class TriedAverage:
-    """``average`` of the strategy ``name``. ``data``: which part of the data this rank has."""
+    """Tries ``average`` of strategy ``name`` at its first call. ``data``: this rank's part."""
 
     def __init__(
         self, average: Callable[[list[Tensor]], object], name: str, data: DataPlace

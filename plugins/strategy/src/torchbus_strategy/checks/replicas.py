@@ -31,8 +31,8 @@ class ReplicaWatch:
         self._equal = 0
         self.input_sum = 0.0
         self._has_input = False
-        self._input = 0.0  # that of the step before
-        self._rows = 0  # of the first input of a forward
+        self._input = 0.0  # the input_sum of the step before
+        self._rows = 0  # rows of a forward's first input
         self._pass: Origin | None = None  # the latest one that may train
 
     @hookimpl
@@ -122,7 +122,7 @@ def weighted_sum(values: Tensor) -> float:
 
 
 def _equal(mean: float, local: float) -> bool:
-    return bool(local) and abs(mean - local) <= 3e-7 * abs(local)  # distinct in float32
+    return bool(local) and abs(mean - local) <= 3e-7 * abs(local)  # a difference that float32 shows
 
 
 AS_MUCH_AS_TRAINING = 3  # a forward and its backward cost three forwards

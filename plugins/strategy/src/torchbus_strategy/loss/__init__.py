@@ -1,1 +1,1 @@
-"""Finds what a loss is a mean of, from its autograd graph."""
+"""Finds what a loss is a mean of, from its autograd graph, and weights the ranks' losses by it."""

@@ -1,4 +1,4 @@
-"""Which term of a loss decides its weight, and what its counts leave to ask or to warn of."""
+"""Finds the term that decides the weight of a loss, and warns if its counts may be wrong."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Deciding:
 def _is_one_of(count: int, term: Term) -> bool:
     """Whether it is one of ``count`` things in a mean, as in ``sum(losses) / len(losses)``."""
     target = getattr(term.node, compat.TARGET, None)
-    is_whole = target is None or target.numel() == 1  # not the one that is left of many
+    is_whole = target is None or target.numel() == 1  # not one that a mask has left of many
     is_one = is_whole and term.number is not None and _is(term.number, 1.0)
     return is_one and not term.divisors and _is_divided_by(count, term)
 
@@ -266,7 +266,7 @@ def host_knows(term: Term) -> bool:
 
 
 def _is_a_constant(term: Term, number: float, rows: float) -> bool:
-    """Whether a sum is divided by something that is no number of the things that were summed."""
+    """Whether a sum is divided by something else than the number of things that were summed."""
     if not term.divisors or not term.sizes:
         return False
     return not any(same(number, count) for count in (rows, *accumulate(term.sizes, operator.mul)))

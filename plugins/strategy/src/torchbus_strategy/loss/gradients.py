@@ -1,4 +1,4 @@
-"""Earlier gradients: separated from those of a backward, and scaled in place."""
+"""Separates earlier gradients from those of a backward, and scales gradients in place."""
 
 from __future__ import annotations
 

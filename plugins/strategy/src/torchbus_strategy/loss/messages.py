@@ -24,15 +24,15 @@ IN_NO_GRAPH = "the graph does not show which of them each term of the loss is a 
 IN_WINDOW = "in a window of several backwards all terms have one weight"
 NEITHER = (
     "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
-    " samples ({}) nor of all ranks' ({}): it is taken for one that is normalised over ranks"
-    " already, and the ranks' gradients are averaged. If one process would divide by that constant"
+    " samples ({}) nor of all ranks' ({}): it is treated as normalised over ranks already,"
+    " and the ranks' gradients are averaged. If one process would divide by that constant"
     " as well, pass loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
 )
 EITHER = (
     "the loss is a sum divided by {:g}, which is the number of all ranks' samples, and also that of"
-    " the elements that were summed on this rank: it is taken for a constant of the script, and the"
-    " ranks' sums are added up. If the script has counted this rank's elements, divide by a tensor,"
-    " as mask.sum() is"
+    " the elements that were summed on this rank: it is treated as a constant of the script, and"
+    " the ranks' sums are added up. If the script has counted this rank's elements, divide by a"
+    " tensor, as mask.sum() is"
 )
 TIMES_CONSTANT = (
     "a term of the loss is a sum divided by {0:g}, or multiplied by {3:g}, on every rank, which is"

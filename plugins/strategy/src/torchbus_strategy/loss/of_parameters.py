@@ -199,7 +199,7 @@ IN_PENALTIES = ELEMENTWISE | OF_WHOLE
 
 
 class Elements(NamedTuple):
-    """What a function of parameters and constants has. ``numel``: how many numbers, 0 if that is
+    """The size of a function of parameters and constants. ``numel``: how many numbers, 0 if that is
     unknown. ``has_constants``: tensors enter. If these are broadcast, it has more numbers.
     """
 

@@ -279,7 +279,7 @@ def relates_samples(term: Term) -> bool:
     node = term.node
     if node is None or term.place is not None or node.next_functions[0][0] is None:
         return False
-    while type(node).__name__ in READING_PRODUCTS:  # with the weight of a task
+    while type(node).__name__ in READING_PRODUCTS:  # multiplied by the weight of a task
         below_it = [child for child, _ in node.next_functions if child is not None]
         node = next((one for one in below_it if not is_of_parameters(one)), below_it[0])
     sizes = sizes_of(node)  # unknown if activation checkpointing has packed the tensor
@@ -509,7 +509,7 @@ def _reading_product(
     is_whole = isinstance(number, Tensor) and not number.is_floating_point()
     if isinstance(number, Tensor) and number.is_cpu:
         number = compat.number_in(number)
-    if not isinstance(number, Tensor) and is_whole and abs(number) == 1:  # as 1.0, it may be 1 / n
+    if not isinstance(number, Tensor) and is_whole and abs(number) == 1:  # a float 1.0 may be 1 / n
         return _terms(children[0], rows, divisors, depth - 1)
     if not isinstance(number, Tensor) and not number:
         return []  # `+ 0 * output.sum()` is there only to reach parameters

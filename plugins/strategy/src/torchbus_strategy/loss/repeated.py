@@ -1,4 +1,4 @@
-"""Recognises losses that count what those before have counted, and need no further look."""
+"""Recognises losses that count the same as earlier ones, and need no further look."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RepeatedLosses:
         )
         if facts != self._facts:
             self.forget()
-            # over one it may be behind a clamp: its value shows it
+            # a divisor of one may come from a clamp, which only its value shows
             self._facts, self._is_over_one = facts, bool(term.is_over_one)
         return self.usual
 

@@ -133,7 +133,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """A node that leaves dimensions as they are, as functions of each element and layers do, or a
     loss of several numbers that leaves one.
     """
-    is_gradient = type(node).__name__.endswith("BackwardBackward0")  # of a loss, for each sample
+    is_gradient = type(node).__name__.endswith("BackwardBackward0")  # a loss's, for each sample
     if getattr(node, compat.REDUCTION, 0) and not is_gradient:
         found = _first(node, sizes_of(node, sizes), budget)
         return SampleDims((), found.related or bool(found.dims))
@@ -227,7 +227,7 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         ),
     )
     if found.dims and found.dims[0] in over and not found.related:
-        return SampleDims(related=True)  # what may be another dimension of them is none
+        return SampleDims(related=True)  # the other dimensions that may hold samples do not
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))
 
 
@@ -253,7 +253,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         dims = right.dims
     over_samples = columns in left.dims and (second is None or rows in right.dims)
     related = {rows, columns} <= set(dims) or over_samples
-    related &= min(dims, default=rows) >= rows  # else each sample has a separate product
+    related &= min(dims, default=rows) >= rows  # otherwise each sample has a separate product
     return SampleDims(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 
 
@@ -328,7 +328,7 @@ def _removed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         over = dims_of(node, len(before))
         lost = {dim for dim in over if before[dim] == 1}
     found = _first(node, before, budget)
-    if found.dims and found.dims[0] in lost:  # one sample
+    if found.dims and found.dims[0] in lost:  # it held one sample
         return found._replace(dims=NONE.dims)
     return _moved(
         found,

@@ -1,4 +1,4 @@
-"""Terms of one loss that weigh differently.
+"""Weights the terms of one loss that count differently.
 
 Each is multiplied in the graph, where it is reduced, before the ranks' gradients are averaged.
 Terms weigh differently in two cases. Batches of several loaders feed one step, and their shares
@@ -28,7 +28,7 @@ LOOKS = 10
 WAITS = 3
 """The first backwards, in which the host waits for a GPU. From then on it looks one later."""
 TERMS_AT_MOST = 16
-SPREAD = 1e-5  # relative, of squares
+SPREAD = 1e-5  # relative spread of squares
 HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, TRAIN, TRAINED, TRAINED_SQUARED = range(8)
 """TRAIN: 1 on ranks whose batch does not only fill in for missing samples; TRAINED: their terms."""
 BY_ROW, HEAD = 8, 9

@@ -41,7 +41,7 @@ ALIKE_FOR = 3
 
 
 class ConstantDivisors:
-    """The classification of such numbers, the same on all ranks.
+    """Classifies constants that losses are divided by, the same on all ranks.
 
     ``divisor``: the number. ``sizes``: the shape of what was summed.
     """
@@ -111,8 +111,8 @@ class ConstantDivisors:
     ) -> str:
         """Look at a backward in which all ranks divide by ``divisor``.
 
-        Returns a warning, made of ``text``, if they always divide by it and it is no number of
-        samples.
+        Returns a warning, made of ``text``, if they always divide by it and it is not a number
+        of samples.
         """
         share, parts = self._session.share, self._session.world.data.parts
         if divisor is None or isinstance(divisor, Tensor) or not share.count or divisor == 1.0:
@@ -196,7 +196,7 @@ def _may_be_counted(number: Number, rows: int, sizes: tuple[int, ...]) -> bool:
 
 
 class CommonDivisor:
-    """Decides in each backward, the same on all ranks, from common values.
+    """Decides from common values in each backward whether all ranks divide by one number.
 
     A number of samples, or of elements of them, does not count, though equal shares make it equal.
     Nor does a count of each rank's own (of a mask) that is equal by chance: earlier ones differed,
@@ -274,7 +274,7 @@ def _sharers(samples: int, parts: int) -> int:
     return min(parts, max(1, samples // 2))
 
 
-SPREAD = 1e-5  # of squares that float32 distinguishes
+SPREAD = 1e-5  # the least spread of squares that float32 shows
 
 
 class Unit:

@@ -25,7 +25,7 @@ def leaves_some(root: Any) -> bool:
 
 def _selects(node: Any) -> bool:
     name = type(node).__name__
-    if name == "IndexBackward0":  # one of each sample, as in ``z[torch.arange(len(z)), y]``
+    if name == "IndexBackward0":  # picks one of each sample, as in ``z[torch.arange(len(z)), y]``
         first = next(one for one in compat.indices(node) if one is not None)
         return not torch.equal(first, torch.arange(len(first), device=first.device))
     ignored = getattr(node, compat.IGNORED, None)

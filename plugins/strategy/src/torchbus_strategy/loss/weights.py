@@ -101,12 +101,12 @@ class LossWeights:
     ) -> Count:
         """Read the loss's graph, and return what this backward counts.
 
-        ``settles``: the host will know the ranks' numbers before it goes on. On a GPU it does not;
+        ``settles``: the host knows the ranks' numbers before it continues. On a GPU it does not;
         then ranks count by the graph once all of them know that one does. ``expected``: average
         number of samples of a rank, if the share does not say. ``loss``: of one element.
         ``terms``: what ``read`` has returned for it.
         """
-        if len(self._session.batches.current) > 1:  # each has a share
+        if len(self._session.batches.current) > 1:  # each batch has its share
             terms = None
         elif terms is None:
             terms = self.read(loss, expected)
@@ -238,7 +238,7 @@ class LossWeights:
         value = self._each.multiply(terms, weights)
         if value is not None:
             new.weighted_terms, new.weights = terms, weights
-        elif not self._deciding.compares:  # else the gradients are not exact either
+        elif not self._deciding.compares:  # otherwise the gradients are not exact either
             self._say(messages.SHOWN_OTHERWISE)
         new.value = terms.loss.detach() * self._session.share.weight if value is None else value
         new.isolated = count.isolated

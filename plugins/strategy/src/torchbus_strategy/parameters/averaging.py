@@ -60,7 +60,7 @@ def dense_gradient(parameter: Tensor) -> Tensor:
 
 
 class LocalParameters(set[int]):
-    """The ids of the parameters that hold such gradients.
+    """The ids of the parameters that hold gradients of only this rank.
 
     ``discarded``: this rank had no samples, and holds nothing.
     """

@@ -43,7 +43,7 @@ OF_A_MEAN = (
 
 
 class OtherLeaves:
-    """Finds such tensors. ``is_known``: whether the strategy knows a tensor already.
+    """Finds leaves that no optimizer holds. ``is_known``: whether the strategy knows one already.
 
     ``current``: those of the latest backward. To look for them means to walk the graph: that is
     done for the first backwards of each kind, then at growing intervals, and in each backward

@@ -20,7 +20,7 @@ from torchbus_strategy.user_code import warn_of_gradients
 
 ALIKE = (
     "{}: a tensor of shape {}, which no module owns, has a row for each sample of the batch, and so"
-    " is taken for this rank's own: it is not synchronised. If all ranks share it, call"
+    " is treated as this rank's own: it is not synchronised. If all ranks share it, call"
     " s.adopt(tensor) before you make its optimizer"
 )
 UNLIKE = (
@@ -55,7 +55,7 @@ def _judge(reported: Sequence[tuple[float, float]]) -> tuple[bool, str]:
 
 
 class PerRankTensors:
-    """Such tensors, of which each rank keeps its own values.
+    """Tensors of one rank's samples, of which each rank keeps its own values.
 
     Their gradient is that of the loss over all ranks, as in one process with the whole batch.
     """

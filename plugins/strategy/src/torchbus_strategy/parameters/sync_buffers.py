@@ -156,7 +156,7 @@ class SyncBuffers:
         reported = self._session.all_gather_object((lost, sorted(counting)))
         names = sorted({name for theirs, _ in reported for name in theirs})
         common = set.intersection(*(set(theirs) for _, theirs in reported))
-        if self._session.share.count >= 2 * self._session.world.data.parts:  # else some have one
+        if self._session.share.count >= 2 * self._session.world.data.parts:  # else a rank has one
             self._counting = common if self._counting is None else self._counting & common
         self._looks -= 1
         if names and not self._has_said:

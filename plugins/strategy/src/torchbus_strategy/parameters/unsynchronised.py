@@ -12,7 +12,7 @@ from torchbus_strategy.parameters.trained import TrainedParameters
 
 
 class UnsynchronisedState(TypedDict, total=False):
-    """``who`` is the rank and the number of ranks; ``indices`` count the trained parameters."""
+    """The state. ``who``: rank and number of ranks. ``indices`` count the trained parameters."""
 
     who: list[int]
     indices: list[int]

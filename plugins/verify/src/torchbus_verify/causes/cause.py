@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Cause:
-    """``inherent``: a property of data parallel training; otherwise the numbers are wrong.
-    ``found``: the evidence.
+    """Why two runs differ. ``inherent``: a property of data parallel training; otherwise numbers
+    are wrong. ``found``: the evidence.
     """
 
     name: str

@@ -73,7 +73,7 @@ def mixture(
     wanted = torch.cat([target[name].double() for name in names])
     columns = torch.stack([torch.cat([one[name].double() for name in names]) for one in ours], 1)
     found_weights = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
-    enough = wanted.numel() > len(ours)  # fewer numbers are always some mixture
+    enough = wanted.numel() > len(ours)  # fewer numbers always fit some mixture
     gap = float((columns @ found_weights - wanted).norm() / wanted.norm().clamp(min=1e-300))
     near = gap <= CLEAR * rounding.of_sums(rounding.unit(dtype), 1)
     return Fit(tuple(found_weights.tolist()), near and enough, gap)

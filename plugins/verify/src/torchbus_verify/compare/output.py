@@ -194,7 +194,7 @@ def _tensors(ours: Path, plain: Path, allowed: Allowed) -> str:
 def _gap(mine: object, theirs: object) -> float:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         if theirs.dtype == torch.uint8 and theirs.shape == torch.get_rng_state().shape:
-            return 0.0  # a generator's: the session has separate streams
+            return 0.0  # a generator's state: the session has separate streams
         return distance(mine, theirs) if mine.shape == theirs.shape else math.inf
     if isinstance(mine, float) and isinstance(theirs, float):
         return abs(mine - theirs) / max(abs(mine), abs(theirs), rounding.unit())

@@ -103,7 +103,7 @@ def _name(index: Any) -> int | str:
 
 def _rows(batch: Any) -> list[int | str]:
     """Identifies samples of a stream, which have no index, by the content of their first tensor."""
-    batch = getattr(batch, "batch", batch)  # in the sampler's wrapping
+    batch = getattr(batch, "batch", batch)  # unwrap the sampler's batch
     first = next((one for one in leaves(batch) if isinstance(one, Tensor)), None)
     if first is None:
         return [repr(one)[:80] for one in (batch if isinstance(batch, list | tuple) else [batch])]

@@ -131,7 +131,7 @@ def _relative(request: RunRequest, mirror: FolderMirror) -> list[str]:
         return [path, *remaining]
     place = os.path.relpath(path, mirror.original)
     mirror.make_real(str(mirror.place / place))  # Python imports from where the script really is
-    sys.path.append(str(mirror.original.parent))  # what it adds by its own path leads elsewhere
+    sys.path.append(str(mirror.original.parent))  # paths relative to its file lead elsewhere
     return [place, *remaining]
 
 
@@ -167,7 +167,7 @@ def of(request: RunRequest) -> tuple[RunRequest, tuple[Change, ...]]:
     """Change the request of the reference run."""
     given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
     if request.options.get("scale_lr") is not None:
-        given.pop("warmup_steps", None)  # ends at the scaled rate, which one rank lacks
+        given.pop("warmup_steps", None)  # a warm-up ends at the scaled rate, which one rank lacks
     changes: tuple[Change, ...] = (larger_batch(window(request)),) if window(request) > 1 else ()
     return replace(request, plugins=(), options={"strategy": None, "devices": 1, **given}), changes
 

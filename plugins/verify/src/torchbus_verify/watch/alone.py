@@ -128,8 +128,8 @@ DRIFTED = (
 )
 MADE_OTHERWISE = (
     "verify_every: in step {}, {} from what rank 0 computes of the same inputs{}. The session has"
-    " averaged the ranks' gradients as it should, so a rank computes otherwise: look at its"
-    " hardware and software"
+    " averaged the ranks' gradients as it should, so a rank computes differently: look at"
+    " its hardware and software"
 )
 
 

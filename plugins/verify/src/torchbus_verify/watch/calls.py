@@ -105,7 +105,7 @@ class CallRecorder:
     def _begin(self, module: Module, inputs: tuple[object, ...]) -> None:
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
-        if current_graph_task_id() != -1:  # activation checkpointing repeats a part of a call
+        if current_graph_task_id() != -1:  # activation checkpointing repeats part of a call
             return
         place = self._place(module)
         if place is None:

@@ -87,7 +87,7 @@ def two_forwards(run: LoopRun) -> None:
 
 
 class LocalMethods(nn.Module):
-    """Trained by another method than forward."""
+    """A model that is trained by another method than forward."""
 
     def __init__(self, run: LoopRun) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ def global_batch(run: LoopRun) -> None:
 
 
 class Scaled(nn.Module):
-    """Has a buffer whose value matters."""
+    """A model whose output is scaled by a buffer."""
 
     def __init__(self, inner: nn.Module, scale: Tensor) -> None:
         super().__init__()

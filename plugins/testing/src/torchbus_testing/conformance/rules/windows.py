@@ -1,4 +1,4 @@
-"""When gradients are cleared, and backwards that communicate nothing."""
+"""Rules about accumulation: cleared gradients, and backwards that communicate nothing."""
 
 from __future__ import annotations
 
