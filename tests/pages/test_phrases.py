@@ -58,7 +58,7 @@ LEFT_OUT = re.compile(
     re.M | re.S,
 )
 PHRASES = {
-    r"(?<!there )\b(?:is|are|was|were|be) no (?!longer|more|less|other|\w+er\b)": "is not a",
+    r"(?<!there )\b(?:is|are|was|were|be) no (?!longer|more|less|other|(?!number|wrapper|parameter|buffer|tracker|worker|listener|user|integer|server|error)\w+er\b)": "is not a",
     r"\bof (?:its|their|one's) own(?= (?:for|when|that|to|in|by|with|and|are|is)\b|[^ \w]|$)": (
         "its own X, a separate X"
     ),

@@ -122,7 +122,7 @@ class Float8(Autocast):
         session.on_close.callback(undo_inductor_patch())
 
     @hookimpl(wrapper=True)
-    def parameters_added(  # type: ignore[override]  # the base's is no wrapper
+    def parameters_added(  # type: ignore[override]  # the base's is not a wrapper
         self, optimizer: Optimizer | None, parameters: list[Tensor]
     ) -> Generator[None, object, object]:
         """Take the layers before any strategy, which may change their classes."""
