@@ -38,7 +38,7 @@ bar. `torchbus options` lists the options of all installed packages, third-party
 torchbus run --devices 2 -o precision=bf16-mixed train.py
 ```
 
-Or write them into a TOML file, for `torchbus run --config run.toml train.py`:
+Or write them to a TOML file, for `torchbus run --config run.toml train.py`:
 
 ```toml
 strategy = "ddp"
@@ -48,9 +48,9 @@ plugins = ["gpu"]
 ```
 
 An option on the command line overrides the file; `s.explain()` lists both. An unknown name is an
-error. On Python 3.10, a file needs `torchbus[toml]`.
+error. On Python 3.10, a file needs tomli: `pip install tomli`.
 
-To let a shell complete commands, options and names, install `torchbus[completion]`:
+To let a shell complete commands, options and names, run `pip install shtab`, and then:
 
 ```sh
 torchbus completion bash > ~/.local/share/bash-completion/completions/torchbus
