@@ -87,7 +87,7 @@ def missing() -> str | None:
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         return "no C++ compiler was found: install g++, or set CXX"
     if shutil.which("ninja", path=_path()) is None:
-        return "ninja was not found: pip install 'torchbus[testing-accelerator]'"
+        return "ninja was not found: pip install ninja"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python.h was not found: install Python's headers (python3-dev)"
     if not Path(torch.__file__).with_name("include").joinpath(ALLOCATOR).exists():

@@ -41,9 +41,7 @@ def _shtab() -> Any:
     try:
         return importlib.import_module("shtab")
     except ModuleNotFoundError:
-        raise PluginError(
-            'completion scripts are written by shtab: pip install "torchbus[completion]"'
-        ) from None
+        raise PluginError("completion scripts are written by shtab: pip install shtab") from None
 
 
 def _everything(shtab: object) -> argparse.ArgumentParser:
