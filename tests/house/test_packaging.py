@@ -107,7 +107,7 @@ def test_the_extras_name_every_plugin():
     every = {line for lines in expected.values() for line in lines} - newest_torch
     for name, library in {"deepspeed": "deepspeed", "ft": "torchft"}.items():
         expected[name] = [f"torchbus-{name}[{library}]{PIN}"]
-    others = {"all", "completion", "testing-accelerator", "toml"}
+    others = {"all"}
     assert {
         name: lines for name, lines in core["optional-dependencies"].items() if name not in others
     } == expected

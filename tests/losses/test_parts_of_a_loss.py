@@ -65,3 +65,63 @@ def test_ranks_that_add_up_differently_read_the_mean_by_name(strategy: str) -> N
     """
     result = fork_script(script.replace("STRATEGY", strategy))
     assert result.ok() and result.stdout == "[(1.5, 10.0, 16.5), (1.5, 10.0, 16.5)]\n"
+
+
+RETURNED = """
+    import sys
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+    from torchbus import session
+
+    class Tasks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(4, 1), torch.nn.Linear(4, 3)
+            self.log_vars = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, x, y, label):
+            regression = F.mse_loss(self.one(x).squeeze(1), y)
+            classes = self.two(x)
+            chosen = F.cross_entropy(classes, label, ignore_index=-100)
+            each = {"regression": regression, "chosen": chosen}
+            scaled = (torch.exp(-self.log_vars) * torch.stack(list(each.values()))).sum()
+            accuracy = (classes.argmax(1) == label).double().mean()
+            return scaled + self.log_vars.sum(), each, regression, accuracy
+
+    with session(strategy="ddp", devices=int(sys.argv[1]), batch="global", accelerator="cpu"):
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64)
+        x = torch.randn(29, 4)
+        label = torch.randint(0, 3, (29,))
+        label[::3] = -100
+        loader = DataLoader(TensorDataset(x, x.sum(1), label), batch_size=8)
+        net = Tasks()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        total = 0.0
+        for batch in loader:
+            optimizer.zero_grad()
+            loss, each, first, accuracy = net(*batch)
+            loss.backward()
+            optimizer.step()
+            total += first.item()
+            print(f"{loss.item():.9f} {first.item():.9f} {each['chosen'].item():.9f} {total:.9f}")
+            #
+"""
+
+
+def test_parts_that_a_model_returns_are_of_all_ranks_and_not_warned_of() -> None:
+    alone, two = (fork_script(RETURNED, ranks) for ranks in (1, 2))
+    assert two.ok() and two.stdout == alone.stdout
+    assert "rank's share" not in two.stderr, two.stderr
+
+
+def test_what_else_the_model_returns_is_warned_of() -> None:
+    two = fork_script(RETURNED.replace("#\n", "print(accuracy.item())\n"), 2)
+    assert two.ok() and "computes 'accuracy' from this rank's share" in two.stderr
+
+
+def test_a_part_that_is_read_before_the_backward_is_warned_of() -> None:
+    early = RETURNED.replace("loss.backward()", "print(first.item()); loss.backward()")
+    two = fork_script(early, 2)
+    assert two.ok() and "first.item() after loss.backward()" in two.stderr, two.stderr

@@ -58,6 +58,11 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
             "100 * running / len(loader.dataset)",
             ["running"],
         ),
+        (  # a number of batches is not one of samples
+            "k = 4 if i < 8 else len(loader) % 4\nrunning += loss.item() * k",
+            "running / len(loader)",
+            [],
+        ),
         ("running += loss.item() * x.shape[0]", "running / len(train_set)", ["running"]),
         ("targets += y.tolist()", "1", ["targets"]),
         ("predictions.append(out.argmax(1).cpu().numpy())", "1", ["predictions"]),

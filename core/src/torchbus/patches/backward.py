@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -24,9 +24,9 @@ class BackwardCall:
     ``weight``: how much this rank's gradient counts in the mean over ranks; None: as its share of
     the data says. ``factor``: multiplies the gradient and not the loss. ``sync``: whether to
     synchronise gradients. ``loss``: the tensor, if ``backward`` was called on a single one; of
-    several losses that are single numbers, their sum.
-    ``count``: what the loss counts (a ``Count`` of the strategies' package), if a plugin has found
-    out before the strategy.
+    several losses that are single numbers, their sum. ``parts``: the loop's other numbers that got
+    their mean over ranks. ``count``: what the loss counts (a ``Count`` of the strategies' package),
+    if a plugin has found out before the strategy.
     """
 
     tensors: Any
@@ -38,6 +38,7 @@ class BackwardCall:
     count: Any = None
     factor: float | torch.Tensor = 1.0
     sync: bool = True
+    parts: Sequence[torch.Tensor] = ()
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -145,9 +146,8 @@ class Outermost:
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
-            roots = (tensors, grad_tensors)
-            if not isinstance(tensors, torch.Tensor):
-                roots = _added(*roots)
+            is_tensor = isinstance(tensors, torch.Tensor)
+            roots = (tensors, grad_tensors) if is_tensor else _added(tensors, grad_tensors)
             call = BackwardCall(*roots, retain_graph, create_graph, inputs)
             for listener in self._before.now:
                 listener(call)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 
+from torch import Tensor
+from torchbus.compat import python
 from torchbus.plugin import BackwardCall, Context, hookimpl, warn
 
 from torchbus_sampler import loop_source as source
@@ -69,15 +71,19 @@ class CountedMetrics:
             return
         self._seen.add(seen)
         with suppress(RecursionError):  # a file of deeply nested expressions
-            self._look(places, frames, call.sync)
+            self._look(places, frames, call)
 
-    def _look(self, places: tuple[Place, ...], frames: list[FrameType], is_synced: bool) -> None:
+    def _look(self, places: tuple[Place, ...], frames: list[FrameType], call: BackwardCall) -> None:
         facts = facts_of(*places)
-        if facts is None or (facts.place, is_synced) in self._seen:
+        if facts is None or (facts.place, call.sync) in self._seen:
             return
-        self._seen.add((facts.place, is_synced))
+        self._seen.add((facts.place, call.sync))
         file, line = facts.place
-        counted, dependence = CountFinder(facts).found(is_synced), ShareDependence(facts)
+        finder, dependence = (
+            CountFinder(facts, names_of(call.parts, frames)),
+            ShareDependence(facts),
+        )
+        counted = finder.found(call.sync)
         held = [*dependence.held(), *dependence.collecting(frames)]
         found = {name: remedy for name, remedy in counted.items() if name not in held}
         if found:
@@ -89,6 +95,23 @@ class CountedMetrics:
             warn(OF_SHARE.format(line, file, _quoted(statistics)))
 
 
+def names_of(parts: Sequence[Tensor], frames: list[FrameType]) -> set[str]:
+    """Return the variables of the frames that hold only these tensors, also in a list or dict."""
+    known = set(map(id, parts))
+    return {
+        name
+        for frame in frames
+        for name, value in (python.read(frame).items() if known else ())
+        if (held := {id(one) for one in _tensors_in(value)}) and held <= known
+    }
+
+
+def _tensors_in(value: object) -> list[Tensor]:
+    inside = value.values() if isinstance(value, dict) else value
+    each = inside if isinstance(value, dict | list | tuple) else [value]
+    return [one for one in each if isinstance(one, Tensor)]  # type: ignore[attr-defined]
+
+
 def _quoted(names: Iterable[str]) -> str:
     return " and ".join(f"{name!r}" for name in names)
 
@@ -97,10 +120,15 @@ class CountFinder:
     """Finds what a loop counts from its batches, and how to get all ranks'.
 
     An update of a meter averages, unless it is one of torchmetrics, which averages over all ranks.
+
+    ``parts``: variables whose tensors the backward gave their mean over ranks, as those that a
+    model returns beside its loss.
     """
 
-    def __init__(self, facts: LoopFacts) -> None:
+    def __init__(self, facts: LoopFacts, parts: Collection[str] = ()) -> None:
         self._facts = facts
+        self._parts = {name for name, _ in facts.values if plain(name) in parts}
+        self._in_loss = facts.in_loss | self._parts
         self._averages = not facts.program.imports("torchmetrics")
 
     def found(self, is_synced: bool = True) -> dict[str, str]:
@@ -181,7 +209,15 @@ class CountFinder:
         return (
             isinstance(value, ast.BinOp)
             and isinstance(value.op, ast.Mult)
-            and any(self._any(source.is_size, one) for one in (value.left, value.right))
+            and any(self._any(self._is_size, one) for one in (value.left, value.right))
+        )
+
+    def _is_size(self, value: ast.expr) -> bool:
+        """Whether it is a number of samples. ``len(loader) % 4`` is a number of batches."""
+        known = self._facts.batch | self._facts.of_batch
+        return source.is_size(value) and (
+            not any(source.called(node) == "len" for node in ast.walk(value))
+            or bool(source.names(value) & known)
         )
 
     def _is_over_more(self, name: str, grown: set[str]) -> bool:
@@ -205,7 +241,7 @@ class CountFinder:
         is_read = source.number_of(value) is not None
         return (
             not is_read
-            and _base(name) not in self._facts.in_loss
+            and _base(name) not in self._in_loss
             and source.is_measure(value, self._facts.apart)
         )
 
@@ -214,7 +250,7 @@ class CountFinder:
         return (
             isinstance(append, ast.Call)
             and any(source.names(one) & self._facts.apart for one in append.args)
-            and _base(name) not in self._facts.in_loss
+            and _base(name) not in self._in_loss
             and any(
                 source.called(node) in SUMMARISING and _base(name) in self._named_in(node)
                 for node in self._facts.program.nodes
@@ -278,7 +314,7 @@ class CountFinder:
         for index, node in enumerate(self._facts.nodes):
             for one in source.losses(node):
                 root = source.variable(one) or f"({ast.unparse(one)})"
-                for name in source.reached(source.parts, [one], self._facts.values):
+                for name in source.reached(source.parts, [one], self._facts.values) | self._parts:
                     backwards.setdefault(name, (index, root))
 
         def read(nodes: Iterable[ast.AST]) -> set[str]:
@@ -345,7 +381,7 @@ class CountFinder:
         read = [
             (name, value)
             for name, value in self._numbers_in(nodes, counted)
-            if source.base_name(value) not in self._facts.in_loss
+            if source.base_name(value) not in self._in_loss
             and source.names(value) & self._facts.apart
         ]
         divided = {
@@ -369,7 +405,7 @@ class CountFinder:
             name: value
             for node in nodes
             for name, value in source.assignments(node)
-            if name not in self._facts.batch | self._facts.in_loss and self._is_other_measure(value)
+            if name not in self._facts.batch | self._in_loss and self._is_other_measure(value)
         }
         for one in [value for node in nodes for value in source.shown(node)]:
             part = one.left if isinstance(one, ast.BinOp) else one
@@ -434,7 +470,7 @@ class CountFinder:
         in_loss = {
             id(inner)
             for name, value in self._facts.values
-            if name in self._facts.in_loss
+            if name in self._in_loss
             for inner in ast.walk(value)
         }
         for node in nodes:

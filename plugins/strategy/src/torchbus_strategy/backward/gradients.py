@@ -332,6 +332,7 @@ class GradientSync:
             self._give_loss(reported, call, loss, scale)
         if parts:
             reported.give_parts(parts, scale)
+            call.parts = parts
         self._after_sync()
 
     def _have_like_buffers(self, reported: Header) -> bool:

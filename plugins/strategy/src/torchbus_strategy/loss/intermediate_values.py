@@ -17,7 +17,7 @@ from torchbus_strategy.compat import is_view
 from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.of_parameters import is_of_parameters
 from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
-from torchbus_strategy.loss.terms import Count, Number, weighted
+from torchbus_strategy.loss.terms import Count, Number, Term, weighted
 from torchbus_strategy.loss.values import weighed
 
 Edge = tuple[Node, int]
@@ -66,11 +66,18 @@ def _weighed(part: Tensor, count: Count) -> Number | None:
     around = [
         weight
         for term, weight in zip(terms, count.weights, strict=True)
-        if part.grad_fn in nodes_below([term.reduced_by], NODES)
+        if part.grad_fn in nodes_below([_made(term)], NODES)
     ]
     if around:
         return weighted(part.detach(), around[0]) if len(around) == 1 else None
     return weighed(part, terms, count.weights)
+
+
+def _made(term: Term) -> Node:
+    """Return the node that has made a term: of a vector times learned weights, one of its items."""
+    stacked = None if term.place is None else _stack(term.reduced_by)
+    item = None if stacked is None else stacked.next_functions[term.place or 0][0]
+    return item or term.reduced_by
 
 
 def parts_of(loss: Tensor) -> list[Tensor]:
@@ -88,8 +95,17 @@ def has_parts(loss: Tensor) -> bool:
     node = loss.grad_fn
     name = type(node).__name__
     if node is not None and name in OVER_ALL:
-        return type(below(node)).__name__ == "StackBackward0"
+        return _stack(below(node)) is not None
     return name in LINEAR
+
+
+def _stack(node: Node) -> Node | None:
+    """Return the ``torch.stack`` that a node is, or that it multiplies by learned weights."""
+    if type(node).__name__ in READING_PRODUCTS:
+        children = [one for one, _ in node.next_functions if one is not None]
+        numbers = [one for one in children if not is_of_parameters(one)]
+        node = numbers[0] if len(numbers) == 1 else node
+    return node if type(node).__name__ == "StackBackward0" else None
 
 
 def unscaled(loss: Tensor) -> Tensor:
@@ -126,9 +142,9 @@ def _edges(loss: Tensor, through: set[str]) -> list[Edge]:
 def _below(node: Node, through: set[str]) -> Iterator[Edge]:
     name = type(node).__name__
     if name in OVER_ALL and through is LINEAR:
-        node = below(node)
-        if type(node).__name__ != "StackBackward0":
+        if (stack := _stack(below(node))) is None:
             return
+        node = stack
     elif name not in through:
         return
     children = [(child, place) for child, place in node.next_functions if child is not None]
