@@ -79,6 +79,7 @@ class Guard:
         self._handlers: dict[int, object] = {}
         self._undo_signals: Callable[[], None] = lambda: None
         self._wakeup: socket.socket | None = None
+        self._waker: socket.socket | None = None
         self.reason: BaseException | None = None
         self.seen_signal: int | None = None
         self.handled: set[int] = set()
@@ -125,6 +126,9 @@ class Guard:
     def stop_looking(self) -> None:
         self._looking.stop()  # first, because the guard handles a look that hangs
         self._stop.set()
+        if self._waker is not None:
+            with contextlib.suppress(OSError):  # its buffer is full, so the thread is awake
+                self._waker.send(b"\0")
         self._thread.join()
 
     def stop(self) -> None:
@@ -267,23 +271,22 @@ class Guard:
         return number in self.handled or signal.getsignal(number) != self._handlers.get(number)
 
     def _listen_to_signals(self) -> None:
-        self._wakeup, writer = socket.socketpair()
-        self._wakeup.settimeout(LOOK_EVERY_S)
-        writer.setblocking(False)
-        old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        wakeup, waker = self._wakeup, self._waker = socket.socketpair()
+        wakeup.settimeout(LOOK_EVERY_S)
+        waker.setblocking(False)
+        old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         old_handlers = {
             number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())
         }
         old_handlers[INTERRUPT] = signal.signal(INTERRUPT, self._on_interrupt)
         self._handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
-        wakeup = self._wakeup
 
         def undo() -> None:
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(old_fd)
             wakeup.close()
-            writer.close()
+            waker.close()
 
         self._undo_signals = undo
 

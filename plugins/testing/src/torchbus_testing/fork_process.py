@@ -34,13 +34,15 @@ def preload(names: list[str]) -> None:
     """Import once what most scripts import, and the modules with these names."""
     compiler()
     usual = discovery.installed("strategy").get(default_strategy())
-    for entry in [*discovery.every("always"), *discovery.every("service"), usual]:
+    plugins = discovery.installed("plugin")
+    companions = () if usual is None else getattr(discovery.load(usual), "companions", ())
+    beside = map(plugins.get, companions)
+    for entry in [*discovery.every("always"), *discovery.every("service"), *beside]:
         if entry is not None:
             discovery.load(entry)
     with silent_answers():
         for name in names:
             importlib.import_module(name)
-    discovery.offers.cache_clear()  # there may be more beside a script
     gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 
@@ -154,6 +156,8 @@ def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> N
         main.__file__ = str(script)
         sys.modules["__main__"] = main
         sys.argv, sys.path[0] = [str(script), *args], str(script.parent)
+        if any(script.parent.glob("*-info")):  # packages beside the script
+            discovery.offers.cache_clear()
         exec(compile(script.read_text(), script, "exec"), main.__dict__)
         status = 0
     except SystemExit as error:
