@@ -400,6 +400,34 @@ def test_a_rank_that_is_late_reads_what_rank_0_has_read(tmp_path: Path) -> None:
     assert found["alone"] == ["rank 0 alone"] * 3
 
 
+def test_a_file_of_an_earlier_run_is_read_as_rank_0_has_read_it(tmp_path: Path) -> None:
+    """Even if rank 0 empties the file after another rank has asked how old it is."""
+    found = facts(
+        f"""
+        import json, os, time
+        from pathlib import Path
+        from torchbus_rank0 import visible_files
+        os.chdir({str(tmp_path)!r})
+
+        def is_old(self, path):
+            time.sleep(0.5)
+            return True
+
+        visible_files.Seeing._is_old = is_old
+        if s.is_main:
+            Path("rows.json").write_text("[1]")
+        s.barrier()
+        rows = json.loads(Path("rows.json").read_text())
+        time.sleep(0.1) if s.is_main else None
+        with open("rows.json", "w") as file:
+            time.sleep(1.0) if s.is_main else None
+            json.dump([*rows, 2], file)
+        found["rows"] = s.all_gather_object(rows)
+        """
+    )
+    assert found["rows"] == [[1], [1]]
+
+
 def test_libraries_write_on_rank_0_and_the_others_wait(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     found = facts(
