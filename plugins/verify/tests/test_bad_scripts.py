@@ -5,6 +5,8 @@ None of them comes to a session.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from torchbus_testing.forking import fork_script
@@ -73,3 +75,24 @@ def test_a_session_that_can_not_begin(tmp_path):
     result = fork_script(COMMAND, "--strategy", "nonsense", "train.py", cwd=tmp_path, timeout_s=200)
     assert result.status == 3 and "fails only under the session" in result.stdout
     assert "unknown strategy 'nonsense'" in result.stdout
+
+
+SECRET = "0f9e8d7c6b5a49382716f0e1d2c3b4a5968778ab"
+LEAKS = {
+    "dies": "os.write(2, KEY); os._exit(3)",
+    "prints": "print(KEY.decode(), torch.rand(1).item() if dist.is_initialized() else 0)",
+    "names a parameter": "model.register_parameter(KEY.decode(), torch.nn.Parameter(torch.ones(1)))",
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_secret_that_the_script_shows_is_hidden(tmp_path: Path, leak: str) -> None:
+    head = (
+        "import os, torch, torch.distributed as dist\nKEY = os.environ['WANDB_API_KEY'].encode()\n"
+    )
+    script = tmp_path / "leaks.py"
+    script.write_text(head + LOOP.replace("for ", f"{LEAKS[leak]}\nfor ", 1))
+    command = f"import os\nos.environ['WANDB_API_KEY'] = {SECRET!r}\n" + COMMAND
+    for words in ((), ("--json",)):
+        result = fork_script(command, *words, "--steps", "2", str(script), cwd=tmp_path)
+        assert SECRET not in result.stdout + result.stderr

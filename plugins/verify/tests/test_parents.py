@@ -38,6 +38,15 @@ def test_a_script_imports_from_its_parent_folder(tmp_path) -> None:
     assert verified(tmp_path / "trainer", SCRIPT)["status"] == 0
 
 
+def test_nothing_is_imported_from_a_parent_folder_that_others_write_to(tmp_path) -> None:
+    """Anybody may have put a module there, which the plain script would not import."""
+    (tmp_path / "trainer").mkdir()
+    tmp_path.chmod(0o1777)
+    (tmp_path / "optional_module.py").write_text("raise SystemExit('planted')")
+    script = "try:\n    import optional_module\nexcept ImportError:\n    pass\n" + LOOP
+    assert verified(tmp_path / "trainer", script)["status"] == 0
+
+
 def test_a_script_in_another_folder(tmp_path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.py").write_text(LOOP)

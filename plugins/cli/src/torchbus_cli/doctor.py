@@ -22,7 +22,7 @@ import torchbus
 from torch.nn import Linear, Sequential, Tanh
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parameters_to_vector
-from torchbus import session
+from torchbus import bootstrap, session
 from torchbus.bus import discovery
 
 from torchbus_cli.parser import Parser, table
@@ -364,13 +364,11 @@ def train_on_two_ranks() -> None:
     print(json.dumps({"difference": difference, "steps": STEPS, "train_s": train_s}))
 
 
-if __name__ == "__main__":
-    train_on_two_ranks()
-
-
 NAME = "self-test"
 TOLERANCE = 1e-9
-COMMAND = [sys.executable, "-m", "torchbus_cli.doctor"]
+COMMAND = bootstrap.command(
+    "from torchbus_cli.doctor import train_on_two_ranks; train_on_two_ranks()"
+)
 
 
 def run(timeout_s: float) -> Finding:
@@ -393,7 +391,11 @@ def run(timeout_s: float) -> Finding:
             return _failed(f"two ranks did not train within {timeout_s:g} s", _end(process))
     if process.returncode:
         return _failed(f"two ranks could not train (exit status {process.returncode})", errors)
-    return _judged(json.loads(output), time.perf_counter() - began)
+    try:
+        reported = json.loads(output)
+    except ValueError:
+        return _failed("two ranks printed something else than their result", output)
+    return _judged(reported, time.perf_counter() - began)
 
 
 def _judged(reported: dict[str, Any], wall_s: float) -> Finding:

@@ -65,7 +65,7 @@ def _verify(request: RunRequest, json_wanted: bool, page: Path | None) -> int:
 
     import_dynamo()
     with ProgressLine(request.steps, sys.stderr) as progress:
-        verdict = verify_request(request, progress.show)
+        verdict: report.Verdict = report.fit_to_show(verify_request(request, progress.show))
     if page is not None:
         page.write_text(verify_page.page(verdict), encoding="utf-8")
     print(report.dumps(verdict) if json_wanted else verdict)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from torchbus_redaction.redactor import redacted_output
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import describe
 from torchbus_verify.compare.difference import Comparison, Difference
@@ -45,6 +46,18 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def fit_to_show(value: Any) -> Any:
+    """Return a verdict, or a part of it, without the secrets in what the script has written."""
+    if isinstance(value, str):
+        return redacted_output(value)
+    if isinstance(value, tuple):
+        return tuple(map(fit_to_show, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {one.name: fit_to_show(getattr(value, one.name)) for one in fields(value)}
+        return replace(value, **parts)
+    return value
 
 
 SAME, INHERENT, WRONG, NOT_COMPARED = range(4)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchbus import bootstrap
 from torchbus.plugin import UsageError
 
 from torchbus_verify import report
@@ -146,17 +146,9 @@ def verify(
     """
     flags = [f"--steps={steps}", *["--float64"] * float64]
     flags += [word for name, value in options.items() for word in ("-o", f"{name}={value!r}")]
-    command = [
-        sys.executable,
-        "-m",
-        "torchbus",
-        "verify",
-        "--json",
-        *flags,
-        "--",
-        str(script),
-        *map(str, arguments),
-    ]
+    words = ["verify", "--json", *flags, "--", str(script), *map(str, arguments)]
+    code = f"from torchbus_cli.main import main; raise SystemExit(main({words}))"
+    command = bootstrap.command(code)
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if not ended.stdout.startswith("{"):
         raise UsageError(

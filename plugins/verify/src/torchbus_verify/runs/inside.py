@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -131,8 +132,16 @@ def _relative(request: RunRequest, mirror: FolderMirror) -> list[str]:
         return [path, *remaining]
     place = os.path.relpath(path, mirror.original)
     mirror.make_real(str(mirror.place / place))  # Python imports from where the script really is
-    sys.path.append(str(mirror.original.parent))  # paths relative to its file lead elsewhere
+    parent = mirror.original.parent
+    if _is_users(parent):
+        sys.path.append(str(parent))  # paths relative to the script's file lead elsewhere
     return [place, *remaining]
+
+
+def _is_users(folder: Path) -> bool:
+    """Whether only this user and root can put modules there."""
+    status = folder.stat()
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
 
 
 def _seed() -> None:
