@@ -74,6 +74,10 @@ INSTEAD = {
     ),
     "a folder": (Path.mkdir, "run.toml can't be read: Is a directory"),
     "much": (sparse, "run.toml can't be read: it has more than 16 MB"),
+    "long number": (
+        lambda path: path.write_text(f"a = {'1' * 5_000}"),
+        "run.toml is not valid TOML: ",
+    ),
     "deep": (lambda path: path.write_text(f"a={'[' * 99_999}"), "run.toml is not valid TOML: "),
 }
 

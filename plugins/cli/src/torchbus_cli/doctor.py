@@ -32,7 +32,7 @@ from torchbus_device.devices import DevicePlan
 from torchbus_launch import inherited
 from torchbus_launch.launched_rank import LaunchedRank, find
 from torchbus_launch.request import LaunchRequest
-from torchbus_redaction.redactor import Redactor
+from torchbus_redaction.redactor import Redactor, redacted
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def _rendezvous_point() -> list[str]:
         socket.getaddrinfo(address, None)
     except OSError as error:
         problems.append(
-            f"MASTER_ADDR={address!r} is not known here ({error}): set it to the address of the"
-            " first node"
+            f"MASTER_ADDR={redacted(address)!r} is not known here ({error}): set it to the address"
+            " of the first node"
         )
     return problems
 

@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
         found: dict[str, object] = toml.loads(config_file.read_text(path))
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from None
-    except (toml.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of text, or of a number that is too long
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     return found
 

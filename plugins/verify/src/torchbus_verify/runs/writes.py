@@ -97,9 +97,12 @@ class RunWrites:
         place = os.path.join(self._real_folder(path), os.path.basename(path))
         if self._mirror.contains(place):
             self._mirror.make_real(place if itself else os.path.dirname(place), keep=keep)
-        elif not place.startswith(self._free) or self._mirror.is_original(place):
+        elif self._mirror.is_original(place) or not self._is_free(place):
             self._say(place)
             raise WritesOutside(place)
+
+    def _is_free(self, place: str) -> bool:
+        return any(_is_below(place, folder) for folder in self._free)
 
     def _unfold_before_parents(self, path: str) -> None:
         """Resolve `..`, which behind a link of the mirror would lead to the script's folder."""
