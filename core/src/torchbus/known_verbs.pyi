@@ -266,12 +266,12 @@ class KnownVerbs:
         raise NotImplementedError
 
     def main_first(self, local: bool = False) -> AbstractContextManager[None]:
-        """Inside, rank 0 goes first, and the other ranks follow when it is through.
+        """Let rank 0 run the block first. The other ranks run it when rank 0 has finished.
 
-        For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
-        ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        An error of the first rank is raised on all. All ranks must enter it. Raises UsageError for
-        a function: it is a block, and ``s.once`` calls a function.
+        Use it for what one rank downloads or prepares, and the others then find:
+        ``with s.main_first():``. With ``local=True`` the first rank of each node goes first, for
+        files on a disk of the node. An error of the first rank is raised on all ranks. All ranks
+        must enter the block. Raises UsageError for a function, which ``s.once`` calls.
         """
         raise NotImplementedError
 
@@ -287,20 +287,21 @@ class KnownVerbs:
     def on_main(self, function: Callable[..., Result]) -> Callable[..., Result | None]:
         """Let only rank 0 run a function: a decorator, or ``s.on_main(upload)(path)``.
 
-        On other ranks it returns None, at once. The function must not call what all ranks have to
+        On other ranks the function returns None at once. It must not call what all ranks have to
         call, such as ``s.reduce`` or ``backward``.
         """
         raise NotImplementedError
 
     @contextmanager
     def split_between_processes(self, items: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Give this rank its consecutive part of some items, for inference.
+        """Give this rank a consecutive part of some items, for inference.
 
-        ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
-        tensor or an array, a map-style data set, or a dict of these with the same length. If the
-        number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
-        repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
-        results together, without padding. Nothing is sent. Raises UsageError for other items.
+        Write ``with s.split_between_processes(prompts) as mine:``. ``items`` is a list, a tuple, a
+        range, a tensor or an array, a map-style data set, or a dict of these with the same length.
+        If they can't be divided evenly, the first ranks get one more. With ``apply_padding``, the
+        other ranks repeat the last item, so that all have the same number. ``s.gather_in_order``
+        puts the results together, without padding. No rank sends anything. Raises UsageError for
+        other items.
 
         Source: ``split_between_processes`` of Accelerate.
         """
@@ -309,9 +310,9 @@ class KnownVerbs:
     def gather_in_order(self, results: Any) -> Any:
         """Return, on all ranks, the results of all items in the items' order.
 
-        ``results``: a list with one result for each item that this rank got of the last
-        ``s.split_between_processes``, or a tensor with a row for each. Those of padding are left
-        out. Results in a list go by pickle. All ranks call it. Raises UsageError, on all ranks, if
+        ``results`` is a list with one result for each item that this rank got from the last
+        ``s.split_between_processes``, or a tensor with a row for each. Results of padding are left
+        out. Results in a list are pickled. All ranks call it. Raises UsageError, on all ranks, if
         the ranks have split different items, or a rank has another number of results.
         """
         raise NotImplementedError

@@ -27,10 +27,13 @@ version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Without it: AttributeError at the first backward."""
 
 sparse_values: Callable[[Tensor], Tensor] = Tensor._values
-"""Of a sparse tensor that may not be coalesced. Without it: AttributeError when ddp is imported."""
+"""The values of a sparse tensor that may not be coalesced.
+
+Without it: AttributeError when ddp is imported.
+"""
 
 parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
-"""Of one module, by name. Without it: AttributeError when a model is found."""
+"""A module's parameters by name. Without it: AttributeError when a model is found."""
 
 
 HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -40,9 +43,9 @@ HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init_
 def without_initial_broadcast() -> Iterator[None]:
     """Keep DDP from sending rank 0's parameters, which all ranks have.
 
-    A torch without ``init_sync=`` sends them between a forward and its backward, so autograd takes
-    them for changed. 2.6 can't send complex ones with gloo. Without ``_sync_module_states`` there:
-    UsageError at the first backward.
+    A torch without ``init_sync=`` sends them between a forward and its backward, so autograd would
+    see them as changed. 2.6 can't send complex parameters with gloo. If such a torch lacks
+    ``_sync_module_states``: UsageError at the first backward.
     """
     if HAS_INIT_SYNC:
         yield
@@ -58,8 +61,9 @@ def without_initial_broadcast() -> Iterator[None]:
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:
-    """Order them as the gradients came. Without ``_rebuild_buckets``: AttributeError after the
-    first backward.
+    """Order the buckets as the gradients came.
+
+    Without ``_rebuild_buckets``: AttributeError after the first backward.
     """
     ddp.reducer._rebuild_buckets()
 
@@ -81,9 +85,9 @@ def refuse_complex(parameters: Iterable[Tensor]) -> None:
 
 
 class ReducerOnly(DistributedDataParallel):
-    """DDP over parameters only, with a list of those with sparse gradients.
+    """DDP over parameters only, with the ids of those that have sparse gradients.
 
-    DDP itself would look for Embedding modules.
+    DDP itself would look for Embedding modules, which ``module`` does not have.
 
     Without ``_build_params_for_reducer``: UsageError when the first reducer is made.
     """

@@ -13,7 +13,7 @@ from torchbus_strategy import process_group
 class ProcessGroup:
     """Opens torch's default process group before the strategy starts.
 
-    The strategy's attribute ``backend``, if it has one, says which backend.
+    The strategy's attribute ``backend``, if it has one, names the backend.
     """
 
     @hookimpl(tryfirst=True)

@@ -53,21 +53,21 @@ class DDP(ByReducer):
     """Each rank trains on its share of the data. Gradients are averaged, weighted by samples.
 
     Args:
-        backend: torch.distributed backend; the usual one of the device ("nccl" for CUDA, "gloo"
-            for a CPU) if it is None and
-            TORCHBUS_BACKEND is not set.
+        backend: the torch.distributed backend. None means TORCHBUS_BACKEND if that is set, or else
+            the usual backend of the device ("nccl" for CUDA, "gloo" for a CPU).
         bucket_cap_mb: size of a gradient bucket in MiB, as in DistributedDataParallel.
-        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
-            "mean"; "sum".
-        loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
-            that it is a mean of (targets that are not ignored, elements behind a mask), else
-            samples; "samples"; "tokens": as "auto", and a loss without such a count is refused.
-        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
-        sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only: torch's
+        loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
+            the loss's graph, and assumes a mean if the graph does not show it.
+        loss_weight: what a rank's gradient counts in the mean. "auto" is what the loss is a mean
+            of, as its graph shows (targets that are not ignored, elements behind a mask), or else
+            samples. "samples" is always samples. "tokens" is like "auto", but refuses a loss whose
+            graph shows no count.
+        sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
+        sync_batchnorm: whether BatchNorm computes its statistics over all ranks (GPUs only: torch's
             SyncBatchNorm).
-        sync_buffers: what all ranks have in a buffer after ``backward``: "rank0", its values;
-            "mean" over ranks, of what is not an integer; "sum", the value before with the changes
-            of all ranks. Or a dict of these by the buffers' names.
+        sync_buffers: what all ranks have in a buffer after ``backward``. "rank0" is the value of
+            rank 0. "mean" is the mean over ranks, or rank 0's value of integers. "sum" is the
+            earlier value with the changes of all ranks. A dict has one of these by buffer name.
 
     Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB
     2020.
@@ -78,7 +78,7 @@ class DDP(ByReducer):
 
 
 class DDPSpawn(DDP):
-    """ddp for a decorated function, which new processes call too. It takes the arguments of DDP.
+    """ddp for a decorated function, which new processes call too. It has the arguments of DDP.
 
     The caller's process is rank 0: its model is trained in place, and it gets the function's return
     value.
@@ -89,7 +89,7 @@ class DDPSpawn(DDP):
 
 
 class DDPNotebook(DDP):
-    """ddp for a block in a notebook's cell. It takes the arguments of DDP.
+    """ddp for a block in a notebook's cell. It has the arguments of DDP.
 
     The other ranks are forked when the block begins. They are silent, and end with the block. The
     kernel is rank 0, so its model is trained in place.

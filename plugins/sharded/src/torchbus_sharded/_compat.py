@@ -1,8 +1,8 @@
 """Private names of torch that this package uses; nothing else in it uses one.
 
-Those of tensors and modules were seen in torch 2.6 to 2.13; those of ``fully_shard``, from ``Pair``
-on, in 2.13 (the package needs 2.6). Without one of these: AttributeError by its name, when a model
-is divided, computes or is made whole; UsageError where it would be missed quietly.
+Names of tensors and modules were seen in torch 2.6 to 2.13. Names of ``fully_shard``, from ``Pair``
+on, were seen in 2.13 (the package needs 2.6). Without one of these: AttributeError with its name,
+when a model is divided, computes or is made whole; UsageError where nothing else would fail.
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ from torchbus.plugin import Unsupported
 parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 temporary_buffers: Callable[[Module], set[str]] = attrgetter("_non_persistent_buffers_set")
-"""Of one module, by name. Without one of the three: AttributeError when a model is divided."""
+"""A module's tensors by name, or such names. Without one of the three: AttributeError when a model
+is divided.
+"""
 
 step_post_hooks: Callable[[Any], OrderedDict[int, Any]] = attrgetter("_optimizer_step_post_hooks")
-"""Of an optimizer, in the order of their calls. Without it: AttributeError when one is made."""
+"""An optimizer's hooks, in the order of their calls.
+
+Without it: AttributeError when an optimizer is made.
+"""
 
 version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Without it: AttributeError when a meta tensor gets values."""
@@ -41,18 +46,18 @@ backward_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter("_backward_h
 post_accumulate_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
     "_post_accumulate_grad_hooks"
 )
-"""Of a tensor. Without one of the two: AttributeError when a model is divided."""
+"""A tensor's hooks. Without one of the two: AttributeError when a model is divided."""
 
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 """Methods that give a module its first values; the second is MultiheadAttention's.
 
-Without it: Unsupported, if such a module is on the meta device.
+Without the second: UsageError, if such a module is on the meta device.
 """
 
 call_when_accumulated: Callable[[Tensor, Callable[[Tensor], None]], object] = (
     Tensor.register_post_accumulate_grad_hook
 )
-"""Of any tensor: the method of a DTensor is fsdp's refusal."""
+"""Torch's method for any tensor. DTensor's method is replaced by one that refuses."""
 
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 """Without it: AttributeError when the package is imported."""
@@ -61,7 +66,8 @@ tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
 """Without it: AttributeError when the package is imported."""
 
 DATA: Any = torch._C.TensorBase.data
-"""Of all tensors, ``data``. Without it: AttributeError when the package is imported."""
+"""The attribute ``data`` of all tensors. Without it: AttributeError when the package is imported.
+"""
 
 as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
 """Without it: AttributeError when the package is imported."""
@@ -85,14 +91,18 @@ MODULE_HOOKS = (
 
 
 def share_backward_hooks(old: Any, new: Any) -> None:
-    """Keep ``handle.remove()`` working. Without ``_backward_hooks``: see ``backward_hooks``."""
+    """Give ``new`` the hooks of ``old``, so that ``handle.remove()`` works on both.
+
+    Without ``_backward_hooks``: see ``backward_hooks``.
+    """
     if backward_hooks(old):
         new._backward_hooks = backward_hooks(old)
 
 
 def count_of_collectives() -> Callable[[], int]:
-    """How many the main process group has begun. Without ``_get_sequence_number_for_group``:
-    AttributeError when a strategy starts.
+    """Return a function that returns how many collectives the main process group has begun.
+
+    Without ``_get_sequence_number_for_group``: AttributeError when a strategy starts.
     """
     count: Callable[[], int] = dist.group.WORLD._get_sequence_number_for_group  # type: ignore[union-attr]
     return count
@@ -112,7 +122,7 @@ LEFT_BY_ENGINE = (
 class Pair(Protocol):
     """The attributes of ``FSDPParam`` that this package reads and adds.
 
-    ``UsedParameters`` has notes on gradients, and ``Writes`` has the versions that it has seen.
+    ``UsedParameters`` adds notes on gradients. ``ShardWrites`` adds the versions that it has seen.
     """
 
     sharded_param: nn.Parameter
@@ -142,9 +152,9 @@ class Group(Protocol):
 
 
 def _once(find: Callable[[Any], T]) -> Callable[[Module], T]:
-    """Look it up once, and cache it in the engine's state of the model.
+    """Let ``find`` run once for each model, and cache its result in the engine's state.
 
-    It stays the same until the end of the block.
+    The result stays the same until the end of the block.
     """
     name = f"torchbus_{find.__name__}"
 
@@ -161,13 +171,13 @@ def _once(find: Callable[[Any], T]) -> Callable[[Module], T]:
 
 @_once
 def units_in(model: Module) -> list[FSDPModule]:
-    """The model's units, itself first."""
+    """Return the model's units, the model first."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 @_once
 def groups_in(model: Module) -> list[Group]:
-    """The units' groups of parameters: one for each, or several in newer releases of torch."""
+    """Return the units' groups of parameters: one for each, or several in newer releases."""
     states = [unit._get_fsdp_state() for unit in units_in(model)]
     return [
         group
@@ -179,7 +189,7 @@ def groups_in(model: Module) -> list[Group]:
 
 @_once
 def pairs_in(model: Module) -> list[Pair]:
-    """The parameters: ``sharded_param`` and, once they were gathered, ``_unsharded_param``."""
+    """Return the parameters, with ``sharded_param`` and, once gathered, ``_unsharded_param``."""
     pairs = [pair for group in groups_in(model) for pair in group.fsdp_params]
     for kind in {type(pair) for pair in pairs}:
         require(kind, "_unsharded_param", "holds the whole parameters while they are gathered")
@@ -188,13 +198,13 @@ def pairs_in(model: Module) -> list[Pair]:
 
 @_once
 def names_in(model: Module) -> set[str]:
-    """The names of its parameters when it was sharded."""
+    """Return the names that the model's parameters had when it was sharded."""
     return {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
 
 @_once
 def places_in(model: Module) -> list[tuple[dict[str, nn.Parameter | None], str, Pair]]:
-    """The dicts and names under which its modules held parameters when it was sharded."""
+    """Return where the model's modules held parameters when it was sharded: dicts and names."""
     pair_of = {id(pair.sharded_param): pair for pair in pairs_in(model)}
     return [
         (there, name, pair_of[id(one)])
@@ -206,23 +216,23 @@ def places_in(model: Module) -> list[tuple[dict[str, nn.Parameter | None], str, 
 
 @_once
 def buffers_in(model: Module) -> list[dict[str, Tensor | None]]:
-    """The buffer dict of each of its modules."""
+    """Return the buffer dict of each of the model's modules."""
     return [buffers(module) for module in model.modules()]
 
 
 def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
-    """The whole tensors that the engine has made, each with this rank's shard."""
+    """Return the whole tensors that the engine has made, each with this rank's shard."""
     found = [(unsharded(pair), pair.sharded_param) for pair in pairs_in(model)]
     return [(whole, part) for whole, part in found if whole is not None]
 
 
 def unsharded(pair: Pair) -> nn.Parameter | None:
-    """The whole parameter, or None before it is gathered for the first time."""
+    """Return the whole parameter, or None before it is gathered for the first time."""
     return getattr(pair, "_unsharded_param", None)
 
 
 def reduce_late(model: Module) -> None:
-    """Reduce gradients that came after their unit had reduced its gradients. All ranks call it.
+    """Reduce gradients that were made after their unit had reduced its own. All ranks call it.
 
     Torch would lose them without a message.
     """
@@ -257,14 +267,14 @@ def reset(model: Module) -> None:
             " install torch 2.13 or later, or use strategy='ddp'"
         )
     if unit._get_fsdp_state()._is_root is None:
-        return  # it has computed nothing yet: torch makes what it resets at the first call
+        return  # the first call makes what torch resets, and there was none yet
     unit.reset_iter_state()
     for whole, _ in gathered_in(model):
         whole.grad = None
 
 
 def original_class(module: Module) -> type[Module]:
-    """The script's own class of a divided module."""
+    """Return the script's class of a divided module."""
     found: type[Module] = (
         type(module).__mro__[2] if isinstance(module, FSDPModule) else type(module)
     )
@@ -311,23 +321,22 @@ def forget_engine(module: Module) -> None:
 
 
 def gathered_now(group: Group) -> list[tuple[Pair, nn.Parameter]]:
-    """Yield the parameters with their whole tensors; nothing while they are not gathered."""
+    """Return the parameters with their whole tensors; an empty list while they are not gathered."""
     gathered = [pair for pair in group.fsdp_params if pair.sharded_state.name == "UNSHARDED"]
     found = [(pair, unsharded(pair)) for pair in gathered]
     return [(pair, whole) for pair, whole in found if whole is not None]
 
 
 def is_in_forward(group: Group) -> bool:
-    """Whether its unit is at the end of a forward, for which it was gathered."""
+    """Whether the group's unit is at the end of a forward, for which it was gathered."""
     return bool(group._training_state.name == "FORWARD")
 
 
 def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable[[], None]:
     """Call a function before a group's whole parameters are freed.
 
-    Returns a function that undoes it.
-
     The engine reshards at the end of a forward and of a backward, in compiled models as well.
+    Returns a function that undoes this.
     """
     reference = weakref.ref(group)
 
@@ -349,7 +358,7 @@ def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable
 def gather_after_writes(group: Group) -> None:
     """Let later gathers wait for the writes that are queued on the device.
 
-    Torch's engine waits at the beginning of a forward only.
+    Torch's engine waits only at the beginning of a forward.
     """
     context = group.comm_ctx
     context.all_gather_copy_in_stream.wait_stream(context.device_handle.current_stream())
@@ -358,7 +367,7 @@ def gather_after_writes(group: Group) -> None:
 def let_go_of_early(module: Module) -> None:
     """Drop prefetched parameters that were not used, because their values are stale.
 
-    Its unit is gathered again.
+    Their unit is gathered again.
     """
     for group in groups_in(module):
         if group._all_gather_result is not None:

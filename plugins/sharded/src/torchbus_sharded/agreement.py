@@ -42,9 +42,9 @@ class Gathered(NamedTuple):
 class Way:
     """The sequence of places in a step, as the last step passed them.
 
-    A rank that comes to the same place as then need not ask whether the others do: one that does
-    not asks, and waits. So of ranks that go different ways, none sends what another one takes for
-    its own.
+    A rank that reaches the same place as in the last step need not ask the others. A rank that
+    reaches another place asks, and waits. So ranks that go different ways never combine tensors of
+    different collectives.
     """
 
     def __init__(self) -> None:
@@ -52,22 +52,23 @@ class Way:
         self._before = self._since = 0
 
     def is_usual(self, place: str) -> bool:
-        """Whether the loop came here the last time that it had come so far."""
+        """Whether the loop came to this place the last time that it had gone the same way."""
         so_far, self._since = (self._before, self._since), crc32(place.encode(), self._since)
         usual = self._next.get(so_far) == self._since
         self._next[so_far] = self._since
         return usual
 
     def end(self) -> None:
-        """A backward has ended, and the ranks have compared what led to it."""
+        """Begin a new step: a backward has ended, and the ranks have compared their ways to it."""
         self._before, self._since = self._since, 0
 
 
 class Agreement:
     """Verifies over a separate process group that all ranks are about to run the same collective.
 
-    There, mismatched collectives can't pair up. Such a pair would abort gloo, hang NCCL or, if the
-    sizes agree by chance, mix up the data. For the same reason all its messages have one size.
+    So mismatched collectives of the main group can't pair up. Such a pair would abort gloo, hang
+    NCCL or, if the sizes agree by chance, mix up the data. For the same reason all messages in the
+    separate group have one size.
     """
 
     def __init__(self, session: Context) -> None:
@@ -103,16 +104,15 @@ class Agreement:
         self._passed = crc32(what.encode(), self._passed)
 
     def collectives(self) -> int:
-        """Number of collectives of the main process group since the last exchange."""
+        """Return the number of collectives of the main process group since the last exchange."""
         return self._counted() - self._met_at
 
     def enter(self, what: str, kind: str = "") -> None:
-        """Come to collectives of the main group: wait for the other ranks, unless it is usual.
+        """Wait for the other ranks before collectives of the main group, unless the place is usual.
 
-        Usual is the same place after as many collectives as in the last step. A rank that has made
-        another one waits here, and so the ranks compare where they are before they step.
-
-        ``kind``: what it is in every step, if ``what`` counts.
+        A place is usual if the last step reached it after the same number of collectives. A rank
+        that has made another collective waits here, so the ranks compare their places before they
+        step. ``kind`` is the name of the place in every step, if ``what`` has a number.
         """
         if self.way.is_usual(f"{kind or what}, {self.collectives()}"):
             self.passing(what)
@@ -124,8 +124,8 @@ class Agreement:
     ) -> Gathered:
         """Wait for the other ranks, and exchange flags and numbers.
 
-        Raises RanksDiverged, on all ranks, if one of them is here for something else, or has come
-        another way.
+        Raises RanksDiverged, on all ranks, if one of them calls it for another purpose, or has
+        reached this place in another way.
         """
         what = f"{what}, after {self._steps} optimizer steps"
         self.passing(what)
@@ -149,7 +149,7 @@ class Agreement:
         )
 
     def _synced(self, what: str, gather: Callable[[T], list[T]]) -> Callable[[T], list[T]]:
-        """Wait before a gather of the loop's, which gloo could take for one of parameters."""
+        """Wait before a gather of the loop, which gloo could pair with a gather of parameters."""
 
         def call(value: T) -> list[T]:
             self.sync(what)
@@ -158,7 +158,7 @@ class Agreement:
         return call
 
     def mean(self, what: str, numbers: Tensor) -> Tensor:
-        """Means over ranks of a few numbers, which a ``sync`` exchanges."""
+        """Return the means over ranks of a few numbers, in the same shape, by a ``sync``."""
         totals = self.sync(what, numbers=numbers.tolist()).totals[: len(numbers)]
         return (
             torch.tensor(totals, dtype=numbers.dtype, device=numbers.device)

@@ -67,7 +67,7 @@ class ShardedBackward:
         self._job = session.job
         self._constants = Constants(session, models.optimizer_settings)
         self._has_failed = self._has_said = False
-        self._made = 0  # in this process: a resumed run continues the count
+        self._made = 0  # backwards of this process; ``job.backwards`` also counts earlier runs'
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
@@ -106,14 +106,14 @@ class ShardedBackward:
         return ours if reported is None else list(reported)
 
     def _dropped(self) -> AbstractContextManager[None]:
-        """This rank has no samples, and its gradients have weight 0."""
+        """Drop the gradients of a backward: this rank has no samples, so their weight is 0."""
         return zeros_instead([*self._models.gathered(), *self._unmanaged.shared()])
 
     def _begin(self, count: Count) -> Count:
         """Check, now or later in this backward, that all ranks are at the same place.
 
-        Once the ranks are known to do the same, it is enough to compare before they use the
-        gradients. The number of collectives reveals a rank that made another call before.
+        Once the ranks are known to do the same, comparing them before they use the gradients is
+        enough. The number of collectives reveals a rank that made another call before.
         """
         if self._has_failed and not self._has_said and self._session.is_main:
             self._has_said = True
@@ -130,7 +130,7 @@ class ShardedBackward:
     def _compare(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
         """Compare the ranks' collectives, and return the sums of their numbers.
 
-        ``constants`` is the checksum of what all ranks should have in common. So is the position in
+        All ranks should have the same ``constants``, which is a checksum, and the same position in
         the order of the data.
         """
         self._models.end_backward()
@@ -224,15 +224,15 @@ def copy_from_rank0(models: Iterable[Module]) -> None:
 
 PARTS = 2 + MOST
 NUMBERS = 1 + terms.SLOTS + PARTS
-"""The loss, its weights, and the parts of it that the loop holds, after a checksum of which."""
+"""The loss, its weights, a checksum of the names of its parts with its square, and these parts."""
 
 
 class LossSums:
     """Sums the ranks' losses, their parts and their weights.
 
-    On CPU, ``numbers`` are this rank's terms, which the ranks add in their exchange at the end of
-    the backward. On a GPU the sums are computed while the engine runs, without waiting on the host.
-    A rank without samples adds zero, whatever its loss is.
+    On a CPU, ``numbers`` are this rank's numbers, which the ranks add in their exchange at the end
+    of the backward. On a GPU the sums are computed while the engine runs, and the host does not
+    wait. A rank without samples adds zero, even if its loss is NaN.
     """
 
     def __init__(self, session: Context, call: BackwardCall, count: Count) -> None:
@@ -267,14 +267,14 @@ class LossSums:
             self._work = dist.all_reduce(self._totals, async_op=True)
 
     def means(self, reported: Sequence[float]) -> Sequence[float] | Tensor:
-        """Return the means over ranks of ``numbers``. ``reported`` are the sums."""
+        """Return the means over ranks of ``numbers``. ``reported`` has their sums on a CPU."""
         if self._totals is None or self._work is None:
             return [total / self._world_size for total in reported]
         self._work.wait()
         return self._totals / self._world_size
 
     def put(self, means: Sequence[float] | Tensor, scale: Number) -> None:
-        """Write the means into the tensors that the loop reads; into parts, if all ranks have them.
+        """Write the means into the loss, and into its parts if all ranks have the same parts.
 
         The host does not wait for a GPU.
         """
@@ -294,11 +294,13 @@ def _is_the_loops_local(call: BackwardCall) -> bool:
 
 
 READ_AT_ONCE = 3
-"""Backwards in which the host waits for a GPU's numbers, to learn whether they matter at all."""
+"""The number of first backwards in which the host waits for a GPU's numbers, to learn whether they
+change any gradient.
+"""
 
 
 class BackwardWeights:
-    """The weight of each backward. fsdp reduces every one, also in the middle of a window."""
+    """The weight of each backward. fsdp reduces every backward, even in the middle of a window."""
 
     def __init__(
         self, session: Context, loss_reduction: str, loss_weight: str, agreement: Agreement
@@ -317,7 +319,7 @@ class BackwardWeights:
         return self._agreement.mean(f"backward {self._session.job.backwards + 1}", numbers)
 
     def of(self, call: BackwardCall) -> Count:
-        """Return this rank's weight: as the loop says, else by its loss, else by its samples."""
+        """Return this rank's weight: what the loop has set, or its loss counts, or its samples."""
         if not self._kind_note:
             self._kind_note = first_steps.look_at_first(self._session, call.loss, self._reduction)
         if self._is_sum:

@@ -23,7 +23,7 @@ def chunk(tensor: DTensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def copied(tensor: DTensor, memo: dict[int, object]) -> object:
-    """Deep-copy this rank's shard without its gradient, where torch fails."""
+    """Deep-copy this rank's shard without its gradient. Torch's own copy fails."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
@@ -65,7 +65,7 @@ def select(tensor: DTensor, dim: int, index: int) -> Tensor:
 
 
 def set_item(tensor: DTensor, index: Any, values: Any) -> None:
-    """Gather the whole tensor, write to it, and keep this rank's shard. All ranks call it."""
+    """Write to the gathered tensor, and copy the result to this rank's shard. All ranks call it."""
     if not may_be_written(tensor):
         return SET_ITEM(tensor, index, values)  # raises for a parameter, as without a session
     changed = sharding.whole(tensor)
@@ -97,7 +97,7 @@ METHODS: dict[str, object] = {
 
 
 def as_whole(session: Context) -> None:
-    """Replace these methods until the end of the block. All ranks call them: they gather."""
+    """Replace these methods until the end of the block. All ranks call them, since they gather."""
     sharding.as_whole(session, sharding.READS | sharding.DRAWS, METHODS)
 
 
@@ -185,7 +185,7 @@ def check_alike(tensor: Tensor, values: Tensor) -> None:
 
 
 def may_be_written(tensor: DTensor) -> bool:
-    """Whether it has no graph and no pending partial sum."""
+    """Whether a tensor has no graph and is not a pending sum."""
     in_graph = torch.is_grad_enabled() and tensor.requires_grad
     return not in_graph and not any(one.is_partial() for one in tensor.placements)
 

@@ -70,7 +70,7 @@ class ForwardHooks:
     def surround(self, model: Module, method: str, number: int) -> None:
         """Let a method gather the parameters as a call of the model does.
 
-        It does not if such a call, or another such method, calls it.
+        It does not gather them again inside such a call, or inside another such method.
         """
         replaced, original = vars(model).get(method), getattr(model, method)
         register_fsdp_forward_method(model, method)
@@ -147,7 +147,10 @@ class ForwardHooks:
             units_in(model)[0].set_reshard_after_backward(False)
 
     def keep_gathered(self) -> None:
-        """Until the next backward has ended: it also goes through what a derivative makes now."""
+        """Keep parameters gathered until the next backward has ended.
+
+        That backward also goes through the graph that a derivative makes now.
+        """
         for model in self._forwards:
             self._forwards[model] = max(self._forwards[model], 2)
             units_in(model)[0].set_reshard_after_backward(False)
@@ -158,9 +161,9 @@ class ForwardHooks:
         self._prefetch.start(self.writes.trust_versions())
 
     def reset_all(self) -> None:
-        """Called when a backward has failed.
+        """Reset all models after a backward has failed.
 
-        If the loop can't continue, its next forward raises.
+        If this torch can't reset a model, its next forward raises Unsupported.
         """
         for model in self._roots:
             if can_reset(model):
@@ -169,7 +172,7 @@ class ForwardHooks:
                 self._failed.add(model)
 
     def end(self) -> None:
-        """Called after a backward."""
+        """Free parameters that stayed gathered for this backward, which has ended."""
         for model, forwards in self._forwards.items():
             if forwards > 1:
                 _reshard(model)
@@ -190,7 +193,10 @@ def _put_back(reference: weakref.ref[Module], method: str, replaced: object) -> 
 
 
 def _gather_outside(model: Module) -> None:
-    """Gather once: parameters first gathered under inference_mode could not be trained later."""
+    """Gather each unit once outside of inference_mode.
+
+    Parameters that are first gathered under inference_mode could not be trained later.
+    """
     if any(unsharded(pair) is None for pair in pairs_in(model)):
         with torch.inference_mode(False), torch.no_grad():
             for unit in units_in(model):
@@ -206,7 +212,7 @@ def _reshard(model: Module) -> None:
 class Prefetch:
     """Learns the order of the units from the first forwards.
 
-    A later forward that takes another order gathers each unit on demand.
+    A later forward with another order gathers each unit on demand.
     """
 
     def __init__(self, session: Context) -> None:
@@ -217,12 +223,12 @@ class Prefetch:
         self._order: list[Module] = []
 
     def add(self, model: Module) -> None:
-        """Prefetch in backward without waiting."""
+        """Let the units of a model be prefetched in backward without waiting."""
         for unit in units_in(model) if self._learns else []:
             gather_ahead(unit)
 
     def begin(self, model: Module) -> None:
-        """Called when a forward for training begins."""
+        """Begin to record the order of a forward for training."""
         if self._learns:
             self._order = []
             self._orders.setdefault(model, []).append(self._order)
@@ -231,13 +237,17 @@ class Prefetch:
         self._order.append(unit)
 
     def end(self) -> None:
-        """Called when the forward has ended. Units that are called separately have no order."""
+        """End the order, because the forward has ended.
+
+        Units that are called separately have no order.
+        """
         self._order = []
 
     def start(self, forwards: bool) -> None:
         """Prefetch from now on. All ranks have passed the same units, so they decide the same.
 
-        ``forwards``: also in forwards, which is wrong if they write to parts without a trace.
+        ``forwards`` says whether to prefetch in forwards too. This would be wrong if forwards write
+        to shards without a trace.
         """
         for model, orders in self._orders.items() if forwards else ():
             first = orders[0]

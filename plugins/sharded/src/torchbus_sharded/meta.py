@@ -108,7 +108,7 @@ class MetaModules:
         ]
 
     def _part(self, held: Tensor, whole: Tensor, device: torch.device) -> nn.Parameter:
-        """This rank's part of a parameter. One that modules share stays shared."""
+        """Return this rank's part of a parameter. A parameter that modules share stays shared."""
         values = whole.detach()
         if isinstance(held, DTensor):
             values = distribute_tensor(
@@ -143,9 +143,9 @@ def _put(module: Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _without_memory(tensor: Tensor) -> nn.Parameter:
-    """A parameter that ignores initialisation, for modules that initialise their children too.
+    """Return a parameter that ignores initialisation, since modules may initialise their children.
 
-    For a divided tensor, random numbers would be drawn.
+    Initialising a divided tensor would draw random numbers.
     """
     return nn.Parameter(
         torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"),
@@ -179,7 +179,7 @@ def _is_blank(now: Tensor, made: Tensor, version: int) -> bool:
 
 
 def named(model: Module) -> dict[str, nn.Parameter]:
-    """The parameters by name. A shared one has several names."""
+    """Return the parameters by name. A shared one has several names."""
     return dict(model.named_parameters(remove_duplicate=False))
 
 
@@ -197,7 +197,7 @@ def move(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) 
 def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a hook for the tensor in the graph, which calls the hooks of the loop's shard.
 
-    These may come and go.
+    The loop may add and remove hooks of the shard later.
     """
 
     def call(gradient: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def zeros_instead(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, replace a backward's gradients of tensors in the graph by zeros.
+    """Replace the gradients of tensors in the graph by zeros, in backwards inside the block.
 
     A weight of 0 would leave NaN as it is.
     """

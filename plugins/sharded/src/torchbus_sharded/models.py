@@ -62,7 +62,7 @@ class ShardedModels:
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._strides: weakref.WeakKeyDictionary[Module, Strides] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
-        # keeps ids in use, and lets no rank free a model before the others do
+        # these references keep ids in use, and stop a rank from freeing a model before the others
         self._alive: list[Tensor | Module] = []
         self._optimizers = ShardedOptimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
@@ -70,7 +70,7 @@ class ShardedModels:
         as_whole(session)
 
     def __iter__(self) -> Iterator[Module]:
-        """The sharded models."""
+        """Iterate over the sharded models."""
         return iter(self._models)
 
     @hookimpl(tryfirst=True)
@@ -99,7 +99,7 @@ class ShardedModels:
     def divide_made_before(self) -> None:
         """Shard the models that were made, with their optimizers, before the block.
 
-        Their first call would be too late.
+        At their first call it would be too late.
         """
         for optimizer in common_optimizers(self.agreement):
             self.parameters_added(
@@ -110,11 +110,11 @@ class ShardedModels:
     # For the backward ----------------------------------------------------------------------------
 
     def gradient_holders(self) -> list[nn.Parameter]:
-        """This rank's shards of all parameters, which have the gradients."""
+        """Return this rank's shards of all parameters. The gradients are those of the shards."""
         return [pair.sharded_param for model in self._models for pair in pairs_in(model)]
 
     def gathered(self) -> list[Tensor]:
-        """The whole parameters in the graph."""
+        """Return the whole parameters in the graph."""
         return [whole for model in self._models for whole, _ in gathered_in(model)]
 
     def end_backward(self) -> None:
@@ -124,7 +124,7 @@ class ShardedModels:
         self.forwards.end()
 
     def optimizer_settings(self) -> Settings:
-        """The hyperparameters that optimizers have now."""
+        """Return the present hyperparameters of the optimizers."""
         return self._optimizers.settings()
 
     # Dividing ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class ShardedModels:
         self.undivided.discard(model)
 
     def _sync_for(self, model: Module, made_with: Settings) -> None:
-        """Raise RanksDiverged, on all ranks, if these would shard different models."""
+        """Raise RanksDiverged, on all ranks, if the ranks are about to shard different models."""
         name, sizes = type(model).__name__, [parameter.numel() for parameter in model.parameters()]
         self.agreement.sync(f"dividing {name}, model {len(self._models) + 1}")
         tensors: Settings = {f"{name}: parameters": f"{sum(sizes)} numbers in {len(sizes)} tensors"}
@@ -166,7 +166,7 @@ class ShardedModels:
         )
 
     def _shard(self, model: Module) -> int:
-        """Returns the number of units."""
+        """Shard a model, and return the number of its units."""
         parts = units(model, self._options.policy)
         refuse_unlike_dtypes(model, [*parts, model])
         dtype = next(model.parameters()).dtype
@@ -184,7 +184,7 @@ class ShardedModels:
     def _fill(self, on_meta: MetaModules) -> None:
         """Initialise whole modules with random numbers that are the same on all ranks.
 
-        So they get the values that one process would give them.
+        So the modules get the values that one process would give them.
         """
         device = self._session.device
         with self._session.random.order():
@@ -228,7 +228,7 @@ class ShardedModels:
             raise refusal from error
         if error is None:
             self.agreement.sync("the end of the block")
-            # ranks and nodes may differ in how fast they gather
+            # ranks and nodes may differ in how fast they gather the whole models
             self._job.wait_in(END)
             self.undivided.refuse_trained()
             self._leave_whole()
@@ -264,8 +264,9 @@ Form = tuple[str, tuple[tuple[int, ...], ...]]
 def common_optimizers(agreement: Agreement) -> list[Optimizer]:
     """Return the optimizers in the same order on all ranks. All ranks call it.
 
-    Optimizers that other ranks do not have, of the caller's other models, are left out. Ranks with
-    the same number of optimizers of the same shapes have the same ones, whatever their values.
+    Optimizers that other ranks do not have, such as those of the caller's other models, are left
+    out. Ranks whose optimizers have the same forms in the same order have the same optimizers, even
+    if the parameters' values differ.
     """
     alive = objects.optimizers()
     agreement.sync("the optimizers made before the block")
@@ -298,7 +299,7 @@ def _form(optimizer: Optimizer) -> Form:
 def _values(optimizer: Optimizer) -> tuple[str, ...]:
     """Return a checksum of each parameter, rounded to be independent of the order of sums.
 
-    Parts of an earlier session's parameters have none: a sum over ranks would wait for a rank that
+    Shards of an earlier session get an empty checksum: a sum over ranks would wait for a rank that
     has released them.
     """
     return tuple(
@@ -312,7 +313,7 @@ def _values(optimizer: Optimizer) -> tuple[str, ...]:
 def divide_layers(session: Context, model: Module) -> None:
     """Let the tensor-parallel plugin divide the model.
 
-    All ranks call it. Raises UsageError without one.
+    All ranks call it. Raises UsageError if there is no such plugin.
     """
     mesh = session.world.mesh["tp"]
     if session.bus.hook.divide_layers(model=model, mesh=mesh) is None:

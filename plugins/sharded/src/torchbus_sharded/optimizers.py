@@ -40,7 +40,7 @@ def added_methods(optimizer: Optimizer) -> list[str]:
 
 
 def surround(optimizer: Optimizer, before: Callable[[str], None]) -> Callable[[], None]:
-    """Call ``before(name)`` before each of them. Returns a function that restores them."""
+    """Call ``before(name)`` before each added method. Returns a function that undoes this."""
     attributes = vars(optimizer)
     made = {
         name: _after(before, name, getattr(optimizer, name)) for name in added_methods(optimizer)
@@ -96,7 +96,7 @@ class ShardedOptimizers:
             self.add(optimizer)
 
     def settings(self) -> Settings:
-        """Hyperparameters of the optimizers that are alive."""
+        """Return the hyperparameters of the optimizers that are alive."""
         numbered = [(number, reference()) for number, reference in enumerate(self._known)]
         return hyperparameters.of_numbered(
             [(number, optimizer) for number, optimizer in numbered if optimizer is not None]
@@ -108,7 +108,7 @@ class ShardedOptimizers:
                 sharding.swap(optimizer, replaced)
 
     def alive_on_all(self) -> list[Optimizer]:
-        """Return those that live on every rank. All ranks call it."""
+        """Return the optimizers that are alive on every rank. All ranks call it."""
         return sharding.alive_on_all(self._session, self._known)
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object]:

@@ -82,7 +82,7 @@ class ShardingOptions:
         )
 
     def check_ranks(self, ranks: int, where: str = "") -> None:
-        """Raise UsageError if they form no groups of ``tp`` ranks."""
+        """Raise UsageError if this number of ranks can't form groups of ``tp`` ranks."""
         if self.tp and ranks % self.tp:
             raise UsageError(
                 f"tp={self.tp} with {ranks} {'ranks' if ranks > 1 else 'rank'}{where}: ranks form"
@@ -108,8 +108,8 @@ class ShardingOptions:
     def of_engine(self, outputs: torch.dtype | None) -> EngineOptions:
         """Return the arguments of ``fully_shard``.
 
-        Under mixed precision a model returns the dtype ``outputs``. Its inner units, with None,
-        return the dtype of their computation.
+        With mixed precision a model returns the dtype ``outputs``. For inner units it is None, so
+        they return the dtype of their computation.
         """
         options = EngineOptions()
         if self.reshard_after_forward is not None:

@@ -29,7 +29,7 @@ from torchbus_sharded._compat import (
 from torchbus_strategy import sharding
 
 OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
-"""What torch says of parts outside of forward."""
+"""Words of torch's errors about shards outside of forward."""
 BY_ITSELF = (
     "{}.forward was called directly, but under strategy='fsdp' only a call of the module gathers"
     " its parameters: call module(x), or read module.forward after the optimizer was made"
@@ -40,7 +40,7 @@ PART_FIRST = "FSDP state has already been lazily initialized"
 
 
 def translate(error: BaseException | None, models: Iterable[Module]) -> Unsupported | None:
-    """Return the message that replaces torch's if that is about sharded tensors."""
+    """Return the error that replaces torch's, if torch's is about sharded tensors."""
     if isinstance(error, RuntimeError) and PART_FIRST in str(error):
         return Unsupported(
             "a part of a model was called before the model that its optimizer holds (such as"
@@ -64,7 +64,7 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
 
 
 def _exporter(error: BaseException) -> str:
-    """Return which of torch's packages that make graphs has failed for a divided model, or ""."""
+    """Return the name of torch's package that failed to export a divided model, or ""."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         name = frame.f_globals.get("__name__", "")
         if name.startswith(EXPORTERS) and _has_divided(frame):
@@ -189,7 +189,7 @@ def refuse_borrowed(model: Module) -> None:
 
 
 def refuse_replaced(model: Module) -> None:
-    """Raise Unsupported if a parameter was replaced: the engine would restore its own."""
+    """Raise Unsupported if a parameter was replaced: the engine would restore the earlier one."""
     for there, name, pair in places_in(model):
         one = there.get(name)
         if one is not None and one is not pair.sharded_param and one is not unsharded(pair):
@@ -215,7 +215,7 @@ def refuse_derivatives(
 ) -> Callable[[Grad], Grad]:
     """Wrap ``torch.autograd.grad`` to refuse parameters.
 
-    ``before_graph`` is called before one that makes a graph of the gradients.
+    ``before_graph`` is called before a call that makes a graph of the gradients.
     """
 
     def make(original: Grad) -> Grad:
@@ -256,9 +256,9 @@ KNOWN = (Tensor.__hash__, Tensor.dim, Tensor.__repr__, Tensor.untyped_storage)
 
 
 class StaleParameter(nn.Parameter):
-    """Placeholder of a freed parameter: an optimizer gets the shard instead; other uses raise.
+    """Placeholder of a freed parameter. An optimizer gets the shard in its place.
 
-    They would be wrong without a message.
+    Other uses raise Unsupported, because they would be wrong without a message.
     """
 
     @classmethod
@@ -283,7 +283,7 @@ class StaleParameter(nn.Parameter):
 
 
 def empty(old: nn.Parameter) -> None:
-    """Free the values."""
+    """Free the values of a parameter, and make it a ``StaleParameter``."""
     if not isinstance(old, StaleParameter):  # a shared parameter has two names
         old.data = old.data.new_empty(0)
         old.__class__ = StaleParameter

@@ -35,23 +35,24 @@ class FSDP(Strategy):
         auto_wrap_policy: the units: "auto" (repeated blocks), module classes or their names,
             an int (modules with at least this number of parameters), or None (the whole model is
             one unit).
-        reshard_after_forward: False keeps a unit gathered from forward to backward: more memory,
-            less traffic; None: only the outermost.
-        mixed_precision: "bf16" or "16": the dtype of gathered parameters and of gradients during
-            the reduction; None: unchanged.
-        cpu_offload: keep the shards in host memory.
-        hybrid: shard over the ranks of a node, replicate over nodes.
-        tp: how many ranks share each layer of ``plan``, as for tp; they see the same batches, and
-            fsdp shards over the other ranks. None: layers are not divided.
+        reshard_after_forward: whether a unit is released between its forward and its backward.
+            False needs more memory and less traffic. None releases all units but the outermost.
+        mixed_precision: the dtype in which units compute, "bf16" or "16". Gradients are reduced in
+            float32. None changes nothing.
+        cpu_offload: whether the shards are in host memory.
+        hybrid: whether to shard over the ranks of a node, and to replicate over nodes.
+        tp: how many ranks share each layer of ``plan``, as for tp. These ranks see the same
+            batches, and fsdp shards over the other ranks. None divides no layers.
         forward_methods: names of methods other than ``forward`` that use parameters, such as
             ("loss", "generate").
-        param_init_fn: initialises the tensors of a module; called with each module of a model on
-            the meta device that owns some; None: the module's reset_parameters().
-        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
-            "mean"; "sum".
+        param_init_fn: a function that initialises the tensors of a module. It is called with each
+            module of a model on the meta device that owns tensors. None calls the module's
+            reset_parameters().
+        loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
+            the loss's graph, and assumes a mean if the graph does not show it.
         loss_weight: the weight of a rank's gradient in the mean: "auto", "samples" or "tokens", as
             for ddp.
-        backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
+        backend: the torch.distributed backend. None means nccl for GPUs, and gloo for CPUs.
 
     Source: Zhao et al., PyTorch FSDP, VLDB 2023; torch.distributed.fsdp.fully_shard.
     """
@@ -138,7 +139,7 @@ class FSDP(Strategy):
 
 
 class SingleRank:
-    """Initialises meta-device models, at the events at which ``ShardedModels`` shards them."""
+    """Initialises models on the meta device, at the events at which ``ShardedModels`` would act."""
 
     def __init__(self, session: Context, param_init_fn: ParamInit | None) -> None:
         self._session = session

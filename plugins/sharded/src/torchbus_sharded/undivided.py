@@ -24,7 +24,7 @@ class UndividedModels:
     def add(self, model: Module) -> None:
         """Note a model that was called.
 
-        A wrapper of sharded models (``torch.compile(model)``) has no further parameters.
+        A wrapper of sharded models (``torch.compile(model)``) is not noted: it adds no parameters.
         """
         ours = self._undivided_parameters(model)
         if ours and model not in self._models and not any(parameter.is_meta for parameter in ours):
@@ -35,7 +35,7 @@ class UndividedModels:
         self._models.pop(model, None)
 
     def refuse_gradients(self) -> None:
-        """Raise Unsupported if a backward has reached one, whose gradients are not averaged."""
+        """Raise Unsupported if a backward has reached such a model: its gradients stay local."""
         for model in self._models:
             if any(parameter.grad is not None for parameter in self._undivided_parameters(model)):
                 raise Unsupported(
@@ -118,7 +118,7 @@ def can_be_divided(model: Module) -> bool:
 def refuse_unlike_dtypes(model: Module, units: Iterable[Module]) -> None:
     """Raise UsageError for trained parameters of one unit whose dtypes torch does not reduce.
 
-    ``units``: inner ones first, as they are divided.
+    ``units`` has inner ones first, in the order in which they are divided.
     """
     seen: set[int] = set()
     names = {id(one): name for name, one in model.named_parameters()}

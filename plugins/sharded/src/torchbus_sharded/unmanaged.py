@@ -35,7 +35,7 @@ class UnmanagedTensors:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """Add tensors. All ranks call it with the same ones."""
+        """Add the tensors that no module owns. All ranks call it with the same parameters."""
         if optimizer is not None and not self._session.captures(optimizer):
             return
         new = self._unowned(parameters if optimizer is None else _whole_tensors(optimizer))
@@ -75,10 +75,10 @@ class UnmanagedTensors:
 
     @contextmanager
     def averaged(self, call: BackwardCall) -> Iterator[list[Tensor]]:
-        """Average over ranks what a backward inside adds to their gradients. All ranks call it.
+        """Average over ranks what a backward in the block adds to the gradients of these tensors.
 
-        Yields the tensors, and others that differ between ranks. Inside, their gradients are
-        only those of this backward.
+        All ranks call it. It yields the tensors, and others that differ between ranks. In the
+        block, the gradients of the averaged tensors are only those of this backward.
         """
         others = self._leaves.find(call)
         if not (others or self._shared or self._per_rank):

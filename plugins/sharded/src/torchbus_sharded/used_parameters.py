@@ -1,6 +1,6 @@
 """Finds the parameters that a backward has reached on any rank.
 
-The engine sends zeros for the others, so that all ranks send the same.
+The engine sends zeros for the other parameters, so that all ranks send the same tensors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torchbus_sharded.agreement import REMEDY, Agreement
 from torchbus_sharded.meta import forward_to
 
 REACHED, COUNTED = 1, 2
-"""A backward has reached a parameter; the ranks take the maximum of their flags."""
+"""How a backward has reached a parameter. The ranks use the maximum of their flags."""
 
 
 class UsedParameters:
     """Flags that the ranks exchange about a backward.
 
-    One flag: this rank's backward counts. Two for each model: the backward reached it, or did not.
-    One for each parameter: how it was reached.
+    One flag says that this rank's backward counts. Two flags for each model say that the backward
+    reached it, or did not. One flag for each parameter says how it was reached.
     """
 
     def __init__(self, agreement: Agreement) -> None:
@@ -54,8 +54,8 @@ class UsedParameters:
     def flags(self, counts: bool) -> bytearray:
         """Set this rank's flags after the backward.
 
-        ``counts`` is False if this rank has only computed samples again that it had before, or
-        none of its targets count.
+        ``counts`` is False if this rank has only repeated earlier samples, or if none of its
+        targets count.
         """
         flags = bytearray(self._agreement.room)
         flags[self._counts] = counts
@@ -71,8 +71,8 @@ class UsedParameters:
     def clear_unreached(self, reported: bytes) -> None:
         """Set a gradient to None if no rank has one that counts.
 
-        ``reported``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them
-        have reached a model.
+        ``reported`` is the maximum of all ranks' flags. Raises RanksDiverged, on all ranks, if only
+        some of them have reached a model.
         """
         least = COUNTED if reported[self._counts] else REACHED
         for model, place in self._places.items():
@@ -94,7 +94,7 @@ class UsedParameters:
 
 
 def _watch(pair: Pair) -> None:
-    """Record when the whole tensor, which exists after the first gather, gets a gradient."""
+    """Record when the whole tensor gets a gradient. It exists after the first gather."""
     whole = unsharded(pair)
     if (
         whole is not None
@@ -115,7 +115,7 @@ def _watch(pair: Pair) -> None:
 
 
 def _mark(pair: Pair) -> Callable[[Tensor], None]:
-    """Call by a weak reference: the garbage collector can't see a tensor's hooks."""
+    """Return a hook with a weak reference, because the garbage collector can't see tensor hooks."""
     reference = weakref.ref(pair)
 
     def mark(_: Tensor) -> None:

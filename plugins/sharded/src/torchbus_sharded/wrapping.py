@@ -52,8 +52,8 @@ def check(policy: Policy) -> None:
 def units(model: Module, policy: Policy) -> list[Module]:
     """Return the units, inner ones first, without the model itself.
 
-    Nor is a part that shares a parameter or a module with what is outside of it: a parameter can be
-    gathered in one place only.
+    A part that shares a parameter or a module with the rest of the model is not a unit, because a
+    parameter can be gathered in one place only.
     """
     inner = [
         module
@@ -122,14 +122,14 @@ def _large(modules: list[Module], parameters: int) -> list[Module]:
 def make_whole(model: Module) -> dict[int, nn.Parameter]:
     """Gather the parameters. All ranks call it.
 
-    Returns the whole ones by the ``id`` of the divided ones.
+    Returns the whole parameters by the ``id`` of the divided ones.
     """
     let_go_of_early(model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # the outermost stays gathered after a forward
+            module.reshard()  # the outermost unit stays gathered after a forward
     whole: dict[int, nn.Parameter] = {}
-    divided: list[DTensor] = []  # keeps them alive, so that ids stay unique
+    divided: list[DTensor] = []  # holds references, so that ids stay unique
     for module in model.modules():
         for name, parameter in parameters(module).items():
             if isinstance(parameter, DTensor):

@@ -1,7 +1,7 @@
 """Keeps writes of a forward to parameters: a clamp, a norm, a moving average of another model.
 
-Torch's engine loses them: gathered values are released after the forward, and those that were
-gathered ahead are older than a write to this rank's part.
+Torch's engine loses such writes. Gathered values are released after the forward, and values that
+were gathered ahead are older than a write to this rank's part.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from torchbus_strategy.checks.constants import Digest, byte_sum
 class ShardWrites:
     """Detects writes by the tensor's version counter or its ``data``, and copies them to shards.
 
-    Those of compiled code, and of ``torch._foreach_*`` to parts, may do neither. So the numbers are
-    compared too, in the first steps.
+    Writes of compiled code, and of ``torch._foreach_*`` to parts, may change neither. So the
+    numbers are compared too, in the first steps.
     """
 
     def __init__(self, session: Context, agreement: Agreement) -> None:
@@ -61,7 +61,7 @@ class ShardWrites:
             self._on_close.callback(call_before_reshard(group, self._keep))
 
     def begin(self, model: Module) -> None:
-        """Called when a forward begins: gathered values are as new as the shards are now."""
+        """Begin a forward: copy earlier writes, and note the present versions of the shards."""
         self._keep_of(model)
         others = [one for one in self._models if one is not model]
         self._handed_out.intersection_update(
@@ -72,7 +72,7 @@ class ShardWrites:
     def refresh(self, unit: Module) -> None:
         """Before a unit is gathered, drop values that are older than its shards.
 
-        All ranks call it, and have written the same.
+        All ranks call it, and have written the same values.
         """
         pairs = [pair for pair in pairs_in(unit) if hasattr(pair, "torchbus_part_version")]
         if self._looks_closely and any(
@@ -128,13 +128,16 @@ class ShardWrites:
         return self._digest.take()
 
     def hear(self, flags: bytes) -> None:
-        """Whether any rank has written: only one of them may hold the written elements."""
+        """Note whether any rank has written without a trace.
+
+        Only one rank may hold the written elements.
+        """
         self._has_unseen = bool(flags[self._place])
 
     def trust_versions(self) -> bool:
         """Detect writes by versions and ``data`` from now on.
 
-        Returns whether that finds all of them.
+        Returns whether this finds all writes.
         """
         self._looks_closely = False
         return not self._has_unseen
@@ -143,7 +146,7 @@ class ShardWrites:
         for pair in pairs_in(model):
             pair.torchbus_part_version = version(pair.sharded_param)
             if self._looks_closely:
-                # a part of a model that was on the meta device is found at the first forward
+                # the sum of a part that is still on the meta device is noted at the first forward
                 pair.torchbus_part_sum = None if pair.sharded_param.is_meta else _sum(pair)
 
     # ``data`` ------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ class ShardWrites:
         return data
 
     def _set_data(self, tensor: Tensor, values: Tensor) -> None:
-        """Restore the memory of a gathered parameter for torch's engine."""
+        """Copy values into a gathered parameter, whose memory torch's engine must find again."""
         if not self._is_gathered(tensor):
             DATA.__set__(tensor, values)
             return
@@ -176,7 +179,7 @@ class ShardWrites:
 
 
 def _tensors_of(model: Module) -> Iterator[Tensor]:
-    """Yield its shards, and those that are gathered."""
+    """Yield a model's shards, and its whole parameters that are gathered."""
     for group in groups_in(model):
         yield from (pair.sharded_param for pair in group.fsdp_params)
         yield from (whole for _, whole in gathered_now(group))
@@ -186,7 +189,8 @@ def _tensors_of(model: Module) -> Iterator[Tensor]:
 def _copy(whole: Tensor, part: nn.Parameter) -> bool:
     """Copy a parameter's values to its shard. Returns whether they differed.
 
-    A whole value may have fewer bits than the part (bf16), which stays as it is if it is equal.
+    A whole value may have fewer bits than the shard (bf16). An element of the shard stays as it is
+    if it rounds to that value.
     """
     mine, new = compat.local_part(part), _local_part_of(whole, part)
     is_same = new == mine.to(new)
@@ -197,10 +201,10 @@ def _copy(whole: Tensor, part: nn.Parameter) -> bool:
 
 
 def _local_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
-    """Return this rank's shard of gathered values. No collective: only some ranks may ask."""
+    """Return this rank's shard of gathered values, without a collective: some ranks may not ask."""
     if not isinstance(whole, DTensor):
         return compat.local_part(sharding.like(whole, part))
-    # the ranks of a tensor group have different values, of which each keeps a part
+    # the ranks of a tensor group have different values, and each needs a part of its values
     divided: Any = part
     of_layers = whole.device_mesh.mesh_dim_names or ()
     names = divided.device_mesh.mesh_dim_names

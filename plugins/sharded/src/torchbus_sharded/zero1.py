@@ -1,7 +1,7 @@
 """``ddp_sharded``: ddp whose optimizer states are sharded over ranks (ZeRO stage 1).
 
-The strategy ddp averages the gradients. Nothing here knows of ``fully_shard``, except the choice
-between the stages."""
+The strategy ddp averages the gradients. Only the choice between the stages leads to ``fully_shard``
+here."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedG
     """Shards optimizer states over ranks.
 
     Args:
-        shard_gradients: divide gradients as well as optimizer states. The engine is that of fsdp,
-            and refuses what fsdp refuses.
+        shard_gradients: whether to divide gradients as well as optimizer states. This uses the
+            engine of fsdp, which refuses what fsdp refuses.
     """
     expect("shard_gradients", shard_gradients, bool, "True or False")
     return ShardedGradients() if shard_gradients else ShardedOptimizer()
@@ -62,8 +62,8 @@ def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedG
 class ShardedOptimizer:
     """Each rank steps its part of the parameters, and sends them to the others (ZeRO stage 1).
 
-    Only that rank keeps their optimizer state. The strategy ddp, which comes along, averages the
-    gradients; its options are accepted too.
+    Only that rank holds the optimizer state of these parameters. The strategy ddp, which is added,
+    averages the gradients. Its options are accepted too.
 
     Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models, SC 2020.
@@ -169,9 +169,9 @@ class ShardedSteps:
         self._session.job.go_on()
 
     def _show_before_hooks(self, optimizer: Optimizer, *_: object) -> None:
-        """Let the script's own hooks of this step see the parameters of all ranks.
+        """Let the script's hooks of this step see the parameters of all ranks.
 
-        Not inside another step: that of a subclass goes on after its parent's.
+        A step inside another one changes nothing: a subclass's step continues after its parent's.
         """
         step = current_frame(1)
         outer = step.f_back
@@ -185,12 +185,12 @@ class ShardedSteps:
         """Make ``optimizer.state_dict()`` whole. All ranks must call it."""
         whole: dict[int, dict[str, object]] = {}
         for part in self._session.all_gather_object(map_tensors(state_dict["state"], Tensor.cpu)):
-            # a loop that looks at the state of another rank's parameter leaves an empty entry
+            # a loop that reads the state of another rank's parameter leaves an empty entry
             whole |= {key: entry for key, entry in part.items() if entry or key not in whole}
         return {**state_dict, "state": dict(sorted(whole.items()))}
 
     def _keep_local(self, optimizer: Optimizer) -> None:
-        """Drop the state of other ranks' parameters: loaded, or from before the block."""
+        """Drop the state of other ranks' parameters, if it was loaded or made before the block."""
         for parameter, owner in zip(
             parameters_of(optimizer), self._owners[optimizer].of, strict=True
         ):
@@ -198,9 +198,10 @@ class ShardedSteps:
                 optimizer.state.pop(parameter, None)
 
     def _make_whole(self, optimizer: Optimizer, method: str) -> None:
-        """Gather the whole state on each rank until the next step, before a method of the class.
+        """Gather the whole state on each rank before ``method``, until the next step.
 
-        The method may read or change the state of any parameter. All ranks call it.
+        ``method`` is one that the optimizer's class adds, and may use the state of any parameter.
+        All ranks call it.
         """
         if self._hidden or optimizer not in self._stepped or optimizer in self._complete:
             return
@@ -251,9 +252,9 @@ class Hiding:
 
 
 def takes_more_than_a_closure(optimizer: Optimizer) -> bool:
-    """Whether its step has further required arguments, such as a loss (Polyak's step size).
+    """Whether a step's first argument is not a closure but, for example, a loss.
 
-    Such a step weighs the loss against the norm of all gradients.
+    Such a step (Polyak's step size) compares the loss with the norm of all gradients.
     """
     first = [
         one
@@ -289,8 +290,8 @@ HALF_DONE = (
 class HiddenParameters:
     """Removes the other ranks' parameters from the groups of one optimizer, and restores them.
 
-    A step may call the step of another optimizer that shares its groups (Lookahead). Then the inner
-    one finds them hidden, and puts them back.
+    A step may call the step of another optimizer that shares its groups (Lookahead). Then the
+    parameters are hidden already, and the inner step restores them.
     """
 
     def __init__(self) -> None:
@@ -356,9 +357,9 @@ class Owners:
 
 
 def send(parameters: Sequence[Tensor], owners: Sequence[int], ranks: int) -> None:
-    """Copy each parameter from the rank that owns it. All ranks call it.
+    """Copy each parameter, of any shape, from the rank that owns it. All ranks call it.
 
-    One broadcast per rank, dtype and device.
+    It needs one broadcast per rank, dtype and device.
     """
     held = list(zip(parameters, owners, strict=True))
     for rank in range(ranks):

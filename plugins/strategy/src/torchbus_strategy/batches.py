@@ -29,7 +29,7 @@ TENSORS_AT_MOST = 16
 def collect(value: object, found: list[Tensor], depth: int = 4) -> None:
     """Append the tensors of a batch, of any shape, to ``found``, also those in attributes.
 
-    At most ``depth`` levels deep, and not many more than ``TENSORS_AT_MOST``.
+    It looks at most ``depth`` levels deep, and stops soon after ``TENSORS_AT_MOST`` tensors.
     """
     if isinstance(value, Tensor):
         found.append(value)
@@ -54,9 +54,9 @@ def _parts(value: object) -> Iterable[object]:
 class TrackedBatch:
     """A batch from a loader, identified by its tensors until a backward uses it.
 
-    It is the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: its number
-    of samples, by dim 0 of its first tensor. ``key``: that tensor's id, the same if the data set
-    gives the batch again.
+    It is the ``number``-th batch of its pass, from 1, and the ``serial``-th of all. ``rows`` is its
+    number of samples: the size of dim 0 of its first tensor. ``key`` is the id of that tensor,
+    which is the same if the data set yields the same tensors again.
     """
 
     __slots__ = ("_outside", "_tensors", "key", "number", "origin", "rows", "serial", "share")
@@ -77,7 +77,7 @@ class TrackedBatch:
         self._outside: dict[int, int] = {}
 
     def move(self, batch: object) -> None:
-        """Identify it by these tensors from now on, which a wrapper has made of its tensors."""
+        """Identify the batch by the tensors of ``batch``, which a wrapper has made of it."""
         found: list[Tensor] = []
         collect(batch, found)
         self.key = id(found[0]) if found else id(self)
@@ -89,49 +89,50 @@ class TrackedBatch:
         return [tensor for one in self._tensors if (tensor := one()) is not None]
 
     def leaves(self) -> list[Tensor]:
-        """Return those of its tensors, of any shape, that want a gradient."""
+        """Return the leaf tensors of the batch, of any shape, that require a gradient."""
         living = [one() for one in self._tensors]
         return [one for one in living if one is not None and one.requires_grad and one.is_leaf]
 
     @property
     def lives(self) -> bool:
-        """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
+        """Whether a tensor of the batch is alive: in the loop, a wrapper or a graph."""
         return any(one() is not None for one in self._tensors)
 
     def storages(self) -> set[int]:
-        """Return where the memory of its living tensors begins. Views of them have the same."""
+        """Return the addresses of the living tensors' memory, which their views share."""
         return {one.untyped_storage().data_ptr() for one in self.tensors if is_plain(one)}
 
     @property
     def is_in_graph(self) -> bool:
-        """Whether a graph has saved a tensor of it, or a view has been made that is alive."""
+        """Whether a graph has saved a tensor of the batch, or a view of one is alive."""
         return any(_references(one) > self._outside.get(id(one), 0) for one in self.tensors)
 
     @property
     def references(self) -> int:
-        """How many graphs and views refer to its tensors. A backward frees some of them."""
+        """The number of graphs and views that refer to the tensors. A backward frees some."""
         return sum(map(_references, self.tensors))
 
     def note_views(self) -> None:
-        """A later pass begins: what refers to its tensors now is kept by the loop, as rows of a
-        first batch are, and is in no graph of that pass.
+        """Ignore what refers to the tensors now, because a later pass begins.
+
+        The loop holds it, such as rows of a first batch. It is not in a graph of that pass.
         """
         self._outside = {id(one): _references(one) for one in self.tensors}
 
     @property
     def is_last(self) -> bool:
-        """Whether it is known to be the last one of its pass."""
+        """Whether the batch is known to be the last one of its pass."""
         return self.number == self.origin.length
 
 
 def _references(tensor: Tensor) -> int:
-    """Return how many graphs and views refer to it."""
-    # the node that gathers a tensor's gradient holds it too, as long as an old loss lives
+    """Return how many graphs and views refer to a tensor."""
+    # the node that accumulates a leaf's gradient refers to it too, while an old loss is alive
     return use_count(tensor) - 1 - (tensor.requires_grad and tensor.is_leaf)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is in memory, in one piece; those inside of ``torch.func`` are not."""
+    """Whether a tensor is in memory, in one piece. Tensors inside of ``torch.func`` are not."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
         return False
     try:
@@ -141,7 +142,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
-    """Return the share of the batch that was taken last. A batch of evaluation is whole."""
+    """Return the share of the latest batch, None if unknown. Batches of evaluation are whole."""
     shared = [one for one in in_use if one.share is not None]
     if shared:
         return max(shared, key=lambda one: one.serial).share
@@ -149,7 +150,7 @@ def share_of(in_use: Sequence[TrackedBatch]) -> Share | None:
 
 
 def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
-    """Whether only batches of evaluation feed a backward. No rank has a share of them."""
+    """Whether only batches of evaluation feed a backward. They are not divided among ranks."""
     for one in in_use:
         if not one.origin.evaluates:
             return False
@@ -157,9 +158,9 @@ def only_evaluate(in_use: Sequence[TrackedBatch]) -> bool:
 
 
 def counts_of_all(session: Context) -> list[int]:
-    """Return the numbers of samples that one process knows: those of the batch, of the data set.
+    """Return the numbers of samples that one process knows: the batch's and the data set's.
 
-    A number that is unknown is left out.
+    Unknown numbers are left out.
     """
     found = [session.share.count]
     for one in session.batches.current[:1]:
@@ -172,7 +173,7 @@ def counts_of_all(session: Context) -> list[int]:
 def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Return the first batch of each pass.
 
-    A wrapper may hold views of prefetched batches; they look like a graph's.
+    A wrapper may hold views of prefetched batches, which look like references from a graph.
     """
     first: dict[int, TrackedBatch] = {}
     for one in found:
@@ -183,7 +184,10 @@ def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:
 
 
 def drop_collected(fresh: Sequence[TrackedBatch]) -> list[TrackedBatch]:
-    """Drop batches that are gone, but for two of each pass: they show that there were several."""
+    """Drop batches whose tensors are gone, except the last two of each pass.
+
+    Two show that there were several.
+    """
     remaining: list[TrackedBatch] = []
     lost: dict[int, int] = {}
     for one in reversed(fresh):
@@ -194,15 +198,15 @@ def drop_collected(fresh: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     return remaining[::-1]
 
 
-# at this number, entries with dead tensors are removed; next, at twice the number that is left
+# entries with dead tensors are removed at this number, and then at twice the number that is left
 PRUNE_AT = 8
 
 
 class BatchHistory:
-    """The batches that the loop has taken and that are still alive.
+    """The batches that loaders have yielded and that are still alive.
 
-    ``fresh``: taken and not used yet, the newest last. ``used``: by their keys. ``count``: how many
-    were taken.
+    ``fresh`` lists those that are not used yet, the newest last. ``used`` has the others by their
+    keys. ``count`` is the number of all batches so far.
     """
 
     def __init__(self) -> None:
@@ -216,7 +220,7 @@ class BatchHistory:
         self.fresh, self.used = [], {}
 
     def add(self, batch: TrackedBatch) -> None:
-        """Add a batch. Other threads than the loop's may call it."""
+        """Add a batch. Threads other than the loop's may call it."""
         with self._lock:
             if len(self.fresh) >= self._room["fresh"]:
                 self.fresh = drop_collected(self.fresh)
@@ -226,12 +230,12 @@ class BatchHistory:
             self.fresh.append(batch)
 
     def snapshot(self) -> list[TrackedBatch]:
-        """Copy the fresh ones, which other threads may add to."""
+        """Copy the list of fresh batches, to which other threads may add."""
         with self._lock:
             return list(self.fresh)
 
     def use_only(self, one: TrackedBatch) -> None:
-        """Use the only one that was taken since the last backward."""
+        """Mark the only batch since the last backward as used."""
         with self._lock:
             self.fresh.remove(one)
         self.used[one.key] = one
@@ -239,7 +243,7 @@ class BatchHistory:
             self.forget_lost()
 
     def use(self, chosen: tuple[TrackedBatch, ...]) -> None:
-        """Take these out of the fresh ones, and what is gone with them."""
+        """Remove the chosen batches, and those whose tensors are gone, from the fresh ones."""
         with self._lock:
             if len(self.fresh) == 1 and self.fresh[0] is chosen[0]:
                 self.fresh.clear()
@@ -253,7 +257,10 @@ class BatchHistory:
         self._room["used"] = max(PRUNE_AT, 2 * len(self.used))
 
     def note_views(self) -> None:
-        """A pass begins. Outputs of an evaluation that the loop holds feed no backward of it."""
+        """Ignore what refers to the batches now, because a pass begins.
+
+        Outputs of an evaluation that the loop still holds do not feed a backward of that pass.
+        """
         evaluated = [one for one in self.snapshot() if one.origin.evaluates]
         for one in [*self.used.values(), *evaluated]:
             one.note_views()
@@ -263,7 +270,7 @@ class BatchHistory:
     def waiting(self, origin: Origin) -> int:
         """Return how many batches of a pass wait in a wrapper that fetches ahead.
 
-        They are taken, alive, and not used.
+        They are alive, and not used yet.
         """
         return _ahead(origin, [one for one in self.fresh if one.origin is origin and one.lives])
 
@@ -284,7 +291,10 @@ class BatchHistory:
 
 
 def _ahead(origin: Origin, living: list[TrackedBatch]) -> int:
-    """A single batch is the one that the loop works on, unless batches are taken ahead."""
+    """Return how many of the living batches wait.
+
+    A single batch is the one that the loop works on, unless the pass is known to fetch ahead.
+    """
     return len(living) if origin.ahead or len(living) > 1 else 0
 
 
@@ -311,9 +321,9 @@ def refuse(batches: Sequence[TrackedBatch], dependents: Sequence[str]) -> None:
 class Copies:
     """Counts batches that came before a backward and that no graph shows.
 
-    One batch before a backward proves nothing: the loop may only look at it. One before each of two
-    backwards does, if both come from one source: from one pass or, if all are copies, from one
-    loader.
+    One batch before a backward proves nothing: the loop may only look at it. A batch before each of
+    two backwards shows that the loop computes with them, if both come from one source: from one
+    pass or, if no graph shows any batch, from one loader.
     """
 
     def __init__(self) -> None:
@@ -344,8 +354,9 @@ class Copies:
 class Batches:
     """Tracks batches, and finds the one that feeds a backward.
 
-    Plugins that need them call ``follow()``. Then, from before each backward on, ``current`` holds
-    the batches that feed it, and ``session.share`` is theirs. A loop without loaders has none.
+    Plugins that need the batches call ``follow()``. From then on, before each backward, ``current``
+    is set to the batches that feed it, and ``session.share`` to their share. ``current`` is empty
+    in a loop without loaders.
     """
 
     def __init__(self, session: Context) -> None:
@@ -362,8 +373,8 @@ class Batches:
     def follow(self, dependent: str = "") -> None:
         """Begin to keep track.
 
-        ``dependent``: what goes wrong if the batch can't be identified, in words. "": only the
-        weights of ragged shares.
+        ``dependent`` says in words, for an error, what depends on the batch. If it is empty, only
+        the weight of the last, smaller batch does.
         """
         if dependent:
             self._dependents.append(dependent)
@@ -377,7 +388,7 @@ class Batches:
 
     @property
     def count(self) -> int:
-        """How many batches were taken."""
+        """The number of batches so far."""
         return self._history.count
 
     # Events --------------------------------------------------------------------------------------
@@ -391,7 +402,7 @@ class Batches:
             self.record(TrackedBatch(origin, iterator.num_yielded, origin.share, batch))
 
     def record(self, tracked: TrackedBatch) -> None:
-        """Note a batch that the loop, or a wrapper of its loader, was handed."""
+        """Note a batch that the loop, or a wrapper of its loader, has received."""
         if not self._follows:
             self._session.share = share_of([tracked]) or self._session.share
             return
@@ -404,7 +415,7 @@ class Batches:
             self._session.share = tracked.share
 
     def moved(self, before: object, after: object) -> None:
-        """A wrapper of a loader hands on ``after``, a copy of the batch ``before``."""
+        """Note that a loader's wrapper yields ``after``, a copy of the batch ``before``."""
         found: list[Tensor] = []
         collect(before, found)
         for one in self._history.snapshot():
@@ -422,7 +433,7 @@ class Batches:
     # Which ---------------------------------------------------------------------------------------
 
     def waiting(self, origin: Origin) -> int:
-        """Return how many batches of a pass wait in a wrapper: taken, alive, and not used."""
+        """Return how many batches of a pass wait in a wrapper: alive, and not used yet."""
         return self._history.waiting(origin)
 
     @property
@@ -436,7 +447,7 @@ class Batches:
 
     @property
     def together(self) -> list[TrackedBatch]:
-        """The batches that feed this backward, and those of other loaders taken with them."""
+        """The batches that feed this backward, and unused batches of other passes beside them."""
         passes = [one.origin for one in self.current]
         return [
             *self.current,
@@ -491,11 +502,12 @@ class Batches:
             self._use(tuple(found))
 
     def _guess(self, fresh: list[TrackedBatch]) -> list[TrackedBatch]:
-        """Choose if no graph has saved any of the batches.
+        """Choose a batch if no graph has saved any of them.
 
-        The one that feeds already, while the loop holds it, may feed another backward. Otherwise it
-        is the only new one, or the oldest if all are still alive. One that was evaluated feeds none
-        while there is another.
+        The current batch feeds another backward if there is no new one, or if the pass fetches
+        ahead and the loop still holds the current one. Otherwise it is the only new batch, or the
+        oldest new one if all are still alive. A batch of evaluation is chosen only if there is no
+        other.
         """
         current = self.current[-1] if self.current else None
         trains = [one for one in fresh if not one.origin.evaluates]
@@ -527,8 +539,9 @@ class Batches:
         return newest[-1:]
 
     def _gives_again(self, origin: Origin) -> bool:
-        """Whether a list or a cycle holds all batches of a pass, so that being alive proves
-        nothing.
+        """Whether a list or a cycle may hold all batches of a pass.
+
+        Then a batch that is alive may have been used.
         """
         return (
             origin.reused
@@ -540,7 +553,7 @@ class Batches:
         )
 
     def may_have_been_used(self, loader: object) -> bool:
-        """Whether a batch of the loader came before a backward, without enough evidence."""
+        """Whether a batch of the loader came before a backward whose graph does not show it."""
         return self._copies.has(loader)
 
     def _mark_ahead(self, fresh: list[TrackedBatch], found: list[TrackedBatch]) -> None:
@@ -552,9 +565,7 @@ class Batches:
                 one.origin.ahead = True
 
     def _use_only(self, one: TrackedBatch) -> None:
-        """Use the only batch taken since the last backward, of the same pass. This is the usual
-        case.
-        """
+        """Use the only batch since the last backward, of the same pass: the usual case."""
         self._history.use_only(one)
         self.current, self._looked = (one,), self.count
         share = one.share or share_of(self.current)

@@ -29,9 +29,9 @@ EVALUATED = (
 class SharedRngBetweenRuns:
     """Tracks trained models and their optimizers, to detect the end of the last one.
 
-    Objects in a reference cycle count as alive forever. The garbage collector would free it at
-    another place of the loop on every rank. So are models that fsdp has divided, and optimizers
-    with a scheduler.
+    Objects in a reference cycle count as alive forever, because the garbage collector would free
+    them at another place of the loop on every rank. So do models that fsdp has divided, and
+    optimizers with a scheduler.
     """
 
     def __init__(self, session: Context) -> None:
@@ -59,7 +59,10 @@ class SharedRngBetweenRuns:
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer, self._optimizer_ended))
 
     def _begin_again(self) -> None:
-        """Let a new model draw its own values, maybe in its first forward, until a backward."""
+        """Let ranks draw a new model's values from the common stream, until a backward.
+
+        A model may draw its values as late as in its first forward.
+        """
         random = self._session.random
         if (self._drew or (self._trained and random.loses_draws)) and not self._has_said:
             self._has_said = True
@@ -79,7 +82,10 @@ class SharedRngBetweenRuns:
             self._session.random.pause()
 
     def _optimizer_ended(self, reference: weakref.ref[Optimizer]) -> None:
-        """In evaluation, the model is still to be seen: its own end counts."""
+        """Pause at the end of the last optimizer, but not during an evaluation.
+
+        An evaluation still uses the model, so the end of the model counts.
+        """
         if self._collecting or not self._session.is_inside:
             return
         self._optimizers = {

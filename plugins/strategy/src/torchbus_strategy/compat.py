@@ -1,9 +1,9 @@
 """Private names of torch that synchronising needs.
 
-All were seen in torch 2.6 to 2.13, those of DTensors in 2.13. What nodes of a graph have saved is
-read by ``target(node)`` and its like: without one of them, or if a kind of node has another name,
-``check`` raises UsageError when a strategy starts. Nodes that have no such thing raise
-AttributeError.
+All were seen in torch 2.6 to 2.13, those of DTensors in 2.13. Functions such as ``target(node)``
+read what the nodes of a graph have saved. Without one of their names, or if a kind of node has
+another name, ``check`` raises UsageError when a strategy starts. The functions raise AttributeError
+for a node that saves no such thing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ run_engine: Callable[..., object] = private(
 )
 """Without it: UsageError at the first backward."""
 sparse_values: Callable[[Tensor], Tensor] = Tensor._values
-"""Of a sparse tensor that may not be coalesced. Without it: AttributeError when ddp is imported."""
+"""The values of a sparse tensor that may not be coalesced.
+
+Without it: AttributeError when ddp is imported.
+"""
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 """Without it: AttributeError when ddp is imported."""
 flattened: Callable[[list[Tensor]], Tensor] = _utils._flatten_dense_tensors
 unflattened: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _utils._unflatten_dense_tensors
 viewed: Callable[[Tensor], Tensor | None] = attrgetter("_base")
-"""What a tensor is a view of. Without it: AttributeError at the first backward."""
+"""The tensor of which a tensor is a view. Without it: AttributeError at the first backward."""
 use_count: Callable[[Tensor], int] = private(
     Tensor, "_use_count", "finds the batch that a graph has saved"
 )
-"""One for Python, and one for each graph or view.
+"""The number of references to a tensor: one by Python, and one by each graph or view.
 
 Seen in 2.6 to 2.13. Without it: UsageError at the first backward after a batch.
 """
@@ -63,12 +66,12 @@ DATA_ITERATOR: type[object] = dataloader._BaseDataLoaderIter
 BATCH_NORM: type[Module] = batchnorm._BatchNorm
 """Without it: AttributeError when ddp is imported."""
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-"""Of one module, by name. Without it: AttributeError when a model is found."""
+"""A module's buffers by name. Without it: AttributeError when a model is found."""
 requires_grad: Callable[[Tensor], bool] = attrgetter("requires_grad")
 gradient: Callable[[Tensor], Tensor | None] = attrgetter("grad")
-"""Public: for ``map``, which reads many tensors faster than a loop."""
+"""Public names, read by ``map``, which is faster than a loop for many tensors."""
 tensor_hooks: Callable[[Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
-"""Those of ``register_hook``. Without it: AttributeError at the first backward."""
+"""The hooks of ``register_hook``. Without it: AttributeError at the first backward."""
 post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
     "_post_accumulate_grad_hooks"
 )
@@ -76,7 +79,7 @@ post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter
 
 
 def keep(thing: object) -> None:
-    """Add a reference that not even the end of the interpreter takes away."""
+    """Add a reference that not even the end of the interpreter removes."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -90,20 +93,23 @@ def require_abort() -> None:
 
 
 def abort_all_groups() -> None:
-    """Without ``_abort_process_group``: see ``require_abort``."""
+    """End NCCL's collectives. Without ``_abort_process_group``: see ``require_abort``."""
     dist.distributed_c10d._abort_process_group()
 
 
 def device_types(group: Any) -> list[str]:
-    """The kinds of devices whose tensors a group takes. Without ``_device_types``: AttributeError
-    when ranks exchange objects.
+    """Return the kinds of devices whose tensors a group accepts.
+
+    Without ``_device_types``: AttributeError when ranks exchange objects.
     """
     return [torch.device(kind).type for kind in group._device_types]
 
 
 def engines_of_groups() -> list[Any]:
-    """What runs the collectives of each group. Without ``_world``, ``_get_backend`` or
-    ``_device_types``: AttributeError at the end of the session.
+    """Return the objects that run the collectives of each group.
+
+    Without ``_world``, ``_get_backend`` or ``_device_types``: AttributeError at the end of the
+    session.
     """
     return [
         group._get_backend(torch.device(kind))
@@ -126,10 +132,10 @@ FACTORS = (OTHER, SELF)
 
 
 def saved(node: Node, name: str) -> Any:
-    """What a node has saved; None if it has nothing, or hooks have packed it.
+    """Return what a node has saved, or None if it has saved nothing, or hooks have packed it.
 
-    To unpack what activation checkpointing has packed computes a part of the model again. Seen in
-    2.11 to 2.13. Without ``unpack_hook``, as in 2.6, it is unpacked.
+    Unpacking what activation checkpointing has packed would compute a part of the model again. Seen
+    in 2.11 to 2.13. Without ``unpack_hook``, as in 2.6, it is unpacked.
     """
     return None if is_packed(node, name) else getattr(node, name, None)
 
@@ -142,10 +148,10 @@ def is_packed(node: Node, name: str) -> bool:
 
 
 def sizes_given(node: Node) -> tuple[int, ...]:
-    """The shape of a node's first argument, without unpacking: what made it shows it.
+    """Return the shape of a node's first argument, without unpacking the argument.
 
-    Seen in 2.11 to 2.13. It is unpacked if there is no ``_input_metadata``, or if the argument
-    needs no gradient.
+    The node that made the argument shows it. Seen in 2.11 to 2.13. The argument is unpacked if
+    there is no ``_input_metadata``, or if it needs no gradient.
     """
     child, place = node.next_functions[0]
     made: Any = getattr(child, "_input_metadata", None)
@@ -153,7 +159,7 @@ def sizes_given(node: Node) -> tuple[int, ...]:
 
 
 def sizes_made(node: Node | None) -> list[tuple[int, ...]]:
-    """The shapes of what a node has made. None where torch does not show them, as above."""
+    """Return the shapes of what a node has made. Without ``_input_metadata``: an empty list."""
     return [tuple(one.shape) for one in getattr(node, "_input_metadata", ())]
 
 
@@ -188,8 +194,8 @@ MATRICES = {
     "LinalgSlogdetBackward0": "_saved_A",
     "LinalgSolveExBackward0": "_saved_A",
 }
-"""The matrix of those that solve, invert or factorise one. Not tried at the start, because a torch
-may have no LAPACK. Without a name: no warning.
+"""Where nodes that solve, invert or factorise a matrix have saved it. ``check`` does not try them,
+because a torch may have no LAPACK. Without a name: no warning.
 """
 TENSORS = (SELF, TARGET, REDUCTION)
 CROSS_ENTROPY = (
@@ -207,10 +213,10 @@ def signed(number: int) -> int:
 
 
 def number_in(tensor: Tensor) -> Any:
-    """The number of a saved tensor of one element, in the host's memory.
+    """Return the number of a saved tensor of one element, in the host's memory.
 
     A dispatch mode of the loop, such as torch.utils.flop_counter.FlopCounterMode, gets a Python
-    number instead of the tensor that stands for it, and can't read it. Without
+    number instead of the tensor that stands for it, and can't read that number. Without
     ``_disable_current_modes``: RuntimeError from torch in such a mode.
     """
     try:
@@ -221,15 +227,16 @@ def number_in(tensor: Tensor) -> Any:
 
 
 def is_python_number(saved: Tensor) -> bool:
-    """Whether a saved tensor of one element stands for a number that Python computed with. Such
-    ones give way to the dtype of others.
+    """Whether a saved tensor of one element stands for a number of Python.
+
+    Such tensors do not decide the dtype of a result.
     """
     one = torch.ones((), dtype=torch.float16 if saved.is_floating_point() else torch.int8)
     return torch.result_type(saved, one) == one.dtype
 
 
 def tensor_names(node: Node) -> list[str]:
-    """The names under which a node may have saved tensors."""
+    """Return the names under which a node may have saved tensors."""
     return [
         name
         for name in dir(node)
@@ -251,7 +258,7 @@ def check() -> None:
 
 
 def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
-    """Kinds of nodes, one of each, and what they save."""
+    """Yield an example of each kind of node, and the names of what it saves."""
     y = torch.ones(1, 2, dtype=torch.float32, device="cpu")
     labels = torch.zeros(1, dtype=torch.int64, device="cpu")
     x = y.clone().requires_grad_()
@@ -314,28 +321,31 @@ DTENSORS_NEED = "forgets the ranks of an earlier session"
 
 
 def is_divided(tensor: Tensor) -> bool:
-    """Whether it is a DTensor."""
+    """Whether a tensor, of any shape, is a DTensor."""
     divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return divided is not None and isinstance(tensor, divided)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, which shares its memory, or a plain tensor itself."""
+    """Return this rank's part of a DTensor, of that part's shape, or a plain tensor itself.
+
+    The part shares the DTensor's memory.
+    """
     divided: Any = tensor
     part: Tensor = divided.to_local() if is_divided(tensor) else tensor
     return part
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor of which ranks have different parts."""
+    """Whether a tensor, of any shape, is a DTensor of which ranks have different parts."""
     divided: Any = tensor
     return is_divided(tensor) and any(one.is_shard() for one in divided.placements)
 
 
 def placed_as(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient with its parameter's placements: one that is still to be summed gets its sum.
+    """Return the gradient, of the same shape, with its parameter's placements.
 
-    All ranks of its mesh call it.
+    If it is a sum that is still pending, it is summed. All ranks of its mesh call it.
     """
     made: Any = gradient
     held: Any = parameter
@@ -350,8 +360,9 @@ def placed_as(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def handlers() -> dict[Any, Any]:
-    """Operators that DTensor handles specially. Without ``_op_dispatcher`` or
-    ``_custom_op_handlers``: AttributeError when a strategy starts.
+    """Return the operators that DTensor handles specially.
+
+    Without ``_op_dispatcher`` or ``_custom_op_handlers``: AttributeError when a strategy starts.
     """
     from torch.distributed.tensor import DTensor
 
@@ -360,11 +371,11 @@ def handlers() -> dict[Any, Any]:
 
 
 def forget_meshes() -> None:
-    """Torch remembers the outcome of operations with the mesh, and so the rank, of an earlier block
-    in this process, or in the one that it was forked from: other ranks would take parts that are
-    rank 0's.
+    """Clear torch's caches of meshes.
 
-    It also keeps the mesh, and with it the process group, its threads and its port.
+    Torch caches the outcome of operations for the mesh, and so for the rank, of an earlier block in
+    this process, or in the one that it was forked from. Other ranks would use parts that are rank
+    0's. A cache also holds the mesh, and with it the process group, its threads and its port.
 
     Without ``_op_dispatcher`` or ``_collective_utils``: an error when a strategy starts. Without
     ``_clear_DTensor_sharding_propagator_cache``, ``_gen_transform_infos``,

@@ -21,15 +21,15 @@ from torchbus_launch.listening import gloo_on_loopback
 from torchbus_launch.store import StoreBarrier, shared_store
 
 ATTEMPTS_S = (2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0, 30.0, 60.0)
-"""What each proof may take: milliseconds, unless a stranger is connected. If one never pauses, it
-hits a quarter of the attempts.
+"""The time limits of the proofs. A proof takes milliseconds, unless a stranger is connected. A
+stranger that never pauses is connected in a quarter of the attempts.
 """
 MADE_WITHIN_S = 60.0  # on a machine that is busy
 
 
 @contextmanager
 def sockets_of_groups(session: Context) -> Iterator[set[int]]:
-    """Make process groups inside. Afterwards the set has the descriptors of their sockets.
+    """Yield a set. After the block it has the descriptors of the sockets of groups made there.
 
     Ranks of one host connect by its loopback address.
     """
@@ -44,9 +44,9 @@ def make_proven(
 ) -> dist.ProcessGroup:
     """Make a group of all ranks. All of them call it; a rank that fails closes its connections.
 
-    ``make``: makes the group, given the number of the attempt. gloo's is made again if another
-    program is connected in the place of a rank. ``word``: unique in the session. Raises LaunchError
-    if the group can't be made, or a stranger is connected at each attempt.
+    ``make`` makes the group, given the number of the attempt. A group of gloo is made again if
+    another program is connected in the place of a rank. ``word`` must be unique in the session.
+    Raises LaunchError if the group can't be made, or a stranger is connected at each attempt.
     """
     assert session.job is not None
     for attempt, within_s in enumerate(ATTEMPTS_S):
@@ -93,7 +93,7 @@ def _all_proven(session: Context, group: dist.ProcessGroup, word: str, within_s:
 def _wait_until_made(session: Context, word: str) -> None:
     """Wait until every rank has made its group, so that none gets gloo's error while it does.
 
-    Not for ever: a stranger may hold one up.
+    The wait has a limit, because a stranger may hold up a rank.
     """
     assert session.job is not None
     store = shared_store(session.world)

@@ -19,7 +19,7 @@ from torchbus.plugin import Context, RankFailed, SharedStore, UsageError
 
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
-MAX_DECISIONS = 1000  # kept in the store: no rank is further behind rank 0
+MAX_DECISIONS = 1000  # stay in the store: no rank is further behind rank 0
 CLOCK = r"(?:(?:(\d+)[:-])?(\d+):)?(\d+):(\d+)"
 CLOCK_UNITS = (("days", 86400, 0), ("hours", 3600, 24), ("minutes", 60, 60), ("seconds", 1, 60))
 
@@ -51,7 +51,7 @@ def clock_seconds(option: str, clock: str) -> float | None:
 class Decisions:
     """Calls ``decide`` on rank 0, and gives all ranks what it returns, at the same place.
 
-    ``name``: what is decided, for the keys in the store.
+    ``name`` says what is decided, in the keys of the store.
     """
 
     def __init__(self, session: Context, name: str, decide: Callable[[], Any]) -> None:
@@ -65,7 +65,7 @@ class Decisions:
         self._begun_s = time.monotonic()
 
     def look(self) -> Any:
-        """Return what is decided for this place, which every rank reaches; None between two."""
+        """Return the decision for this place, which every rank reaches, or None without one."""
         self._place += 1
         if self._session.world_size == 1:
             return self._decide()

@@ -28,13 +28,13 @@ class ElasticOrder(Protocol):
         """Count the batches consumed since the last settlement as used."""
 
     def take_back(self) -> None:
-        """Offer it again, and all that was drawn ahead."""
+        """Offer the batches consumed since the last settlement, and those drawn ahead, again."""
 
     def place(self) -> Place:
-        """Where the pass is, as far as it is settled."""
+        """Return where the pass is, as far as it is settled."""
 
     def go_to(self, place: Place | None) -> None:
-        """Go to another rank's place, with its order; None: to the end."""
+        """Go to another rank's place, and use its order. None is the end of the pass."""
 
 
 def elastic_order(order: LoaderPass | None) -> ElasticOrder | None:

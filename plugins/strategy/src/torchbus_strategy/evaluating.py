@@ -57,7 +57,7 @@ class DecidingModels:
         self._trained = weakref.WeakSet()
 
     def now(self) -> list[Module]:
-        """Return them. Without an optimizer, return the called models, or else all models."""
+        """Return the trained models, or else the called models, or else all models."""
         if not self._trained and (parameters := self._parameters()):
             self._trained = weakref.WeakSet(objects.models_of(parameters))
         deciding = (
@@ -98,7 +98,7 @@ class TrainedLoaders:
 
     @hookimpl
     def batches_skipped(self, loader: DataLoader[object]) -> None:
-        """A run that resumes skips the batches that have fed a backward before."""
+        """Note a loader that has trained: a resumed run skips batches that have fed a backward."""
         if torch.is_grad_enabled():
             self._trained.add(loader)
 
@@ -111,8 +111,8 @@ class TrainedLoaders:
 class TrainingPasses:
     """Recognises the passes that train, among those that begin.
 
-    ``trained`` are the loaders that have fed a backward. A loop may make one for each epoch: a new
-    loader trains if its pass begins in a line in which one of these began.
+    ``trained`` are the loaders that have fed a backward. A loop may make a loader for each epoch.
+    So a new loader trains if its pass begins in the same line as a pass over a trained loader.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class TrainingPasses:
         session.bus.register(self, f"{name}.passes")
 
     def begins(self, loader: DataLoader[object]) -> bool:
-        """A pass begins now. Return whether it trains, as far as is known."""
+        """Note that a pass begins, and return whether it trains, as far as is known."""
         trains = not without_gradients() and self._looks_like_training(loader)
         if loader in self.trained and not trains:
             self._evaluating.add(loader)
@@ -151,7 +151,7 @@ class TrainingPasses:
         return loader in self.trained and loader not in self._evaluating
 
     def ends(self, loader: DataLoader[object]) -> bool:
-        """The loader's latest pass ends. Return whether it has trained."""
+        """Note that the loader's latest pass ends, and return whether it has trained."""
         has_trained = self.trains(loader)
         self._evaluating.discard(loader)  # the pass around it continues to train
         return has_trained

@@ -24,8 +24,7 @@ def nodes_below(
 ) -> Iterator[Any]:
     """Yield these nodes and all below them, once each, level by level. A root may be None.
 
-    It ends once ``at_most`` were found. ``children``: which nodes to go to
-    from a node.
+    It ends once ``at_most`` nodes were found. ``children`` returns the nodes to go to from a node.
     """
     waiting = deque(dict.fromkeys(root for root in roots if root is not None))
     seen = set(waiting)
@@ -47,8 +46,8 @@ def sizes_of(node: Any, default: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 _held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-"""Plain tensors that an optimizer steps. The graph of a loss does not know its session, so there is
-one of these in a process."""
+"""Plain tensors that an optimizer steps. The graph of a loss does not know its session, so the
+process has one such table."""
 
 
 def hold(tensors: Iterable[Tensor]) -> None:
@@ -60,5 +59,5 @@ def hold(tensors: Iterable[Tensor]) -> None:
 
 
 def is_parameter(leaf: Tensor) -> bool:
-    """Whether a leaf of a graph is one, or a plain tensor that an optimizer steps."""
+    """Whether a leaf, of any shape, is an ``nn.Parameter`` or a tensor that an optimizer steps."""
     return isinstance(leaf, nn.Parameter) or _held.get(id(leaf)) is leaf

@@ -25,7 +25,7 @@ from torchbus_strategy.compat import engines_of_groups, forget_meshes, keep
 from torchbus_strategy.connections import make_proven, sockets_of_groups
 
 DATA = "dp"
-"""What names of dimensions begin with over which the data is divided."""
+"""The prefix of the names of dimensions over which the data is divided."""
 ROWS = "rows"
 """The dimension over which the rows of one batch are divided."""
 WORKER = "pt_gloo_runloop"
@@ -38,8 +38,8 @@ USUALLY_WITHIN_S = 2.0
 def close_groups() -> None:
     """Close all groups. If a collective does not end, the engines stay until the process ends.
 
-    Otherwise they are freed last and separately, without the GIL: a thread of a group may want it
-    to free a tensor.
+    Otherwise the engines are freed last and separately, without the GIL: a thread of a group may
+    need the GIL to free a tensor.
     """
     with contextlib.suppress(RuntimeError):
         if dist.is_initialized():
@@ -50,7 +50,7 @@ def close_groups() -> None:
 
 
 def _come_to_pause() -> bool:
-    """Wait until no thread runs a collective any more. Returns whether that came about."""
+    """Wait for a while until no thread runs a collective. Returns whether all have ended."""
     deadline = time.monotonic() + USUALLY_WITHIN_S
     while any(map(_is_in_a_collective, Path("/proc/self/task").glob("*"))):
         if time.monotonic() > deadline:
@@ -60,8 +60,9 @@ def _come_to_pause() -> bool:
 
 
 def _is_in_a_collective(thread: Path) -> bool:
-    """Whether one of gloo's threads does anything but wait for work, which it does without a
-    timeout. False if the system does not report it.
+    """Whether a thread is one of gloo's, and does anything except wait for work.
+
+    A thread waits for work without a timeout. False if the system does not report what it does.
     """
     try:
         if (thread / "comm").read_text().strip() != WORKER:
@@ -76,9 +77,9 @@ def _is_in_a_collective(thread: Path) -> bool:
 
 @contextmanager
 def guarded_groups(session: Context) -> Iterator[None]:
-    """Make process groups inside: a rank that fails closes its connections, and no other one waits.
+    """Guard the process groups that are made in the block. All ranks call it.
 
-    All ranks call it.
+    A rank that fails closes its connections, so that no other rank waits for it.
     """
     with sockets_of_groups(session) as sockets:
         yield
@@ -89,8 +90,8 @@ def guarded_groups(session: Context) -> Iterator[None]:
 class Rendezvous:
     """A separate gloo group, made at the first exchange.
 
-    There, a collective never pairs with one of a rank that is elsewhere in the loop, which would
-    abort gloo. Ranks that wait in different places are found by the guard.
+    Its collectives never pair with those of a rank that is elsewhere in the loop, which would abort
+    gloo. The guard finds ranks that wait in different places.
     """
 
     def __init__(self, session: Context) -> None:
@@ -100,7 +101,7 @@ class Rendezvous:
         session.on_close.callback(self._forget)
 
     def wait(self, *what: object) -> None:
-        """Wait until all ranks call it. ``what``: for the message, if one of them does not."""
+        """Wait until all ranks call it. ``what`` is for the message, if one of them does not."""
         self._job.wait_in(*what)
         if self._group is None:
             self._wait_for_all()
@@ -187,12 +188,15 @@ def divides_samples(world: World) -> bool:
 
 
 def offer_mesh(session: Context) -> None:
-    """Let ``session.world.mesh`` make it. There is a process group now."""
+    """Let ``session.world.mesh`` make the mesh, now that there is a process group."""
     session.change_world(open_mesh=partial(_open, session))
 
 
 def _open(session: Context, world: World) -> DeviceMesh:
-    """All ranks call it. Raises UsageError, on all of them, if they expect different meshes."""
+    """Make the mesh. All ranks call it.
+
+    Raises UsageError, on all ranks, if they expect different meshes.
+    """
     sizes = mesh_sizes(world)
     reported = all_gather_object(sizes, world.world_size)
     if any(theirs != reported[0] for theirs in reported):
@@ -209,6 +213,6 @@ def _open(session: Context, world: World) -> DeviceMesh:
 
 
 def _forget() -> None:
-    """A later session may have another mesh of the same form."""
+    """Forget the meshes, because a later session may have another one of the same form."""
     if "torch.distributed.tensor" in sys.modules:
         forget_meshes()

@@ -12,9 +12,9 @@ from torchbus.plugin import mark_internal
 
 @contextmanager
 def making_internal() -> Iterator[None]:
-    """Meanwhile each optimizer that is made is marked before any event is sent for it.
+    """Mark each optimizer that is made in the block, before any event is sent for it.
 
-    For engines that make further optimizers.
+    It is for engines that make further optimizers.
     """
     with ExitStack() as undo:
         for name in ("add_param_group", "__setstate__"):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Turns:
     """Blocks that one rank runs before the others, by name in the job's store.
 
-    No collective is involved: what takes one rank long ends by no time-out of a process group, and
-    a rank that does not come is found by the guards.
+    They need no collective. So the time-out of a process group does not end a long block of one
+    rank, and the guards find a rank that does not come.
     """
 
     def __init__(self, session: Context, job: JobService) -> None:
@@ -32,8 +32,9 @@ class Turns:
     def after(self, name: str, what: str, is_first: bool) -> Iterator[None]:
         """Run the block on the first rank, and then on the others.
 
-        What the first one's block raises, the others raise too, before theirs. ``name``: the same
-        on all ranks that wait for that rank, and different each time. ``what``: for messages.
+        If the first rank's block raises an error, the others raise it too, before their blocks.
+        ``name`` is the same on all ranks that wait for that rank, and different each time. ``what``
+        is for messages.
         """
         if is_first:
             with self._published(name):

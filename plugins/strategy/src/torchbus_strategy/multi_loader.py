@@ -25,8 +25,8 @@ NODES_AT_MOST = 20_000
 class LossSources:
     """The batches behind a loss.
 
-    ``unlike``: the weights of those of several loaders, in words; "" if all weigh the same.
-    ``is_reported``: the graph shows which of them each term reads.
+    ``unlike`` lists the weights of batches from several loaders; it is "" if all weigh the same.
+    ``is_reported`` says that the graph shows which of these batches each term reads.
     """
 
     def __init__(self, session: Context) -> None:
@@ -61,7 +61,7 @@ class LossSources:
 def last_of_each_loader(current: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Return the last batch of each loader that feeds a backward.
 
-    Return nothing if all weigh the same.
+    The list is empty if all weigh the same.
     """
     if len(current) < 2:
         return []
@@ -76,8 +76,8 @@ def sources(
     """Return the batch behind each term, or one for all if they read it together.
 
     None if a term's batch is unknown. A graph shows the tensors that it has saved. If a term has
-    saved none (the loop computes with copies), its number of rows decides. ``parts``: how many
-    parts the global batch has.
+    saved no tensor of a batch (the loop computes with copies), its number of rows decides.
+    ``parts`` is the number of parts of the global batch.
     """
     if not terms or any(term.node is None for term in terms):
         return None
@@ -105,7 +105,7 @@ def _source(
     if storages is None:
         return None
     read = [one for one in used if not storages.isdisjoint(one.storages())]
-    if _selects(term):  # only by chance its rows are as many as a batch has
+    if _selects(term):  # its number of rows equals that of a batch only by chance
         return read[0] if len({one.share for one in read}) == 1 else None
     length = rows_of(term)
     fits = [one for one in used if one.rows == length]
@@ -133,7 +133,7 @@ def rows_of(term: Term) -> int:
 
 
 def _together(both: list[TrackedBatch], parts: int) -> TrackedBatch:
-    """Whether the loop has joined these batches."""
+    """Return one batch for several batches that the loop has joined."""
     rows, count = (
         sum(one.rows for one in both),
         sum(one.share.count for one in both if one.share is not None),
@@ -149,7 +149,7 @@ def _together(both: list[TrackedBatch], parts: int) -> TrackedBatch:
 
 
 def _saved(root: Node, others: set[Node]) -> set[int] | None:
-    """Return where the memory of all tensors begins that the graph below a term has saved.
+    """Return the memory addresses of all tensors that the graph below a term has saved.
 
     None if the graph leads through another term, or can't be walked.
     """

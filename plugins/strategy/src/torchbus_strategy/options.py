@@ -17,7 +17,7 @@ LOSS_REDUCTIONS = ("auto", "mean", "sum")
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """A strategy's options, checked, and its ``name``, which the parts of the backward carry."""
+    """A strategy's options, checked, and its ``name``, with which its plugins are registered."""
 
     name: str
     loss_reduction: str = "auto"
@@ -37,7 +37,7 @@ class SyncOptions:
         check_mode(self.loss_weight)
 
     def check_device(self, device: torch.device) -> None:
-        """Raise UsageError if this rank's device can't do what is asked for."""
+        """Raise UsageError if this rank's device can't do what the options ask for."""
         if self.sync_batchnorm and device.type == "cpu":
             raise UsageError(
                 "sync_batchnorm=True needs GPUs: torch's SyncBatchNorm does not run on CPU"
@@ -48,12 +48,16 @@ class SyncOptions:
 class Division:
     """How the ranks divide a batch.
 
-    ``watch`` looks at what the ranks computed. ``stream`` numbers the random stream of this rank;
-    with None all ranks go on drawing the same numbers. ``weight`` multiplies what a gradient
-    counts. ``has_parts`` says whether ranks compute losses of different samples, so that the mean
-    over ranks depends on ``loss_reduction``. ``runs_uncounted``: the reduction runs the backward of
-    a rank without samples, too, and contributes zeros for it: an engine whose collectives run in
-    the graph needs all ranks. By default such a backward runs before, and is dropped.
+    Attributes:
+        watch: Looks at what the ranks computed.
+        stream: The number of this rank's random stream. If it is None, all ranks continue to draw
+            the same numbers.
+        weight: Multiplies what a gradient counts.
+        has_parts: Whether ranks compute losses of different samples, so that the mean over ranks
+            depends on ``loss_reduction``.
+        runs_uncounted: Whether the reduction also runs the backward of a rank without samples, and
+            contributes zeros for it. An engine whose collectives run in the graph needs all ranks.
+            By default such a backward runs earlier, and its gradients are dropped.
     """
 
     watch: HeaderWatch

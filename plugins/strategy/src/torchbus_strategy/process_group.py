@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# imported any later, its functions' defaults would reference the process group forever
+# if imported later, its functions' defaults would reference the process group forever
 import torch.distributed.nn
 from torchbus.plugin import Context, UsageError, expect
 
@@ -25,15 +25,15 @@ from torchbus_strategy.groups import close_groups, offer_mesh
 
 VARIABLE = "TORCHBUS_BACKEND"
 NCCL_LATER = timedelta(seconds=60)
-"""By so much NCCL's timeout is later than ``timeout_s``, by which the guard ends the job. NCCL's
+"""How much later NCCL's timeout is than ``timeout_s``, after which the guard ends the job. NCCL's
 watchdog first writes what each rank has done, and a group can't be aborted meanwhile.
 """
 
 
 def check_backend(backend: str | None) -> str | None:
-    """The backend asked for, by the argument or by TORCHBUS_BACKEND.
+    """Return the backend that the argument or TORCHBUS_BACKEND names, or None.
 
-    Raises UsageError for a name that torch never has; ``choose_backend`` looks what this torch has.
+    Raises UsageError for a name that no torch has. ``choose_backend`` checks what this torch has.
     """
     if backend is not None:
         expect("backend", backend, str, "the name of a torch.distributed backend")
@@ -65,7 +65,10 @@ def join_ranks(session: Context, backend: str | None) -> str:
 
 
 def choose_backend(session: Context, backend: str | None) -> str:
-    """The backend asked for, or the usual one of the device."""
+    """Return the given backend, or else the usual one of the device.
+
+    Raises UsageError if there is none, or if it does not serve the device.
+    """
     kind = session.device.type
     chosen = backend or accelerators.backend_for(kind)
     if chosen is None:
@@ -89,7 +92,7 @@ def choose_backend(session: Context, backend: str | None) -> str:
 def refuse_gloo(strategy: str, backend: str | None, kind: str) -> None:
     """Raise UsageError if gloo would have to gather or send tensors of an accelerator.
 
-    It takes their addresses for the host's, and ends the process.
+    gloo would treat their addresses as the host's, and end the process.
     """
     if kind == "cpu" or backend is None:
         return
@@ -136,7 +139,7 @@ def share_cpu(session: Context) -> None:
 
 
 def group_timeout(backend: str, timeout: timedelta) -> timedelta:
-    """How long a collective of this backend may take, if ranks may wait for ``timeout``."""
+    """Return how long a collective of this backend may take, if ranks may wait ``timeout``."""
     return timeout + NCCL_LATER if "nccl" in backend else timeout
 
 
@@ -172,7 +175,7 @@ def open_group(session: Context, backend: str) -> None:
 
 @contextlib.contextmanager
 def _excepthook_restored() -> Iterator[None]:
-    """torch replaces it when it makes a group."""
+    """Restore ``sys.excepthook``, which torch replaces when it makes a group."""
     hook = sys.excepthook
     try:
         yield

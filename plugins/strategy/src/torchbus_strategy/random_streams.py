@@ -25,19 +25,21 @@ class RandomStreams:
 
     Until ``split`` there is one stream, that of the process itself. From then on there are three:
 
-    - "order": equal on all ranks. The order of data is drawn from it. - "own": this rank's, for
-    training. - "evaluation": begins where "order" stands, which it leaves as it is until the next
-    pass or ``pause``; inside a pass, it is derived from there and from ``clock``. So all ranks
-    evaluate with the same numbers, and an evaluation that only some ranks run can't upset the order
-    of data.
+    - "order" is equal on all ranks. The order of data is drawn from it.
+    - "own" is this rank's stream, for training.
+    - "evaluation" begins at the state of "order", and does not change "order" until the next pass
+      or ``pause``. Inside a pass, it is derived from that state and from ``clock``. So all ranks
+      evaluate with the same numbers, and an evaluation that only some ranks run can't upset the
+      order of data.
 
     While no trained model is alive (``pause``), and between two passes over divided data
-    (``pass_ends``), "order" is drawn from instead of "own". So splits, models of the next run, and
-    what a data set shuffles between epochs are common. ``clock`` is a number that is equal on all
-    ranks at the same place of the loop. A run that resumes from a ``state`` counts on from there.
+    (``pass_ends``), the process draws from "order" instead of "own". So splits, models of the next
+    run, and what a data set shuffles between epochs are the same on all ranks. ``clock`` returns a
+    number that is equal on all ranks at the same place of the loop. A run that resumes from a
+    ``state`` continues to count from its number.
 
-    Generators of the script's own are switched along, from their first pass on (``draw_apart``).
-    They have no stream of evaluation.
+    The script's generators are switched too, from their first pass on (``draw_apart``). They have
+    no evaluation stream.
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
@@ -49,7 +51,7 @@ class RandomStreams:
         self._clock = clock
         self._clock_before = 0
         self._marked: dict[str, object] = {}
-        self._evaluated: dict[str, dict[str, object]] = {}  # its states "from" and "to"
+        self._evaluated: dict[str, dict[str, object]] = {}  # states before ("from") and after it
         self._drew = self._is_derived = self._lost = False
         self._script = ScriptGenerators()
 
@@ -77,7 +79,7 @@ class RandomStreams:
     def drew_in_evaluation(self) -> bool:
         """Whether anything was drawn from "evaluation" since ``mark``.
 
-        The other streams do not show it.
+        The states of the other streams do not show such draws.
         """
         return self._drew or self.draws_in_evaluation
 
@@ -97,8 +99,8 @@ class RandomStreams:
         """Give this rank a separate stream, derived from the common one, or go back to it after
         ``pause``. All ranks call it.
 
-        The common stream is rank 0's: a forward before may have drawn more there, as dropout does
-        on a longer batch.
+        The common stream continues from the state of rank 0. An earlier forward may have drawn more
+        on some ranks, as dropout does on a longer batch.
         """
         if self._current == "order":
             self.before_split()
@@ -113,7 +115,7 @@ class RandomStreams:
         self._current = "own"
 
     def pause(self) -> None:
-        """Draw from "order" until ``split`` is called again: nothing is trained any more.
+        """Draw from "order" until ``split`` is called again, because nothing is trained now.
 
         Does nothing before the first ``split``.
         """
@@ -123,21 +125,24 @@ class RandomStreams:
             self._use_order()
 
     def resume(self) -> None:
-        """Draw from "own" again: what was trained before ``pause`` is trained on."""
+        """Draw from "own" again, because the training from before ``pause`` continues."""
         if self._rests:
             self._rests = False
             if self._current == "order":
                 self.use("own")
 
     def draw_apart(self, generators: Iterable[object], rank: int) -> None:
-        """A pass over divided data has begun: until ``pass_ends``, ranks draw apart from these."""
+        """Let ranks draw different numbers from ``generators`` until ``pass_ends``.
+
+        It is called when a pass over divided data has begun.
+        """
         self._script.begin(generators, self.now + STRIDE * rank)
         self._script.use(self._current != "evaluation")
 
     def pass_ends(self) -> None:
         """Draw from "order" instead of "own" until ``pass_begins``, in training.
 
-        Before the first ``split``, that holds for the script's own generators only.
+        Before the first ``split``, this affects only the script's generators.
         """
         self._script.end()
         if self._states:
@@ -148,8 +153,8 @@ class RandomStreams:
     def pass_begins(self) -> None:
         """Begin a pass over divided data. All ranks call it.
 
-        The common stream is rank 0's: the script may have drawn there between two passes on that
-        rank alone.
+        The common stream continues from the state of rank 0, because the script may have drawn from
+        it between two passes on that rank alone.
         """
         if self._is_between:
             self._use_order()
@@ -157,8 +162,9 @@ class RandomStreams:
             self._is_between = False
 
     def _use_order(self) -> None:
-        """Draw from "order", after the numbers that an evaluation has drawn there, if these are
-        the latest.
+        """Draw from "order", and skip the numbers that the latest evaluation has drawn from it.
+
+        It skips none if "order" was used since that evaluation began.
         """
         self.use("order")
         if self._evaluated and _same(read(), self._evaluated["from"]):
@@ -166,7 +172,7 @@ class RandomStreams:
         self._evaluated, self._lost = {}, False
 
     def goes_on(self) -> None:
-        """Draw from "own" again: training continues without another pass."""
+        """Draw from "own" again, because training continues without another pass."""
         if self._current == "own" and self._script.apart:
             return
         self._script.go_on()
@@ -185,7 +191,7 @@ class RandomStreams:
     def use(self, stream: str) -> None:
         """Draw from "order", "own" or "evaluation".
 
-        Before ``split``, that holds for the script's own generators only.
+        Before ``split``, this affects only the script's generators.
         """
         if stream == "own" == self._current and self._script.apart:
             return
@@ -238,8 +244,8 @@ class RandomStreams:
     def load_common(self, state: dict[str, Any], rank: int, world_size: int) -> None:
         """Continue from a ``state()`` of any rank.
 
-        The common stream continues; this rank's is derived again. A single rank draws everything
-        from the common stream.
+        The common stream continues, and this rank's stream is derived again. A single rank draws
+        everything from the common stream.
         """
         self._evaluated = _evaluated(state)
         write(state["streams"]["order"])

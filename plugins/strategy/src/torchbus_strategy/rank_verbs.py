@@ -40,12 +40,12 @@ class RankVerbs:
             self._turns = Turns(session, session.job)
 
     def main_first(self, local: bool = False) -> AbstractContextManager[None]:
-        """Inside, rank 0 goes first, and the other ranks follow when it is through.
+        """Let rank 0 run the block first. The other ranks run it when rank 0 has finished.
 
-        For what one rank downloads or prepares, and the others then find: ``with s.main_first():``.
-        ``local=True``: the first rank of each node goes first, for files of the node's own disk.
-        An error of the first rank is raised on all. All ranks must enter it. Raises UsageError for
-        a function: it is a block, and ``s.once`` calls a function.
+        Use it for what one rank downloads or prepares, and the others then find:
+        ``with s.main_first():``. With ``local=True`` the first rank of each node goes first, for
+        files on a disk of the node. An error of the first rank is raised on all ranks. All ranks
+        must enter the block. Raises UsageError for a function, which ``s.once`` calls.
         """
         expect("local", local, bool, "True or False; 'with s.main_first():' is a block of lines")
         return self._first_in_block(local)
@@ -63,9 +63,9 @@ class RankVerbs:
             self._wait_for_all()
 
     def _wait_for_all(self) -> None:
-        """Come to a place that is behind all changes of files in the blocks of first ranks.
+        """Reach a place after all changes of files in the first ranks' blocks.
 
-        So the others see them. Without a place between, they see what rank 0 saw at theirs.
+        So the other ranks see the changes. Otherwise they would see what rank 0 saw at their place.
         """
         if self._session.job is not None:
             self._session.job.wait_in("s.main_first")
@@ -89,7 +89,7 @@ class RankVerbs:
     def on_main(self, function: Callable[..., Result]) -> Callable[..., Result | None]:
         """Let only rank 0 run a function: a decorator, or ``s.on_main(upload)(path)``.
 
-        On other ranks it returns None, at once. The function must not call what all ranks have to
+        On other ranks the function returns None at once. It must not call what all ranks have to
         call, such as ``s.reduce`` or ``backward``.
         """
 
@@ -103,13 +103,14 @@ class RankVerbs:
 
     @contextmanager
     def split_between_processes(self, items: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Give this rank its consecutive part of some items, for inference.
+        """Give this rank a consecutive part of some items, for inference.
 
-        ``with s.split_between_processes(prompts) as mine:``. ``items``: a list, a tuple, a range, a
-        tensor or an array, a map-style data set, or a dict of these with the same length. If the
-        number does not divide, the first ranks have one more. ``apply_padding``: the other ranks
-        repeat the last item, so that all have the same number. ``s.gather_in_order`` puts the
-        results together, without padding. Nothing is sent. Raises UsageError for other items.
+        Write ``with s.split_between_processes(prompts) as mine:``. ``items`` is a list, a tuple, a
+        range, a tensor or an array, a map-style data set, or a dict of these with the same length.
+        If they can't be divided evenly, the first ranks get one more. With ``apply_padding``, the
+        other ranks repeat the last item, so that all have the same number. ``s.gather_in_order``
+        puts the results together, without padding. No rank sends anything. Raises UsageError for
+        other items.
 
         Source: ``split_between_processes`` of Accelerate.
         """
@@ -120,9 +121,9 @@ class RankVerbs:
     def gather_in_order(self, results: Any) -> Any:
         """Return, on all ranks, the results of all items in the items' order.
 
-        ``results``: a list with one result for each item that this rank got of the last
-        ``s.split_between_processes``, or a tensor with a row for each. Those of padding are left
-        out. Results in a list go by pickle. All ranks call it. Raises UsageError, on all ranks, if
+        ``results`` is a list with one result for each item that this rank got from the last
+        ``s.split_between_processes``, or a tensor with a row for each. Results of padding are left
+        out. Results in a list are pickled. All ranks call it. Raises UsageError, on all ranks, if
         the ranks have split different items, or a rank has another number of results.
         """
         split = self._split
@@ -156,7 +157,7 @@ class RankVerbs:
 
     @contextmanager
     def _first(self, name: str, what: str, is_first: bool) -> Iterator[None]:
-        """Let one rank go first. A name may be used again, as by a script that tries once more."""
+        """Let one rank go first. A name may be used again, as by a script that retries."""
         self._times[name] += 1
         if self._turns is None:
             yield
@@ -168,7 +169,7 @@ class RankVerbs:
 class Reported(NamedTuple):
     """How many items there are, how many of them a rank has, and how many results.
 
-    ``member``: its number among the ranks with the same items.
+    ``member`` is the rank's number among the ranks with the same items.
     """
 
     total: int

@@ -45,8 +45,8 @@ class TrackedGenerator:
 class ScriptGenerators:
     """Switches generators between a stream that is common to all ranks, and one of this rank.
 
-    ``apart``: whether this rank's own is in use. It is derived again in each pass, from where the
-    common one stands, and leaves that as it is.
+    ``apart`` says whether this rank's stream is in use. In each pass, that stream is derived from
+    the state of the common stream, which does not change.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ScriptGenerators:
         self.apart = False
 
     def begin(self, found: Iterable[Generator], number: int) -> None:
-        """A pass has begun. ``number`` differs between ranks, and between passes."""
+        """Begin a pass. ``number`` must differ between ranks, and between passes."""
         if not self._is_inside:
             self._held, self._is_inside = {}, True
         for one in found:
@@ -63,7 +63,7 @@ class ScriptGenerators:
                 self._held[id(one)] = TrackedGenerator(one, derived(one, number))
 
     def derive_again(self, number: int) -> None:
-        """Derive this rank's own streams again, in the middle of a pass."""
+        """Derive this rank's streams again, in the middle of a pass."""
         apart = self.apart
         self.use(False)
         for held in self._held.values():
@@ -71,7 +71,7 @@ class ScriptGenerators:
         self.use(apart)
 
     def use(self, apart: bool) -> None:
-        """Draw different numbers on each rank if a pass has begun, else the same."""
+        """Draw different numbers on each rank if ``apart``, inside a pass; else the same ones."""
         apart = apart and self._is_inside
         if apart != self.apart:
             self.apart = apart
@@ -81,12 +81,12 @@ class ScriptGenerators:
                 held.other = now
 
     def end(self) -> None:
-        """The pass is over."""
+        """End the pass."""
         self.use(False)
         self._is_inside = False
 
     def go_on(self) -> None:
-        """Training continues with batches of the pass."""
+        """Reopen the pass, because training continues with its batches."""
         self._is_inside = True
 
     def forget(self) -> None:
@@ -123,7 +123,7 @@ def kinds_of_numpy() -> tuple[type, ...]:
 
 
 def _of_libraries() -> Iterator[object]:
-    """The generators behind the functions of torch, random and NumPy."""
+    """Yield the generators behind the functions of torch, random and NumPy."""
     yield torch.default_generator
     yield getattr(random.random, "__self__", None)
     if "numpy" in sys.modules:
@@ -131,14 +131,17 @@ def _of_libraries() -> Iterator[object]:
 
 
 def state_of(one: Generator) -> object:
-    """Return its state, for ``set_state``."""
+    """Return a generator's state, for ``set_state``."""
     if isinstance(one, random.Random):
         return one.getstate()
     return one.bit_generator.state if hasattr(one, "bit_generator") else one.get_state()
 
 
 def set_state(one: Generator, state: Any) -> None:
-    """Set it to what ``state_of`` returned. Raises ValueError or TypeError for anything else."""
+    """Set a generator to a result of ``state_of``.
+
+    Raises ValueError or TypeError for anything else.
+    """
     if isinstance(one, random.Random):
         one.setstate(state)
         return
@@ -151,7 +154,7 @@ def set_state(one: Generator, state: Any) -> None:
 
 
 def _refuse_outside(state: Any) -> None:
-    """Raise ValueError for a place behind the last number: NumPy would read memory there."""
+    """Raise ValueError for a position after the last number, where NumPy would read memory."""
     if isinstance(state, dict):
         inner = state.get("state")
         of_inner = inner.get("pos", 0) if isinstance(inner, dict) else 0
@@ -163,7 +166,7 @@ def _refuse_outside(state: Any) -> None:
 
 
 def derived(one: Generator, number: int) -> object:
-    """Return another state, which depends on the present one and a number."""
+    """Return another state for a generator, which depends on its present state and ``number``."""
     before = state_of(one)
     try:
         _seed(one, (_drawn(one) + number) % 2**63)
@@ -195,9 +198,10 @@ def _seed(one: Generator, number: int) -> None:
 
 
 def of_pass(loader: DataLoader[object], outermost: FrameType | None) -> list[Generator]:
-    """Return those that a loader's data set and the script's variables lead to.
+    """Return the generators that a loader's data set and the script's variables lead to.
 
-    Those from which the order of the data is drawn are common to all ranks all the time.
+    Generators of the order of data are left out: their numbers must always be the same on all
+    ranks.
     """
     found = reached([loader.dataset, loader.collate_fn, *_variables(users_frames(outermost))])
     samplers = (
@@ -210,7 +214,7 @@ def of_pass(loader: DataLoader[object], outermost: FrameType | None) -> list[Gen
 
 
 def seed_in_worker(number: int) -> None:
-    """Let a loader's worker draw from other states than this process's other ranks do."""
+    """Derive the states of generators in a loader's worker, so that each rank's workers differ."""
     worker = get_worker_info()
     for one in reached([] if worker is None else [worker.dataset]):
         set_state(one, derived(one, number))
@@ -224,9 +228,9 @@ def _variables(frames: list[FrameType]) -> Iterator[object]:
 
 
 def reached(values: Iterable[object]) -> list[Generator]:
-    """Return those among the values, and those that lists, functions and objects lead to.
+    """Return the generators among ``values``, and those to which lists, functions and objects lead.
 
-    Of a module that defines a class or a function, only its own variables count.
+    In the module that defines such a function or class, only the variables are searched.
     """
     found: dict[int, Generator] = {}
     seen: set[int] = set()
@@ -276,13 +280,13 @@ def _attributes(one: object) -> list[object]:
 
 
 def _own(module: Module) -> Iterator[object]:
-    """The attributes of a module that the script has given it."""
+    """Yield the attributes that the script has given to a module."""
     return (value for name, value in vars(module).items() if not name.startswith("_"))
 
 
 def _closed_over(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # it is empty
+        with suppress(ValueError):  # the cell is empty
             yield cell.cell_contents
     yield from function.__defaults__ or ()
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def whole(value: object) -> Any:
-    """The whole of a DTensor, gathered, without a graph. Anything else as it is.
+    """Gather a DTensor, and return its whole value without a graph. Return anything else as it is.
 
-    All ranks of its mesh call it.
+    All ranks of the DTensor's mesh call it.
     """
     if not isinstance(value, DTensor):
         return value
@@ -40,9 +40,10 @@ def whole(value: object) -> Any:
 
 @torch.no_grad()
 def like(value: object, parameter: Tensor) -> Any:
-    """Divide a value, or make it whole, as its parameter is, if they have the same shape.
+    """Divide a value, or make it whole, as its parameter is.
 
-    Dividing takes each rank's own values, which must be the same on all.
+    A value is divided if it is a tensor of the parameter's shape. Each rank uses its own copy,
+    which must be the same on all ranks.
     """
     if not isinstance(parameter, DTensor):
         return whole(value)
@@ -55,8 +56,8 @@ def like(value: object, parameter: Tensor) -> Any:
 def alive_on_all(session: Context, references: Sequence[weakref.ref[Optimizer]]) -> list[Optimizer]:
     """Return the optimizers that live on every rank, whose states can be gathered.
 
-    All ranks call it, with the same number. An optimizer that an exception holds on one rank is
-    gone on the others, and Python collects garbage at different times.
+    All ranks call it, with the same number of references. An optimizer that an exception holds on
+    one rank may be gone on the others, and Python collects garbage at different times.
     """
     found = [reference() for reference in references]
     counted = extremes([one is not None for one in found], session.world_size)
@@ -87,7 +88,7 @@ def _made_like(
 
 
 def _room_for(tensor: DTensor) -> Tensor:
-    """A whole tensor, without values."""
+    """Return an uninitialised tensor of the DTensor's whole shape."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.to_local().device)
 
 
@@ -98,7 +99,7 @@ DRAWS: dict[object, Callable[..., object]] = {
     aten.randn_like.default: _made_like,
     aten.rand_like.default: _made_like,
 }
-"""What DTensor calls for these operators."""
+"""The functions that DTensor calls for these operators."""
 
 
 SIGNS = (
@@ -118,7 +119,10 @@ def has_sign(error: BaseException | None, *more: str) -> bool:
 
 
 def no_entry(error: BaseException | None, which: str) -> Unsupported | None:
-    """What to say of a dict that lacks a divided parameter. ``which`` one, in words."""
+    """Return the error to raise if a dict lacked a divided parameter, and None otherwise.
+
+    ``which`` describes the parameter.
+    """
     if not (isinstance(error, KeyError) and error.args and isinstance(error.args[0], DTensor)):
         return None
     return Unsupported(
@@ -128,7 +132,7 @@ def no_entry(error: BaseException | None, which: str) -> Unsupported | None:
 
 
 def places_of(error: BaseException) -> list[tuple[FrameType, int]]:
-    """The frames outside of torch, the outermost first, each with its line."""
+    """Return the frames outside of torch, the outermost first, each with its line."""
     return [
         (frame, number)
         for frame, number in traceback.walk_tb(error.__traceback__)
@@ -137,7 +141,7 @@ def places_of(error: BaseException) -> list[tuple[FrameType, int]]:
 
 
 def line_of(error: BaseException) -> str:
-    """The line of the loop that failed. Its frame may have gone on since."""
+    """Return the line of the loop that failed, even if its frame has continued since."""
     local_one = [
         (frame.f_code.co_filename, number)
         for frame, number in places_of(error)
@@ -150,7 +154,7 @@ def line_of(error: BaseException) -> str:
 
 
 def read(operator: object, arguments: tuple[DTensor, ...], keywords: object) -> object:
-    """``item()``: torch reads it from this rank's part, even from a sum still to be made."""
+    """Implement ``item()``. Torch would read this rank's part, even of a sum that is pending."""
     return whole(arguments[0]).item()
 
 
@@ -159,7 +163,7 @@ def to_list(tensor: DTensor) -> object:
 
 
 def to_numpy(tensor: DTensor, *, force: bool = False) -> np.ndarray[Any, Any]:
-    """A read-only array: what the script writes into it would be lost."""
+    """Return a read-only array, because what the script writes into it would be lost."""
     if tensor.requires_grad and not force:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
@@ -174,7 +178,7 @@ def formatted(tensor: DTensor, form: str) -> str:
 
 
 READS: dict[object, Callable[..., object]] = {READ: read}
-"""What DTensor calls for the operator that reads a number."""
+"""The function that DTensor calls for the operator that reads a number."""
 METHODS: dict[str, object] = {"tolist": to_list, "numpy": to_numpy, "__format__": formatted}
 """Methods that DTensor inherits, and that need the whole tensor."""
 
@@ -183,10 +187,10 @@ Entry = dict[str, Any]
 
 
 def whole_states(session: Context) -> Callable[..., None]:
-    """A hook that gives ``model.state_dict()`` whole tensors, on all ranks. All of them call it.
+    """Return a hook that gives ``model.state_dict()`` whole tensors. All ranks call the latter.
 
-    Each module gets it, because the script may call it on a part of the model. Inside of
-    ``in_parts(session)``, the parts stay as they are.
+    Each module gets the hook, because the script may call ``state_dict()`` on a part of the model.
+    Inside of ``in_parts(session)``, the parts stay as they are.
     """
 
     def gather(module: Module, state: Entry, prefix: str, _: object) -> None:
@@ -199,7 +203,7 @@ def whole_states(session: Context) -> Callable[..., None]:
 
 @torch.no_grad()
 def divided_states(module: Module, state: Entry, prefix: str, *_: object) -> None:
-    """Let ``model.load_state_dict`` take whole tensors, the same on all ranks."""
+    """Let ``model.load_state_dict`` accept whole tensors, the same on all ranks."""
     for name, mine in _direct_parameters(module):
         value = state.get(prefix + name)
         if isinstance(mine, DTensor) and isinstance(value, Tensor):
@@ -207,7 +211,7 @@ def divided_states(module: Module, state: Entry, prefix: str, *_: object) -> Non
 
 
 def whole_optimizer(state: Entry) -> Entry:
-    """An optimizer's state_dict with whole tensors. All ranks call it."""
+    """Return an optimizer's state_dict with whole tensors. All ranks call it."""
     entries = state["state"].items()
     return {**state, "state": {key: _changed(entry, whole) for key, entry in entries}}
 
@@ -222,8 +226,8 @@ def divided_optimizer(optimizer: Optimizer) -> None:
 def swap(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> None:
     """Replace the optimizer's parameters, and move their state.
 
-    ``replaced`` holds new parameters by the ``id`` of the old ones. These must still be alive, if
-    without their values.
+    ``replaced`` holds new parameters by the ``id`` of the old ones. The old ones must still be
+    alive, but need no values.
     """
     for group in optimizer.param_groups:
         group["params"] = [replaced.get(id(one), one) for one in group["params"]]
@@ -251,9 +255,9 @@ def as_whole(
     operators: Mapping[object, Callable[..., object]],
     methods: Mapping[str, object],
 ) -> None:
-    """Let DTensor call these for operators, and have these methods.
+    """Let DTensor call the given functions for ``operators``, and have the given ``methods``.
 
-    Those that gather are called on all ranks.
+    All ranks call those that gather.
     """
     undo = {"DTensor's operators": _handle(operators)} | {
         f"DTensor.{name}": _give(name, ours) for name, ours in methods.items()
@@ -264,7 +268,7 @@ def as_whole(
 
 @contextmanager
 def default_operator(operator: object) -> Iterator[None]:
-    """Within, DTensor runs the operator as torch does, also if a session has given it another."""
+    """Let DTensor run the operator as torch does in the block, even if a session replaces it."""
     known = handlers()
     ours = known.pop(operator, None)
     try:
@@ -307,7 +311,7 @@ def _handle(ours: Mapping[object, Callable[..., object]]) -> Callable[[], None]:
 
 
 def _give(name: str, ours: object) -> Callable[[], None]:
-    """DTensor inherits these methods, so removing ours restores torch's."""
+    """Give DTensor a method. It inherits torch's, so removing ours restores that."""
     setattr(DTensor, name, ours)
     return lambda: delattr(DTensor, name)
 
@@ -368,7 +372,7 @@ def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _divided_alike(lists: list[list[object]]) -> bool:
-    """Whether there are parts, and those of a parameter, its gradient and its state match."""
+    """Whether there are DTensors, and gradients and states are divided like their parameters."""
     params = lists[0]
     layouts = [
         (one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in params

@@ -17,8 +17,8 @@ Rows = range | list[int]
 class Split:
     """The division of items into consecutive shares.
 
-    Earlier parts have one more if the number does not divide. ``pads``: the others repeat the last
-    item of all, so that all have the same number.
+    If the items can't be divided evenly, the first parts have one more. With ``pads``, the others
+    repeat the last item of all, so that all parts have the same number.
     """
 
     total: int
@@ -34,7 +34,7 @@ class Split:
 
     @property
     def own(self) -> int:
-        """How many items this part has without those that it repeats."""
+        """The number of this part's items, without those that it repeats."""
         return self._begin(self.place.part + 1) - self._begin(self.place.part)
 
     def _begin(self, part: int) -> int:
@@ -56,7 +56,7 @@ def length(items: Any) -> int:
 
 
 def take(items: Any, rows: Rows) -> Any:
-    """Return these items, as a thing of the same kind; of a data set, a Subset."""
+    """Return the items of these numbers, as an object of the same kind; a Subset of a data set."""
     if isinstance(items, Mapping):
         return {name: take(value, rows) for name, value in items.items()}
     if hasattr(items, "select") and not isinstance(items, Tensor):  # of the library datasets

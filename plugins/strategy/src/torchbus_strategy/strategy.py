@@ -35,18 +35,18 @@ class Strategy(Plugin):
     mean over ranks, and each rank draws different random numbers.
 
     Args:
-        backend: torch.distributed backend; None: "nccl" for GPUs and "gloo" for CPU, unless
-            TORCHBUS_BACKEND names one.
-        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
-            "mean"; "sum".
-        loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
-            that it is a mean of, else samples; "samples"; "tokens": as "auto", and a loss without
-            such a count is refused.
-        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
-        sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only).
-        sync_buffers: what all ranks have in a buffer after ``backward``: "rank0", its values;
-            "mean" over ranks, of what is not an integer; "sum", the value before with the changes
-            of all ranks. Or a dict of these by the buffers' names.
+        backend: the torch.distributed backend. None means TORCHBUS_BACKEND if that is set, or else
+            "nccl" for GPUs and "gloo" for CPUs.
+        loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
+            the loss's graph, and assumes a mean if the graph does not show it.
+        loss_weight: what a rank's gradient counts in the mean. "auto" is what the loss is a mean
+            of, as its graph shows, or else samples. "samples" is always samples. "tokens" is like
+            "auto", but refuses a loss whose graph shows no count.
+        sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
+        sync_batchnorm: whether BatchNorm computes its statistics over all ranks (GPUs only).
+        sync_buffers: what all ranks have in a buffer after ``backward``. "rank0" is the value of
+            rank 0. "mean" is the mean over ranks, or rank 0's value of integers. "sum" is the
+            earlier value with the changes of all ranks. A dict has one of these by buffer name.
 
     Raises:
         PluginError: the subclass does not define how gradients are averaged.
@@ -55,7 +55,7 @@ class Strategy(Plugin):
 
     name: ClassVar[str] = "strategy"
     form: ClassVar[str | None] = None
-    """Another form of ``launch`` than the one that the session names, such as "spawn"."""
+    """A form of ``launch``, such as "spawn", that replaces the one that the session names."""
 
     engine: ClassVar[str] = "gradients are averaged in backward"
     """How gradients are averaged, for ``explain()``."""
@@ -65,28 +65,28 @@ class Strategy(Plugin):
 
     owns: tuple[str, ...] = ("strategy",)
     divides_data: bool = True
-    """Each rank trains on its own share of the data."""
+    """Whether each rank trains on a separate share of the data."""
 
     divides_states: bool = False
-    """Inside of ``in_parts()``, ``state_dict()`` returns this rank's parts as DTensors.
+    """Whether ``state_dict()`` returns this rank's parts as DTensors inside of ``in_parts()``.
 
     The hooks of ``state_dict()`` read ``session.gathers_states``.
     """
 
     gradients_in_parts: bool = False
-    """A rank has the gradients of only some parameters; those of others are None there."""
+    """Whether a rank has the gradients of only some parameters, and None for the others."""
 
     gradients_elsewhere: bool = False
-    """The engine keeps gradients, and none are in ``parameter.grad``."""
+    """Whether the engine stores the gradients itself, and ``parameter.grad`` is None."""
 
     steps_in: torch.dtype = torch.float64
-    """The engine's steps are no more exact than in this dtype."""
+    """The least exact dtype in which the engine computes its steps."""
 
     unfreezes: bool = True
-    """Parameters that are frozen at the first forward may be unfrozen later."""
+    """Whether parameters that are frozen at the first forward may be unfrozen later."""
 
     takes_bytes: bool = True
-    """A frozen weight may be bytes, of which only its layer knows the meaning."""
+    """Whether a frozen weight may be bytes whose meaning only its layer knows."""
 
     companions: tuple[str, ...] = ("sampler",)
 
@@ -105,7 +105,7 @@ class Strategy(Plugin):
         self.options = SyncOptions(
             self.name, loss_reduction, loss_weight, sync_loss, sync_batchnorm, sync_buffers
         )
-        # accumulation windows look for these two
+        # accumulation windows read these two
         self.loss_reduction, self.loss_weight = loss_reduction, loss_weight
 
     def average(self, tensors: list[Tensor]) -> None:
@@ -126,11 +126,11 @@ class Strategy(Plugin):
         return AllAfterBackward(trained, tried)
 
     def division(self, session: Context) -> Division:
-        """How the ranks divide a batch. By default each has its own part of it."""
+        """Return how the ranks divide a batch. By default each rank has a separate part."""
         return Division(watch_replicas(session), stream=session.world.data.part)
 
     def start_alone(self, session: Context) -> None:
-        """Called instead of ``start`` if there is a single rank. Does nothing by default."""
+        """Start on a single rank, where ``start`` is not called. Does nothing by default."""
 
     def start(self, session: Context) -> None:
         """Begin to synchronise. The process group is open. All ranks call it."""
@@ -143,11 +143,11 @@ class Strategy(Plugin):
         session.bus.register(gradients, f"{self.name}.gradients")
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return what ``explain()`` says after the strategy's name and backend."""
         return f"{self.engine}; {self.of_loss()}"
 
     def of_loss(self) -> str:
-        """What the loss holds after ``backward``, in words for ``explain()``."""
+        """Describe what the loss holds after ``backward``, for ``explain()``."""
         if not self.options.sync_loss:
             return "losses stay local"
         kind = "mean" if self.loss_reduction == "auto" else self.loss_reduction

@@ -24,7 +24,7 @@ def place_of(frame: FrameType) -> Place:
 
 
 def users_frames(outermost: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user's code, innermost first, up to that frame."""
+    """Return the frames of the user's code, innermost first, up to ``outermost``."""
     frames = outwards(current_frame(1))
     if outermost in frames:
         frames = frames[: frames.index(outermost) + 1]
@@ -32,7 +32,7 @@ def users_frames(outermost: FrameType | None) -> list[FrameType]:
 
 
 def parsed(file: str) -> ast.Module:
-    """Parse a file of the user's code. It is empty if it can't be read."""
+    """Parse a file of the user's code. The module is empty if the file can't be read."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -40,9 +40,9 @@ def parsed(file: str) -> ast.Module:
 
 
 def divides_by_multiple(factor: int) -> bool:
-    """Whether a script on the stack divides by this number of times a length.
+    """Whether a script on the stack divides by ``factor`` times a length.
 
-    As in ``/ (2 * len(x))``, ``/ (m * 2)`` with ``m = x.shape[0]``, or ``0.5 / x.size(0)``.
+    Examples are ``/ (2 * len(x))``, ``/ (m * 2)`` with ``m = x.shape[0]``, and ``0.5 / x.size(0)``.
     """
     files = {frame.f_code.co_filename for frame in users_frames(None)}
     nodes = [node for file in files for node in ast.walk(parsed(file))]
@@ -77,7 +77,7 @@ def _is_constant(node: ast.expr, number: float) -> bool:
 
 
 def _is_length(node: ast.expr, names: set[str]) -> bool:
-    """Whether it is one of these names, or as ``len(x)``, ``x.size(0)`` and ``x.shape[0]``."""
+    """Whether an expression is one of ``names``, or is like ``len(x)`` or ``x.shape[0]``."""
     if isinstance(node, ast.Name):
         return node.id in names
     inner = node.func if isinstance(node, ast.Call) else getattr(node, "value", node)
@@ -88,8 +88,8 @@ def _is_length(node: ast.expr, names: set[str]) -> bool:
 def warn_of_gradients(text: str) -> None:
     """Warn of what may make gradients wrong.
 
-    A script that ignores all warnings still gets it, on stderr; a filter that names its words hides
-    it.
+    A script that ignores all warnings still gets the text, on stderr. A filter that names words of
+    the text hides it.
     """
     warn(text)
     text = redacted(text)
@@ -100,7 +100,7 @@ def warn_of_gradients(text: str) -> None:
 
 
 def _ignores_everything(text: str) -> bool:
-    """Whether the first of the script's filters that fits names no message, and ignores it."""
+    """Whether the first filter that fits ignores the warning, and does not name a message."""
     fits = [
         (action, message)
         for action, message, category, _, _ in warnings.filters

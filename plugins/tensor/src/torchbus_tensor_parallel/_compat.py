@@ -15,32 +15,32 @@ from torch.nn import Module
 
 functions_of_nn: ModuleType = torch._C._nn
 CROSS_ENTROPY = "cross_entropy_loss"
-"""Where ``torch.nn.functional.cross_entropy`` and its module find it, however they were imported.
+"""Where ``torch.nn.functional.cross_entropy`` and its module find the function that they call.
 
 Without it: AttributeError when a session with ``loss_parallel=True`` starts.
 """
 
 parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
-"""Of one module, by name. Without it: AttributeError when a model is divided."""
+"""A module's parameters by name. Without it: AttributeError when a model is divided."""
 
 hooks_before: Callable[[Module], dict[int, object]] = attrgetter("_forward_pre_hooks")
 hooks_after: Callable[[Module], dict[int, object]] = attrgetter("_forward_hooks")
-"""Of one module. Without one of the two: AttributeError when a model is divided."""
+"""A module's hooks of forward. Without one of the two: AttributeError when a model is divided."""
 
 state_hooks: Callable[[Module], dict[int, object]] = attrgetter("_state_dict_hooks")
 load_hooks: Callable[[Module], dict[int, object]] = attrgetter("_load_state_dict_pre_hooks")
-"""Of one module. Without one of the two: AttributeError when a model is divided."""
+"""A module's hooks of states. Without one of the two: AttributeError when a model is divided."""
 
 backward_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter("_backward_hooks")
 post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
     "_post_accumulate_grad_hooks"
 )
-"""Of a tensor. Without one of the two: AttributeError when a model is divided."""
+"""A tensor's hooks. Without one of the two: AttributeError when a model is divided."""
 
 
 def forget_distribution(module: Module) -> None:
-    """Let torch divide the module again in another session: it refuses one that has this mark.
+    """Remove torch's mark of a divided module, so that another session can divide it again.
 
-    Without ``_distribute_module_applied``: nothing fails, since torch sets no mark then.
+    Without ``_distribute_module_applied``: nothing fails, since torch then sets no mark.
     """
     vars(module).pop("_distribute_module_applied", None)

@@ -124,9 +124,10 @@ Run = Callable[[float], Tensor]
 def clip_by_mesh(
     parameters: Sequence[Tensor], max_norm: float, norm_type: float, run: Run
 ) -> Tensor | None:
-    """The norm over all gradients, by which they were clipped. All ranks call it.
+    """Clip gradients by their norm over all meshes, and return that norm, a tensor of one element.
 
-    ``run(max_norm)`` does what torch does. None if there is nothing to do but that.
+    ``run(max_norm)`` clips as torch does. Returns None without clipping if no parameter with a
+    gradient is a DTensor, so that torch can do it. All ranks call it.
     """
     meshes = list(dict.fromkeys(_mesh(one) for one in parameters if one.grad is not None))
     if not any(meshes):

@@ -32,7 +32,7 @@ def refuse_optimizer(optimizer: Optimizer) -> None:
 
 
 def refuse_shared(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
-    """Raise UsageError if a parameter of a divided module is one of another module as well."""
+    """Raise UsageError if a parameter of a divided module also belongs to another module."""
     owners: dict[int, list[str]] = {}
     for path, one in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(one), []).append(path)
@@ -71,9 +71,9 @@ def refuse_hooks(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
 
 
 def refuse_local_dropout(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
-    """Raise Unsupported for dropout on shards that torch's style hands out as plain tensors.
+    """Raise Unsupported for dropout on shards that torch's style returns as plain tensors.
 
-    All ranks would drop the same places of their shards.
+    All ranks would drop the same positions of their shards.
     """
     for name, style in styles.items():
         parent = model.get_submodule(name.rpartition(".")[0])
@@ -87,7 +87,7 @@ def refuse_local_dropout(model: Module, styles: Mapping[str, ParallelStyle]) -> 
 
 
 def refuse_derivatives(original: Grad) -> Grad:
-    """Make a ``torch.autograd.grad`` that refuses divided parameters, out of torch's."""
+    """Wrap ``torch.autograd.grad`` to refuse divided parameters."""
 
     def grad(
         outputs: Tensor | Sequence[Tensor],
@@ -107,9 +107,9 @@ def refuse_derivatives(original: Grad) -> Grad:
 
 
 def refuse_graphs(original: Grad) -> Grad:
-    """Make a ``torch.autograd.grad`` that refuses second derivatives, out of torch's.
+    """Wrap ``torch.autograd.grad`` to refuse second derivatives.
 
-    Those of DTensors that are made from plain tensors are not exact.
+    Second derivatives of DTensors that are made from plain tensors are not exact.
     """
 
     def grad(

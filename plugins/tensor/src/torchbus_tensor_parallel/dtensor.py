@@ -28,21 +28,21 @@ from torchbus_tensor_parallel._compat import CROSS_ENTROPY, functions_of_nn
 
 
 def undivided(model: Module) -> Iterator[nn.Parameter]:
-    """The parameters of which every rank has the whole, and that are trained."""
+    """Yield the trained parameters that every rank has whole."""
     for one in model.parameters():
         if one.requires_grad and not isinstance(one, DTensor):
             yield one
 
 
 def whole(gradient: Tensor) -> Tensor:
-    """A hook of a parameter. All ranks of the mesh run it."""
+    """Make a gradient whole, as a hook of a parameter. All ranks of the mesh run it."""
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
 def gathered(one: Tensor) -> Tensor:
-    """The whole of a DTensor, with a graph; a plain tensor itself.
+    """Return the whole of a DTensor, with a graph, or a plain tensor as it is.
 
-    Either may then be mixed with DTensors.
+    The result may be mixed with DTensors.
     """
     plain = one.full_tensor() if isinstance(one, DTensor) else one
     if plain.grad_fn is not None:
@@ -51,10 +51,11 @@ def gathered(one: Tensor) -> Tensor:
 
 
 def make_whole_when_added(parameter: nn.Parameter) -> Node:
-    """Make its gradients whole before they are added to earlier ones.
+    """Make a parameter's gradients whole before they are added to earlier ones.
 
-    Returns the graph's node that adds them: keep it, since the hook lives as long as it does. A
-    hook of the parameter itself would run after the backward, as the loop's own hooks do.
+    Returns the graph's node that adds them. The caller must hold the node, because the hook lives
+    as long as the node does. A hook of the parameter itself would run after the backward, as the
+    loop's hooks do.
     """
     node = get_gradient_edge(parameter).node
     node.register_prehook(_all_whole)
@@ -76,7 +77,7 @@ class Mixing:
         self._open = ExitStack()
 
     def around(self, model: Module, undo: ExitStack) -> None:
-        """Begin with each forward of the model, and end with it, also if it raises."""
+        """Begin with each forward of the model, and end with it, even if it raises."""
         undo.callback(model.register_forward_pre_hook(self._before, prepend=True).remove)
         undo.callback(model.register_forward_hook(self._after, always_call=True).remove)
 
@@ -103,7 +104,7 @@ DIM = 1
 def divide_between(
     blocks: list[Module], mesh: DeviceMesh, gather: Callable[[Tensor], Tensor]
 ) -> list[Callable[[], None]]:
-    """Divide the inputs of these blocks, which follow each other, and gather the last one's output.
+    """Divide the inputs of consecutive blocks, and gather the output of the last block.
 
     The first input has the shape (batch, sequence, ...). Returns functions that undo this.
     """
@@ -143,13 +144,13 @@ def _plain(name: str) -> Callable[..., object]:
 
 
 REDUCTIONS: dict[str, object] = {name: _plain(name) for name in NAMES}
-"""Methods that DTensor inherits. All ranks call them, as they do with torch's."""
+"""Replacements of methods that DTensor inherits. All ranks call them, as they call torch's."""
 
 
 SCALAR_WARNING = "Found a non-scalar tensor with numel=1"
-"""Torch's error about an operation on a plain tensor and DTensors.
+"""The beginning of torch's warning about an operation on a plain tensor and DTensors.
 
-Here every rank has the whole of it.
+It is not needed here, because every rank has the whole plain tensor.
 """
 
 
@@ -178,14 +179,14 @@ def write(
 WRITES: dict[object, Callable[..., object]] = {
     getattr(packet, overload): write for packet in PACKETS for overload in packet.overloads()
 }
-"""What DTensor calls for these operators. All ranks call them."""
+"""The functions that DTensor calls for these operators. All ranks call them."""
 
 
 OPERATORS = sharding.READS | sharding.DRAWS | WRITES
 
 
 def copied(tensor: DTensor, memo: dict[int, object]) -> object:
-    """Without its gradient, as torch copies a parameter."""
+    """Deep-copy the whole tensor without its gradient, as torch copies a parameter."""
     if id(tensor) not in memo:
         if not tensor.is_leaf:
             raise RuntimeError(
@@ -216,7 +217,7 @@ def compute_divided(session: Context) -> None:
     """Until the end of the block, attend, drop out and compare with features that are divided."""
     sharding.as_whole(session, DROPOUT | LOSSES | JOINS, {})
     session.replace(functional, "scaled_dot_product_attention", by_heads)
-    # one kernel for a whole nn.TransformerEncoderLayer, which knows no DTensors
+    # the fast path is one kernel for a nn.TransformerEncoderLayer, and does not support DTensors
     session.on_close.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
     mha.set_fastpath_enabled(False)
 
@@ -226,9 +227,10 @@ HEADS = -3
 
 
 def by_heads(original: Attention) -> Attention:
-    """Each rank computes its heads. Shapes are (..., heads, length, features).
+    """Return an attention of which each rank computes its heads.
 
-    With dropout, torch's own formula runs on the DTensors: it draws what one process draws.
+    Shapes are (..., heads, length, features). With dropout, torch's formula runs on the DTensors,
+    and draws the numbers that one process draws.
     """
 
     def scaled_dot_product_attention(
@@ -254,7 +256,7 @@ def by_heads(original: Attention) -> Attention:
 
 
 def _local_heads(tensor: Tensor, query: DTensor) -> Tensor:
-    """This rank's heads of queries, keys or values."""
+    """Return this rank's heads of queries, keys or values."""
     heads = query.dim() + HEADS
     if heads < 0 or list(query.placements) != [Shard(heads)]:
         raise Unsupported(
@@ -266,7 +268,7 @@ def _local_heads(tensor: Tensor, query: DTensor) -> Tensor:
 
 
 def _local_mask(mask: Tensor, query: DTensor) -> Tensor:
-    """The mask of this rank's heads: all of it if it is the same for every head."""
+    """Return the mask of this rank's heads, or the whole mask if all heads share it."""
     if mask.dim() < -HEADS or mask.shape[HEADS] == 1:
         return mask.full_tensor() if isinstance(mask, DTensor) else mask
     return _divided(mask, query, mask.dim() + HEADS)
@@ -281,7 +283,7 @@ def _divided(tensor: Tensor, query: DTensor, dim: int) -> Tensor:
 def join(
     operator: Callable[..., object], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> object:
-    """Leave out what torch ignores in a cat of whole tensors, whatever its shape."""
+    """Concatenate without empty 1-D tensors, which torch ignores in a cat of whole tensors."""
     retained = [one for one in arguments[0] if one.dim() != 1 or one.numel()]
     with sharding.default_operator(operator):
         return operator(retained or arguments[0], *arguments[1:], **keywords)
@@ -293,7 +295,7 @@ JOINS: dict[object, Callable[..., object]] = {torch.ops.aten.cat.default: join}
 def loss(
     operator: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Tensor:
-    """That of the whole tensors, on every rank."""
+    """Return the loss of the whole tensors, on every rank."""
     found: Tensor = operator(*map_tensors(arguments, sharding.whole), **keywords)
     return found
 
@@ -301,9 +303,10 @@ def loss(
 def gradient(
     operator: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Tensor:
-    """The same, divided as the first input is, unless that is a sum still to be made.
+    """Return the gradient of a loss, divided as the first input is.
 
-    Of whole inputs it is torch's own, which is right.
+    It is whole if that input is a plain tensor or a pending sum. If all inputs are plain tensors,
+    torch's operator computes it.
     """
     if not any(isinstance(one, DTensor) for one in arguments[1:]):
         with sharding.default_operator(operator):
@@ -327,13 +330,13 @@ LOSSES: dict[object, Callable[..., object]] = {
     aten.binary_cross_entropy.default: loss,
     aten.binary_cross_entropy_backward.default: gradient,
 }
-"""What DTensor calls for these operators. All ranks call them."""
+"""The functions that DTensor calls for these operators. All ranks call them."""
 
 
 def native_dropout(
     operator: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The result, and which elements were kept."""
+    """Return the result, and a mask of the elements that were not dropped."""
     tensor: DTensor = arguments[0]
     ones = torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.to_local().device)
     scale, retained = operator(ones, *arguments[1:], **keywords)
@@ -357,10 +360,11 @@ def divide_losses(session: Context) -> None:
 
 
 def by_classes(original: CrossEntropy) -> CrossEntropy:
-    """The same on whole tensors. Of logits divided by classes, each rank reads its own.
+    """Return a cross entropy for which each rank reads only its classes of divided logits.
 
-    The result is a plain tensor, whose graph says what it is a mean of. What torch's loss_parallel
-    can't do (weights beside ignored targets, smoothing, probabilities) gets whole logits.
+    Whole tensors get ``original``. The result is a plain tensor, whose graph says what it is a mean
+    of. Logits are made whole for what torch's loss_parallel can't do (weights beside ignored
+    targets, smoothing, probabilities).
     """
 
     def cross_entropy(
@@ -390,7 +394,7 @@ def by_classes(original: CrossEntropy) -> CrossEntropy:
 class PlainLoss:
     """Starts a backward from the whole value of a loss that the loop has made a DTensor.
 
-    It gets its value over all ranks as others do.
+    After the backward, that DTensor gets the value over all ranks, as other losses do.
     """
 
     def __init__(self) -> None:
@@ -399,7 +403,7 @@ class PlainLoss:
     def begin(self, call: BackwardCall) -> None:
         self._given = call.loss if isinstance(call.loss, DTensor) else None
         if self._given is not None:
-            call.tensors = gathered(self._given).clone()  # a view would keep its value
+            call.tensors = gathered(self._given).clone()  # a view would not get the new value
 
     @torch.no_grad()
     def end(self, call: BackwardCall) -> None:
@@ -410,13 +414,13 @@ class PlainLoss:
 
 
 def _counts_here(one: DTensor) -> bool:
-    """Whether this rank's number is the whole, or the first of those that are added up."""
+    """Whether this rank's number is the whole value, or the first of several that are added up."""
     adds = any(getattr(each, "reduce_op", "") == "sum" for each in one.placements)
     return not adds or one.device_mesh.get_local_rank() == 0
 
 
 def refuse_divided_loss(call: BackwardCall) -> None:
-    """Raise Unsupported for a loss that the loop has made of divided logits in another way."""
+    """Raise Unsupported for a loss of divided logits that is not made by ``cross_entropy``."""
     if isinstance(call.loss, DTensor):
         raise Unsupported(
             "loss_parallel=True: this loss is a DTensor, which cross_entropy would not have"

@@ -27,10 +27,14 @@ from torchbus_tensor_parallel.plans import ModulePlan
 class DividedLayers:
     """The divided layers of a model, over the 1-D ``mesh``.
 
-    ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
-    last dimension stay so. ``gather`` makes other outputs whole. ``may_mix``: plain outputs of
-    layers may be combined with DTensors; under fsdp, a parameter's use outside of forward would go
-    unnoticed.
+    Args:
+        plan: Names the layers, and says how each is divided.
+        mesh: The ranks that share a layer.
+        undo: Removes what ``divide`` puts into modules.
+        keeps_logits: Whether outputs that are divided in their last dimension stay divided.
+        gather: Makes other outputs whole.
+        may_mix: Whether plain outputs of layers may be combined with DTensors. Under fsdp this is
+            False, because a parameter's use outside of forward would not be noticed.
     """
 
     def __init__(
@@ -47,8 +51,9 @@ class DividedLayers:
         self._keeps_logits, self._gather = keeps_logits, gather
 
     def divide(self, model: Module) -> int:
-        """Returns how many layers were divided. All ranks call it, with equal parameters.
+        """Divide a model, and return how many layers were divided.
 
+        All ranks call it, with equal parameters.
         Raises UsageError or Unsupported if the plan does not fit the model.
         """
         styles, runs = self._plan.of(model, self._mesh.size())
@@ -85,7 +90,7 @@ class DividedLayers:
             self._undo.callback(forget_distribution, module)
 
     def _outputs(self, model: Module, inputs: object, outputs: object) -> object:
-        """The loop's own code sees whole tensors, and divided logits if it has asked for these."""
+        """Give the loop whole tensors, and divided logits if it has asked for them."""
         if not self._keeps_logits:
             return map_tensors(outputs, self._gather)
         _refuse_whole(model, outputs)
@@ -96,7 +101,7 @@ Hooks = list[tuple[dict[int, object], set[int]]]
 
 
 def _hooks(model: Module) -> Hooks:
-    """Each module's tables of hooks around forward, with their keys now."""
+    """Return each module's tables of hooks around forward, with their present keys."""
     kinds: tuple[Callable[[Module], dict[int, object]], ...] = (hooks_before, hooks_after)
     return [(kind(module), set(kind(module))) for module in model.modules() for kind in kinds]
 
@@ -108,14 +113,17 @@ def _remove(put: Hooks) -> None:
 
 
 def _ready_to_mix(layer: Module, inputs: object, outputs: object) -> None:
-    """Plain outputs of a layer may be combined with DTensors in the model's code."""
+    """Allow the model's code to combine plain outputs of a layer with DTensors."""
     for one in leaves(outputs):
         if isinstance(one, Tensor) and not isinstance(one, DTensor):
             gathered(one)
 
 
 def gathered_copy(one: Tensor) -> Tensor:
-    """The same, and no view: fsdp could not follow what the loop writes into one."""
+    """Return a whole tensor that is not a view: fsdp could not follow what the loop writes to one.
+
+    A plain tensor is returned as it is.
+    """
     return one.full_tensor().clone() if isinstance(one, DTensor) else one
 
 

@@ -61,7 +61,7 @@ class DividedModels:
         self._loss = PlainLoss()
         self._replaced: dict[int, nn.Parameter] = {}
         self._adding: list[Node] = []
-        self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
+        self._old: list[Tensor] = []  # held so that no new tensor gets one of their ids
         session.on_close.callback(self._undo.close)
         session.replace(torch.autograd, "grad", refuse_graphs)
         session.replace(torch.autograd, "grad", refuse_derivatives)
@@ -97,7 +97,7 @@ class DividedModels:
     def clip_gradients(
         self, parameters: list[Tensor], max_norm: float, run: Callable[[float], Tensor]
     ) -> Tensor | None:
-        """Torch clips a mixture of whole tensors and DTensors. The loop gets a plain norm."""
+        """Clip by torch, which accepts whole tensors beside DTensors. Return a plain norm."""
         divided = any(isinstance(one, DTensor) for one in parameters)
         norm: Tensor | None = sharding.whole(run(max_norm)) if divided else None
         return norm
@@ -177,7 +177,7 @@ class DividedModels:
 
 
 def _whole_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
-    """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
+    """Give ``optimizer.state_dict()`` whole tensors. All ranks call it."""
     return sharding.whole_optimizer(state)
 
 
@@ -200,12 +200,12 @@ Keys = list[set[int]]
 
 
 def hooks_of(model: Module) -> dict[Module, Keys]:
-    """For each module, the keys of its hooks now."""
+    """Return the present keys of each module's hooks."""
     return {module: [set(table(module)) for table in TABLES] for module in model.modules()}
 
 
 def make_copies_whole(before: dict[Module, Keys]) -> Callable[[], None]:
-    """Let these modules be copied without the hooks that they have got since ``before``.
+    """Let these modules be copied without the hooks that were added since ``before``.
 
     Returns a function that undoes this.
     """
@@ -236,7 +236,7 @@ def _copied(held: weakref.ref[Module], put: Keys, memo: dict[int, object]) -> Mo
     assert module is not None
     ours = {name: vars(module).pop(name) for name in PUT}
     for table, keys in zip(TABLES, put, strict=True):
-        # the hooks themselves are not copied, nor the session that they lead to
+        # the hooks are not copied, and so the session that they refer to is not copied either
         memo.update((id(hook), hook) for key, hook in table(module).items() if key in keys)
     try:
         made = copy.deepcopy(module, memo)
@@ -263,9 +263,10 @@ class TensorParallelGroups:
 
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each by its mean over all ranks or, of shards, over those with the same shard.
+        """Replace tensors in place by their means over all ranks.
 
-        In place. All ranks call it with tensors of the same shapes, dtypes and devices.
+        The mean of a shard is over the ranks with the same shard. All ranks call it with tensors of
+        the same shapes, dtypes and devices.
         """
         shards = [compat.local_part(one) for one in tensors if compat.is_sharded(one)]
         copies = [compat.local_part(one) for one in tensors if not compat.is_sharded(one)]
@@ -278,7 +279,7 @@ DTENSORS = "torch.distributed.tensor"
 
 
 def translate(error: BaseException | None) -> Unsupported | None:
-    """What to say instead of torch's own words, if these are about divided tensors."""
+    """Return the error that replaces torch's, if torch's is about divided tensors."""
     if error is None or not (sharding.has_sign(error) or _is_asserted(error)):
         return sharding.no_entry(error, "that strategy='tp' has divided")
     said = str(error).strip().splitlines() or [type(error).__name__]
@@ -290,7 +291,7 @@ def translate(error: BaseException | None) -> Unsupported | None:
 
 
 def _is_asserted(error: BaseException) -> bool:
-    """Whether it is an assertion of DTensor's own, which has no text."""
+    """Whether an error is an assertion in DTensor's code, which has no text."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (
         isinstance(error, AssertionError)

@@ -21,7 +21,7 @@ from torchbus.plugin import UsageError, expect
 
 PlanOption = Mapping[str, "str | ParallelStyle"] | str
 PLAN_STYLES: dict[str, ParallelStyle] = {
-    # DTensors in between: then whatever the loop does with them there has one meaning
+    # tensors between the layers are DTensors, so what the loop does with them is unambiguous
     "colwise": ColwiseParallel(use_local_output=False),
     "rowwise": RowwiseParallel(input_layouts=Replicate()),
 }
@@ -54,10 +54,10 @@ class ModulePlan:
             _check(pattern, style)
 
     def of(self, model: Module, size: int) -> tuple[dict[str, ParallelStyle], list[list[str]]]:
-        """The styles of the model's modules, by name, for ``size`` ranks.
+        """Return the styles of the model's modules, by name, for ``size`` ranks.
 
-        Also the blocks inside which the sequence is divided, those that follow each other.
-        Raises UsageError if a module can't be divided in this way.
+        Also returns the blocks inside which the sequence is divided, in lists of consecutive
+        blocks. Raises UsageError if a module can't be divided in this way.
         """
         modules, self._has_models = dict(model.named_modules()), True
         self._seen.update(dict.fromkeys(f"{short(name)}" for name in modules if name))
@@ -107,7 +107,7 @@ class ModulePlan:
             )
 
     def lines(self) -> list[str]:
-        """What ``explain()`` says: each name and its style, and what "auto" has left whole."""
+        """Return the lines of ``explain()``: names with styles, and what "auto" has left whole."""
         return [*self._said, *(f"left whole: {line}" for line in self._left)]
 
     def _matching(self, modules: Mapping[str, Module]) -> dict[str, str | ParallelStyle]:
@@ -191,11 +191,11 @@ HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "nhead", "head
 KEY_HEADS = ("n_kv_heads", "num_key_value_heads", "num_kv_heads", "n_kv_head")
 HEADS_OF = (*KEY_HEADS, *HEADS)
 LOCAL_PLAN = "tp_plan"
-"""Where models of transformers say how their layers may be divided."""
+"""The attribute in which models of transformers say how their layers may be divided."""
 
 
 def find(model: Module, size: int) -> tuple[dict[str, str], list[str]]:
-    """The styles of modules, by name, and sentences about parts that are left whole."""
+    """Return the styles of modules, by name, and sentences about parts that are left whole."""
     found: dict[str, str] = {}
     left: dict[str, None] = {}
     for name, part in model.named_modules():
@@ -212,7 +212,9 @@ def find(model: Module, size: int) -> tuple[dict[str, str], list[str]]:
 
 
 def auto_features(layer: Module) -> tuple[int, int]:
-    """How many numbers come out of a Linear or Embedding, and how many (or which words) go in."""
+    """Return the numbers of output and input features of a Linear; of an Embedding, its features
+    and its number of words.
+    """
     if isinstance(layer, nn.Embedding):
         return layer.embedding_dim, layer.num_embeddings
     assert isinstance(layer, nn.Linear)
@@ -220,8 +222,9 @@ def auto_features(layer: Module) -> tuple[int, int]:
 
 
 def auto_heads(attention: Module) -> int:
-    """The number of heads that a module or its config names, of keys if these have fewer; 0 if
-    neither does.
+    """Return the number of heads that a module or its config names, or 0.
+
+    If both name heads of keys and of queries, it is the number for keys.
     """
     config = getattr(attention, "config", None)
     named = ((getattr(one, name, None), name) for one in (attention, config) for name in HEADS_OF)
@@ -230,7 +233,7 @@ def auto_heads(attention: Module) -> int:
 
 
 def _pairs(part: Module, size: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The layers of a part that are divided by columns, and the one by rows."""
+    """Yield the layers of a part to divide by columns, with the one to divide by rows."""
     layers = {name: one for name, one in part.named_children() if type(one) is nn.Linear}
     for up, down in MLPS:
         if {*up, down} <= layers.keys() and _fits(layers, up, down, size):
@@ -245,7 +248,7 @@ def _pairs(part: Module, size: int) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _local_plan(model: Module, size: int) -> dict[str, str]:
-    """The parts that a model's own plan divides by columns, then by rows, and in no other way."""
+    """Return the layers in parts that a model's plan divides by columns and by rows only."""
     plan = getattr(model, LOCAL_PLAN, None)
     if not isinstance(plan, dict):
         return {}
@@ -274,7 +277,7 @@ def _fits(layers: dict[str, nn.Linear], up: tuple[str, ...], down: str, size: in
 
 
 def _whole(part: Module, size: int) -> str:
-    """Why a part that looks like an attention is left whole, or ""."""
+    """Return why a part that looks like an attention is left whole, or ""."""
     children = dict(part.named_children())
     if isinstance(part, nn.MultiheadAttention):
         return "MultiheadAttention computes queries, keys and values in one layer"
@@ -299,7 +302,7 @@ T = TypeVar("T")
 
 
 def short(name: str) -> str:
-    """A name with ``*`` for each number.
+    """Return a name with ``*`` for each number.
 
     >>> short("blocks.11.mlp.up")
     'blocks.*.mlp.up'
@@ -308,7 +311,7 @@ def short(name: str) -> str:
 
 
 def common(named: Mapping[str, T]) -> dict[str, T]:
-    """One entry for names that differ in numbers only, if their values are the same."""
+    """Merge the entries of names that differ only in numbers, if their values are the same."""
     found: dict[str, T] = {}
     for name, value in named.items():
         key = short(name)
@@ -326,9 +329,9 @@ NORMS = ("layernorm", "rmsnorm")
 
 
 def sequence_runs(model: Module, planned: Mapping[str, object]) -> list[list[str]]:
-    """The names of blocks, those in one list that follow each other.
+    """Return lists of the names of consecutive blocks.
 
-    Raises UsageError if there are none.
+    Raises UsageError if there are none, but layers of the plan.
     """
     found = [run for name in _lists(model) for run in _runs(model, name, planned)]
     if planned and not found:
@@ -342,7 +345,7 @@ def sequence_runs(model: Module, planned: Mapping[str, object]) -> list[list[str
 def sequence_styles(
     model: Module, planned: Mapping[str, str | ParallelStyle], blocks: list[str]
 ) -> dict[str, ParallelStyle]:
-    """The styles of all modules inside the blocks that have parameters.
+    """Return the styles of all modules with parameters inside the blocks.
 
     Raises UsageError for a module that would need the whole sequence.
     """
@@ -358,7 +361,7 @@ def sequence_styles(
 
 
 def _lists(model: Module) -> list[str]:
-    """The outermost lists of modules."""
+    """Return the names of the outermost lists of modules."""
     names = [
         n for n, one in model.named_modules() if isinstance(one, nn.ModuleList | nn.Sequential)
     ]

@@ -23,23 +23,23 @@ EXACT_SINCE = "2.13"
 class TensorParallel(Strategy):
     """The ranks of a tensor group share each layer of the plan; the groups divide the data.
 
-    With one group of all ranks, all compute one batch together. With several, each group has its
+    If there is one group, all ranks compute one batch together. With several groups, each has a
     share of the data, and gradients are averaged over groups (2D).
 
     Args:
-        plan: which modules are divided, and how: a dict from module names, in which ``*`` stands
-            for any word between two dots, to "colwise", "rowwise" or a ``ParallelStyle`` of torch;
-            or "auto": attention and MLPs.
-        tp: how many ranks share a layer; None: all.
-        sequence_parallel: between the layers of the plan, inside blocks, each rank has a part of
-            the sequence (dim 1), which needs less memory.
-        loss_parallel: outputs of a model whose last layer is divided by columns stay divided, and
-            ranks share the classes of a cross entropy.
-        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
-            "mean"; "sum".
+        plan: which modules are divided, and how. It is a dict from module names, in which ``*``
+            stands for any word between two dots, to "colwise", "rowwise" or a ``ParallelStyle`` of
+            torch. "auto" divides attention and MLPs.
+        tp: how many ranks share a layer. None means all ranks.
+        sequence_parallel: whether each rank has a part of the sequence (dim 1) between the layers
+            of the plan, inside blocks. This needs less memory.
+        loss_parallel: whether outputs of a model whose last layer is divided by columns stay
+            divided. The ranks then share the classes of a cross entropy.
+        loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
+            the loss's graph, and assumes a mean if the graph does not show it.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
-        backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
+        backend: the torch.distributed backend. None means nccl for GPUs, and gloo for CPUs.
 
     Raises:
         UsageError: the plan or tp is of another type, a style is unknown, or tp does not divide the
@@ -102,7 +102,7 @@ class TensorParallel(Strategy):
         )
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return what ``explain()`` says after the strategy's name and backend."""
         parts = (
             "all see each batch" if self._parts == 1 else f"{self._parts} groups divide the data"
         )
@@ -123,9 +123,10 @@ COMPARED = "the ranks of a tensor group", "the same batch"
 
 
 def divide(session: Context) -> options.Division:
-    """The division among tensor groups, of which each has a part of the data.
+    """Return the division among tensor groups, each of which has a part of the data.
 
-    The ranks of a group draw the same random numbers. A single group draws those of one process.
+    The ranks of a group draw the same random numbers. A single group draws the numbers of one
+    process.
     """
     data = session.world.data
     has_parts = data.parts > 1

@@ -1,4 +1,5 @@
 """One synchronised backward: torch's reducer, driven without wrapping a module.
 
-It may touch gradients and the reducer. The folder ``parameters`` knows which parameters there are.
+This folder changes gradients, and runs the reducer. ``torchbus_strategy.parameters`` finds the
+parameters.
 """

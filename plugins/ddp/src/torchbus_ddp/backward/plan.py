@@ -34,7 +34,7 @@ class Plans:
         self._made: dict[tuple[bool, ...], SyncPlan] = {}
 
     def current(self) -> SyncPlan:
-        """The plan for the parameters that require gradients now. All ranks call it."""
+        """Return the plan for the parameters that require gradients now. All ranks call it."""
         self._trained.look_for_replaced()
         key = tuple(map(requires_grad, self._trained.parameters))
         plan = self._made.get(key)
@@ -60,7 +60,7 @@ class Plans:
 
 
 def _sparse(models: list[Module]) -> set[int]:
-    """The ids of parameters that belong to an Embedding with sparse gradients."""
+    """Return the ids of parameters that belong to an Embedding with sparse gradients."""
     modules = [
         module
         for model in models
@@ -132,10 +132,16 @@ class SyncPlan:
     ) -> None:
         """Run ``engine`` from ``roots`` and synchronise the gradients.
 
-        ``slots``: this rank's metadata. ``local`` holds ids of parameters with
-        gradients that no rank has synchronised yet. ``error`` was raised already, on a rank that
-        has no samples and so no roots. If there is an error, zeros stand in for the gradients that
-        were not made. So the reducer is fit for the next call.
+        All ranks call it. After an error, zeros replace the gradients that were not made, so that
+        the reducer works in the next call.
+
+        Args:
+            engine: Runs the backward.
+            roots: Where the backward starts.
+            slots: This rank's metadata.
+            loss: The loss, a tensor of one element, or None.
+            local: The ids of parameters with gradients that no rank has synchronised yet.
+            error: An error that was raised already, on a rank without samples and so without roots.
         """
         self._loss, self._local = loss, local
         self._started, self._absent = False, []
@@ -150,7 +156,7 @@ class SyncPlan:
                 self._complete(engine, before, self._chosen.members)
             raise
         finally:
-            # an error that its own traceback leads to would keep the model alive
+            # a cycle of the error, its traceback and this frame would keep the model alive
             self._loss = error = None
         self._finish(engine, before)
 
@@ -172,11 +178,11 @@ class SyncPlan:
         return self._started
 
     def synchronised(self) -> set[int]:
-        """The ids of the parameters that the last backward has synchronised."""
+        """Return the ids of the parameters that the last backward has synchronised."""
         return {id(self.parameters[index]) for index in self._chosen.members}
 
     def snapshot(self) -> Snapshot:
-        """Each gradient and its version now: ``_touched`` compares them later."""
+        """Return each gradient and its version, with which ``_touched`` compares later ones."""
         gradients = list(map(gradient, self.parameters))
         if set(map(type, gradients)) == NONE:
             return self._nothing
@@ -216,7 +222,8 @@ class SyncPlan:
     def _choose(self, present: Sequence[bool]) -> None:
         """Choose the reducer for the parameters that any rank's backward reaches.
 
-        If it does not exist yet, it is made after this backward, which uses the one for all.
+        If it does not exist yet, it is made after this backward, which uses the reducer for all
+        parameters.
         """
         self._wanted = self._groups.agree(present)
         self._chosen = self._reducers.get(self._wanted, self._all)
@@ -243,7 +250,7 @@ class SyncPlan:
     def _complete(
         self, engine: strategy_engine.BackwardFunction, before: Snapshot, candidates: Iterable[int]
     ) -> None:
-        """Contribute zeros for those candidates that have got no gradient."""
+        """Contribute zeros for those candidates that did not get a gradient."""
         missing = [
             index
             for index in sorted(candidates)
@@ -291,7 +298,7 @@ def _any(made: Tensor) -> bool:
 
 
 def _gradient_node(parameter: Tensor) -> Node:
-    """The node that accumulates the parameter's gradient."""
+    """Return the node that accumulates the parameter's gradient."""
     view = parameter.expand_as(parameter).grad_fn
     assert view is not None
     node = view.next_functions[0][0]
@@ -323,12 +330,15 @@ class Groups:
     def hide(self) -> None:
         """Synchronise everything from now on.
 
-        Gradients came unannounced: reentrant checkpointing makes them.
+        Some gradients could not be foreseen, because reentrant checkpointing made them.
         """
         self._opaque = True
 
     def agree(self, present: Sequence[bool]) -> tuple[int, ...]:
-        """The parameters of all groups that any rank's backward reaches. All ranks call it."""
+        """Return the parameters of all groups that some rank's backward reaches.
+
+        All ranks call it.
+        """
         reached = [any(present[index] for index in members) for members in self._members]
         reported = torch.tensor([*reached, self._opaque], dtype=torch.uint8, device=self._device)
         dist.all_reduce(reported, dist.ReduceOp.MAX)

@@ -30,7 +30,7 @@ class ReducerOptions(TypedDict, total=False):
 
 
 def reducer_options(bucket_cap_mb: float) -> ReducerOptions:
-    """With ``init_sync=False``, if torch has it: parameters are equal already."""
+    """Return DDP's arguments. ``init_sync`` is False, if torch has it: parameters are equal."""
     options = ReducerOptions(bucket_cap_mb=bucket_cap_mb, broadcast_buffers=False)
     if HAS_INIT_SYNC:
         options["init_sync"] = False
@@ -68,7 +68,7 @@ class Reducer:
     def put_in_order(self) -> None:
         """After the first backward, order the buckets as the gradients came.
 
-        This is one small collective, on all ranks. A DDP with ``keeps_buckets`` has its order.
+        This is one small collective, on all ranks. It is left out for a DDP with ``keeps_buckets``.
         """
         self.has_order = True
         rebuild_buckets(self._ddp)
@@ -84,7 +84,7 @@ def make_reducer(
 ) -> Reducer:
     """Ask the plugins for the DDP (event ``configure_ddp``), or make it.
 
-    ``sparse`` holds ids of parameters.
+    ``sparse`` holds the ids of parameters with sparse gradients.
     """
     refuse_complex(parameters)
     holder = ParameterHolder([*(parameters[index] for index in members), header], sparse)

@@ -4,7 +4,7 @@ A tensor outside a divided forward is the same on all ranks of the team, and so 
 Inside, each rank has its own rows, and gradients are multiplied by the size of the team. So the
 *mean* over ranks is exact for parameters, whether they were used inside, outside, or both.
 What a forward has joined may be used whole inside a later one (prototypes, class embeddings). Then
-its gradient differs between ranks, and the mean of these is what it would be outside.
+its gradient differs between ranks, and the mean of these gradients equals the one outside.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torchbus_strategy.graph import children_of, nodes_below
 
 
 class CommonContext(Protocol):
-    """What forward keeps for backward: a tensor that is the same on all ranks.
+    """What forward saves for backward about a tensor that is the same on all ranks.
 
-    ``is_over``: a backward came by. ``is_used_inside``: a divided forward has used it whole.
+    ``is_over`` says that its backward has run. ``is_used_inside`` says that a divided forward has
+    used it whole.
     """
 
     team: RankGroup
@@ -34,14 +35,14 @@ class CommonContext(Protocol):
 
 
 class RowContext(CommonContext, Protocol):
-    """What forward keeps for backward: how the rows are divided."""
+    """What forward saves for backward about the division of the rows."""
 
     rows: Rows
     dim: int
 
 
 class Scaling(CommonContext, Protocol):
-    """What forward keeps for backward: the factor of the gradient."""
+    """What forward saves for backward: the factor of the gradient."""
 
     factor: float
 
@@ -116,7 +117,7 @@ class Averaged(torch.autograd.Function):
 
 
 def part(whole: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
-    """This rank's rows. If the tensor requires a gradient, its backward is a collective."""
+    """Return this rank's rows. If the tensor requires a gradient, backward is a collective."""
     if whole.requires_grad and torch.is_grad_enabled():
         return _part(whole, rows, dim, team)
     return rows.take(whole, dim)
@@ -133,7 +134,7 @@ def joined(local: Tensor, rows: Rows, dim: int, team: RankGroup) -> Tensor:
 
 
 def averaged(local: Tensor, weight: float, team: RankGroup) -> Tensor:
-    """The sum of weight times tensor over ranks. A collective."""
+    """Return the sum of weight times tensor over ranks, in the same shape. It is a collective."""
     return Averaged.apply(local, weight, team)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -151,9 +152,10 @@ class Joins:
         self._open += [weakref.ref(node) for node in nodes if hasattr(node, "is_used_inside")]
 
     def used_by(self, local: Iterable[Tensor]) -> None:
-        """Note which of them this rank's rows of a forward were computed with.
+        """Note which joined outputs the rows of a forward were computed with, on any rank.
 
-        All ranks call it. It is a collective if there are any.
+        ``local`` has this rank's rows. All ranks call it. It is a collective if there are any
+        joined outputs.
         """
         nodes = self._nodes()
         if nodes and torch.is_grad_enabled():
@@ -168,8 +170,11 @@ class Joins:
 
 
 def _reached(starts: Iterable[Node | None]) -> set[Any]:
-    """The common tensors that a graph leads to, but for those of which it took its rows."""
-    # the nodes of this module have a team
+    """Return the nodes below ``starts``, up to the first ones that this module has made.
+
+    So a joined tensor of which only rows were used is not among them.
+    """
+    # only nodes of this module have a team
     below = nodes_below(
         starts, children=lambda node: () if hasattr(node, "team") else children_of(node)
     )

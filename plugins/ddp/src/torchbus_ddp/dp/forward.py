@@ -46,10 +46,10 @@ CONSTANT = (
 class DividedForward:
     """Divides the forwards of the models that it finds.
 
-    Every rank computes all of a model's first call, for each form of its inputs, and of the calls
-    up to the next backward. The first one shows how the outputs depend on the batch. ``reduction``
-    says what numbers that a forward returns are: a "mean" or "sum" over samples, or not known
-    (None).
+    For each form of a model's inputs, every rank computes the first call whole, and also the calls
+    up to the next backward. The first call shows how the outputs depend on the batch.
+    ``reduction`` says whether numbers that a forward returns are a "mean" or a "sum" over samples;
+    None means that this is unknown.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class DividedForward:
             self._inside = False
 
     def _is_batched(self, leaf: object, total: int) -> TypeGuard[Tensor]:
-        """Whether it is treated as a batch.
+        """Whether ``leaf`` is treated as a batch, because it has the batch's number of rows.
 
-        That a tensor has the same number of rows may be a coincidence: one
-        that stays the same in each call is asked about, and a parameter is none.
+        This may be a coincidence. So a parameter is not treated as a batch, and a warning asks
+        about a tensor that is the same in each call.
         """
         return (
             has_rows(leaf, self._dim)
@@ -211,7 +211,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 def _form(model: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable:
-    """What can be seen from outside of all that decides about the structure of the outputs."""
+    """Return what a call shows of everything that decides about the structure of its outputs."""
     flags = tuple(
         (key, value) for key, value in kwargs.items() if isinstance(value, bool | str | None)
     )
@@ -224,7 +224,7 @@ def _form(model: Module, args: tuple[object, ...], kwargs: dict[str, object]) ->
 def _borrowed(model: Module) -> bool:
     """Whether ``functional_call`` has replaced the parameters by other tensors.
 
-    These have a graph that all ranks share.
+    All ranks have the same graph of these tensors.
     """
     return any(
         not isinstance(parameter, nn.Parameter)
@@ -240,7 +240,7 @@ def _only_updates_buffers(model: Module) -> bool:
 
 
 def _is_large(model: Module) -> bool:
-    """Whether it is worth a warning: a loss with a parameter or two is not."""
+    """Whether a model is worth a warning. A loss with a parameter or two is not."""
     return any(parameter.dim() > 1 for parameter in model.parameters())
 
 
@@ -252,9 +252,9 @@ def _whole_phrases(model: Module) -> str:
 
 
 class DerivedStream:
-    """A stream that is seeded from the common one, without advancing that.
+    """A random stream that is seeded from the common one, without advancing the latter.
 
-    So are streams of generators that a model holds.
+    Generators that a model holds get such streams too.
     """
 
     def __init__(self, rank: int) -> None:

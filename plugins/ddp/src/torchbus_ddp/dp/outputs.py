@@ -30,9 +30,9 @@ class Kind(Enum):
 class OutputLayout:
     """How the outputs of a model depend on the batch.
 
-    It is learnt from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
-    ``is_new`` is True until a call was divided. ``learned_before``: the number of the backward that
-    came after that call. ``given``: the tensors that were treated as a batch in it.
+    It is learned from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
+    ``is_new`` is True until a call was divided. ``learned_before`` is the number of the backward
+    after the call that was learned from. ``given`` has the tensors that were that call's batch.
     """
 
     def __init__(self, name: str, outputs: object, total: int, dim: int) -> None:
@@ -52,10 +52,10 @@ class OutputLayout:
         return Kind.NUMBER in self._kinds
 
     def join(self, outputs: T, rows: Rows, team: RankGroup, reduction: str | None) -> T:
-        """The outputs for the whole batch, on every rank, by two collectives or more.
+        """Return the outputs for the whole batch, on every rank, by two collectives or more.
 
         ``reduction`` is that of numbers, "mean" or "sum". Raises Unsupported, on all ranks, if the
-        shapes do not go together.
+        shapes do not fit together.
         """
         leaves = numbers_in(outputs)
         if [_dims(leaf) for leaf in leaves] != [len(shape) for shape in self._whole]:
@@ -82,9 +82,9 @@ class OutputLayout:
         return map_numbers(outputs, put_together)
 
     def _refuse_other_sizes(self, rows: Rows, shapes: Sequence[Shapes]) -> None:
-        """Refuse outputs that seemed to have the same size for any batch, but have not.
+        """Refuse outputs that seemed to have the same size for any batch, but do not.
 
-        These have the samples in another dimension.
+        They have the samples in another dimension.
         """
         for index, kind in enumerate(
             self._kinds if self.is_new and rows.total == self._total else []
@@ -96,7 +96,7 @@ class OutputLayout:
                 self._refuse(index, sizes, rows)
 
     def _find_fixed(self, rows: Rows, shapes: Sequence[Shapes]) -> None:
-        """Find the outputs that do not depend on the number of samples, once that has changed."""
+        """Find the outputs that do not depend on the number of samples, once it has changed."""
         if not self._sure and any(
             Rows(rows.samples, rank).computed != self._total for rank in range(len(rows.samples))
         ):
@@ -110,7 +110,7 @@ class OutputLayout:
     def _joined(
         self, leaf: Tensor, index: int, shapes: Shapes, rows: Rows, team: RankGroup
     ) -> Tensor:
-        """Join the rows: several for each sample if forward has flattened dimensions together."""
+        """Join the rows. A sample has several if forward has flattened dimensions together."""
         each = leaf.shape[self._dim] // rows.computed
         expected = [list(leaf.shape) for _ in shapes]
         for rank, shape in enumerate(expected):
@@ -138,7 +138,7 @@ class OutputLayout:
         return self._same(leaf, index, team)
 
     def _same(self, leaf: Tensor, index: int, team: RankGroup) -> Tensor:
-        """Integers, which must not depend on the batch."""
+        """Return integers as they are. They must not depend on the batch."""
         if any(not other.equal(leaf) for other in team.all_gather(leaf)):
             raise Unsupported(
                 f"output {index} of {self._name}, {leaf.dtype} of shape {tuple(leaf.shape)},"
@@ -172,6 +172,6 @@ def _dims(leaf: Leaf) -> int:
 
 
 def _split(numbers: Sequence[int], leaves: Sequence[Leaf]) -> list[Sequence[int]]:
-    """A rank's shapes, from its sizes in one list."""
+    """Return a rank's shapes, from one list of its sizes."""
     remaining = iter(numbers)
     return [[next(remaining) for _ in range(_dims(leaf))] for leaf in leaves]

@@ -30,7 +30,7 @@ def refuse_time_first(model: Module) -> None:
 
 @contextmanager
 def failing(model: Module, rows: Rows, dim: int) -> Iterator[None]:
-    """Explain an error in the first divided forward: that of the whole batch has succeeded."""
+    """Explain an error in the first divided forward. The one of the whole batch has succeeded."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
@@ -49,7 +49,7 @@ AT_LEAST = 2
 class Rows:
     """How many samples each rank of a team has: ``samples``, rank 0 first.
 
-    ``rank`` is this one, which may have none. There are ``each`` rows for one sample.
+    ``rank`` is this rank, which may have no samples. Each sample has ``each`` rows.
     """
 
     samples: tuple[int, ...]
@@ -78,9 +78,9 @@ class Rows:
 
     @property
     def computed(self) -> int:
-        """How many rows this rank computes.
+        """The number of rows that this rank computes.
 
-        A rank without rows of its own computes the first ones again, to no effect.
+        A rank without rows computes the first ones again, and the result is not used.
         """
         return self.local or min(AT_LEAST, self.total) * self.each
 
@@ -89,7 +89,7 @@ class Rows:
         return sum(self.sizes[: self.rank]) if self.local else 0
 
     def take(self, tensor: Tensor, dim: int) -> Tensor:
-        """The rows of a tensor that this rank computes, as a view."""
+        """Return the rows of a tensor, in dimension ``dim``, that this rank computes, as a view."""
         return tensor.narrow(dim, self.start, self.computed)
 
 
@@ -107,22 +107,22 @@ def share_rows(total: int, team_size: int, rank: int) -> Rows:
 
 
 def count_sharers(total: int, team_size: int) -> int:
-    """How many ranks get samples."""
+    """Return how many ranks get samples."""
     return min(team_size, max(1, total // AT_LEAST))
 
 
 def count_samples(inputs: object, dim: int) -> int:
-    """The size of the batch: that of the first tensor which has the dimension, or 0."""
+    """Return the size of the batch: that of the first tensor with dimension ``dim``, or 0."""
     return next((leaf.shape[dim] for leaf in numbers_in(inputs) if has_rows(leaf, dim)), 0)
 
 
 def has_rows(leaf: object, dim: int) -> TypeGuard[Tensor]:
-    """Whether it is a tensor that has this dimension."""
+    """Whether ``leaf`` is a tensor that has this dimension."""
     return isinstance(leaf, Tensor) and leaf.dim() > dim
 
 
 def lengths_of(leaf: object) -> Sequence[int]:
-    """The shape of a tensor, () for a number."""
+    """Return the shape of a tensor, or () for a number."""
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
 
 
@@ -131,11 +131,11 @@ T = TypeVar("T")
 
 
 def map_numbers(value: T, change: Callable[[Leaf], Leaf]) -> T:
-    """The same nesting, with every tensor and every ``float`` replaced, in order."""
+    """Return the same nesting, with every tensor and every ``float`` replaced, in order."""
     changed: T = map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Leaf) else leaf)
     return changed
 
 
 def numbers_in(value: object) -> list[Leaf]:
-    """The tensors and floats of ``value``, in order."""
+    """Return the tensors and floats of ``value``, in order."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, Leaf)]

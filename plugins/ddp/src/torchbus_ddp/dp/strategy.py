@@ -24,10 +24,10 @@ class DP(ByReducer):
     between samples see all of them. Batches that the loop makes itself are divided too.
 
     Args:
-        batch_dim: the dimension of inputs and outputs in which samples are counted; None: 0, and
-            models that may have time there are refused.
-        loss_reduction: what a number that forward returns is, a "mean" or "sum" over samples; None:
-            not known, and such a forward is computed whole by every rank.
+        batch_dim: the dimension of inputs and outputs in which samples are counted. None means 0,
+            and refuses models that may have time in dim 0.
+        loss_reduction: whether a number that forward returns is a "mean" or a "sum" over samples.
+            None means that this is unknown: every rank computes such a forward whole.
         backend, bucket_cap_mb, loss_weight, sync_batchnorm: as for ddp.
 
     Source: torch.nn.DataParallel, with one process per device in place of its threads.
@@ -81,11 +81,11 @@ class DP(ByReducer):
         return self.arrange(session, session.start_ranks())
 
     def arrange(self, session: Context, world: World) -> World:
-        """Every rank has all of the data."""
+        """Return a world in which every rank has all of the data."""
         return groups.arrange_ranks(session, dp=1, rows=world.world_size)
 
     def make_team(self, session: Context) -> RankGroup:
-        """The ranks that compute a batch together. All ranks call it."""
+        """Return the ranks that compute a batch together. All ranks call it."""
         return everyone(session)
 
     def start(self, session: Context) -> None:
@@ -97,19 +97,19 @@ class DP(ByReducer):
         super().start(session)
 
     def division(self, session: Context) -> options.Division:
-        """The ranks of a team compute a batch together."""
+        """Return a division in which the ranks of a team compute a batch together."""
         return divide(session, self._team)
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return what ``explain()`` says after the strategy's name and backend."""
         return self.engine
 
 
 class DDP2(DP):
-    """dp among the ranks of a node, ddp across nodes. It takes the arguments of DP.
+    """dp among the ranks of a node, ddp across nodes. It has the arguments of DP.
 
-    The batch of a node is the loader's, and each node has another one. A loss between samples sees
-    all pairs of its node's batch.
+    A node's batch has the loader's batch size, and each node has another batch. A loss between
+    samples sees all pairs of its node's batch.
     """
 
     name = "ddp2"
@@ -121,14 +121,14 @@ class DDP2(DP):
     companions = ("sampler",)
 
     def arrange(self, session: Context, world: World) -> World:
-        """The ranks of a node have the same part of the data."""
+        """Return a world in which the ranks of a node have the same part of the data."""
         session.change_world(data_place=DataPlace(world.node_rank, world.num_nodes))
         return session.world
 
     def make_team(self, session: Context) -> RankGroup:
-        """The ranks of this rank's node. All ranks of all nodes call it.
+        """Return the ranks of this rank's node. All ranks of all nodes call it.
 
-        Nodes may differ in the number of their ranks, so all exchange their places.
+        Nodes may differ in the number of their ranks, so all ranks exchange their nodes' numbers.
         """
         nodes = session.all_gather_object(session.world.node_rank)
         numbers = sorted(set(nodes))

@@ -17,11 +17,11 @@ from torchbus_strategy.groups import guarded_groups
 
 
 def divide(session: Context, team: RankGroup) -> options.Division:
-    """The division among the teams, of which each has a part of the data.
+    """Return the division among the teams, each of which has a part of the data.
 
-    Outside a divided forward the ranks of a team draw the same random numbers. Other teams have
-    other samples, and so draw others. Each team counts what its samples are worth, and its ranks
-    share that.
+    Outside a divided forward the ranks of a team draw the same random numbers. Teams have different
+    samples, and so draw different numbers. A team's weight is that of its samples, and its ranks
+    share that weight.
     """
     data = session.world.data
     has_parts = data.parts > 1
@@ -50,14 +50,20 @@ class RankGroup:
     control: dist.ProcessGroup | None
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor of every rank, of any dtype. All ranks of the team call it with one shape."""
+        """Return the tensor of every rank, of any dtype.
+
+        All ranks of the team call it with the same shape.
+        """
         packed = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         gathered = [torch.empty_like(packed) for _ in range(self.size)]
         dist.all_gather(gathered, packed, group=self.group)
         return [part.view(tensor.dtype).view(tensor.shape) for part in gathered]
 
     def mean(self, tensor: Tensor, weight: float) -> Tensor:
-        """The sum of every rank's tensor times its weight. All ranks of the team call it."""
+        """Return the sum over ranks of each tensor times its weight, in the same shape.
+
+        All ranks of the team call it.
+        """
         total = tensor.detach() * weight
         dist.all_reduce(total, group=self.group)
         return total
@@ -74,14 +80,14 @@ class RankGroup:
 
 
 def everyone(session: Context) -> RankGroup:
-    """All ranks. All of them call it."""
+    """Return the group of all ranks. All of them call it."""
     ranks = list(range(session.world_size))
     control = _group(session, [ranks], "gloo") if dist.get_backend() != "gloo" else None
     return RankGroup(session.rank, session.world_size, None, control)
 
 
 def of_node(session: Context, node_of_rank: Sequence[int]) -> RankGroup:
-    """The ranks of this rank's node. All ranks of all nodes call it."""
+    """Return the group of this rank's node. All ranks of all nodes call it."""
     teams = [
         [rank for rank, node in enumerate(node_of_rank) if node == one]
         for one in sorted(set(node_of_rank))
@@ -93,7 +99,7 @@ def of_node(session: Context, node_of_rank: Sequence[int]) -> RankGroup:
 
 
 def _group(session: Context, teams: list[list[int]], backend: str | None) -> dist.ProcessGroup:
-    """Make a group for each team, on all ranks, and return this rank's."""
+    """Make a group for each team, on all ranks, and return this rank's group."""
     with guarded_groups(session):
         groups = [
             dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams

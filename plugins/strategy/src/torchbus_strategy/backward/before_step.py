@@ -28,11 +28,11 @@ class Assigned:
     """Detects assigned gradients by two parameters of each optimizer: the smallest one of each
     half, because a loop may assign gradients to a body and not to its heads.
 
-    Their gradients cost little to keep, and are one object until the loop sets another.
+    Holding their gradients costs little. Each is the same object until the loop assigns another.
     """
 
     def __init__(self) -> None:
-        # by the optimizer's id: to list a WeakKeyDictionary in every step takes 10 us
+        # by the optimizer's id, because listing a WeakKeyDictionary in every step takes 10 us
         self._sentinels: dict[int, list[_Sentinel]] = {}
 
     def watch(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
@@ -46,13 +46,13 @@ class Assigned:
             ]
 
     def synchronised(self) -> None:
-        """The gradients of this moment are common to all ranks."""
+        """Note that the present gradients are common to all ranks."""
         for sentinels in tuple(self._sentinels.values()):
             for sentinel in sentinels:
                 sentinel.left = sentinel.parameter.grad
 
     def found(self, optimizer: Optimizer) -> bool:
-        """Whether the loop has assigned the optimizer's gradients since then."""
+        """Whether the loop has assigned the optimizer's gradients since ``synchronised``."""
         return any(
             sentinel.parameter.grad is not None and sentinel.parameter.grad is not sentinel.left
             for sentinel in self._sentinels.get(id(optimizer), ())
@@ -83,14 +83,14 @@ class StepAveraging:
         self._place = Rendezvous(session)
         self._early: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._has_early = False
-        # by the optimizer's id: a weak dictionary takes microseconds in every step
+        # by the optimizer's id, because a weak dictionary takes microseconds in every step
         self._averaged_at: dict[int, int] = {}
         self._known: dict[int, weakref.ref[Optimizer]] = {}
 
     def average_now(self, optimizer: Optimizer) -> None:
         """Average gradients of backwards under ``s.no_sync()`` now. All ranks call it.
 
-        For a strategy that decides on the step by what the averaging has shown.
+        It is for strategies that decide about the step from the averaged gradients.
         """
         self._early.discard(optimizer)
         held = self._local_of(optimizer) if self._local else None
@@ -102,7 +102,7 @@ class StepAveraging:
             self._has_early = True
 
     def synchronised(self) -> None:
-        """A backward has made the gradients common to all ranks."""
+        """Note that a backward has made the gradients common to all ranks."""
         self._assigned.synchronised()
 
     @hookimpl(trylast=True)
@@ -152,7 +152,7 @@ class StepAveraging:
         return held & self._local
 
     def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:
-        """The optimizer's parameters, except those which belong to this rank's samples."""
+        """Return the optimizer's parameters, except those that belong to this rank's samples."""
         return [
             parameter
             for group in optimizer.param_groups

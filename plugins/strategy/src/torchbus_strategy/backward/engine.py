@@ -43,8 +43,7 @@ class Roots(NamedTuple):
 def engine_run(engine: BackwardFunction, header: Tensor, seed: Tensor, roots: Roots) -> None:
     """Call ``engine``, or, for a single scalar, start torch's own engine directly.
 
-    Torch's checks of shapes have nothing to find in a scalar, and take longer than a small model's
-    graph.
+    Torch's checks of shapes find nothing in a scalar, and need longer than a small model's graph.
     """
     tensors, gradients, retain_graph, inputs = roots
     if inputs is None and len(tensors) == 1 and getattr(engine, "__globals__", None) is TORCHS:
@@ -62,8 +61,8 @@ def discard(
 ) -> tuple[list[bool], BaseException | None]:
     """Run the backward of a rank without samples, and drop its gradients.
 
-    Returns which parameters got one, and the error that it has raised. The other ranks may have
-    raised it too, and they wait for this one first.
+    Returns which parameters got a gradient, and the error that the backward raised, or None. The
+    caller raises it later: the other ranks may have raised it too, but first wait for this rank.
     """
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -83,7 +82,7 @@ def _have_gradients(parameters: Sequence[Tensor]) -> list[bool]:
 
 
 def fail(error: BaseException | None) -> None:
-    """Raise it, and release it: its traceback references this frame and the backward's objects."""
+    """Raise the error, if any, and release it: its traceback refers to the backward's objects."""
     try:
         if error is not None:
             raise error
@@ -159,9 +158,9 @@ Held = list[tuple[Tensor, dict[int, Any]]]
 
 
 def take_off(parameters: Sequence[Any]) -> Held:
-    """Remove the hooks.
+    """Remove the post-accumulate hooks of the parameters.
 
-    Returns them with their parameters, in the order in which backward reaches these.
+    Returns them with their parameters, in the order in which a backward reaches the parameters.
     """
     if not any(map(hooks_of, parameters)):
         return []
@@ -188,9 +187,9 @@ def user_hooks_run(held: Held) -> None:
 
 
 class TensorHooks:
-    """The user's hooks of ``register_hook``, taken off until the gradients are synchronised.
+    """The user's hooks of ``register_hook``, removed until the gradients are synchronised.
 
-    Those of plugins stay: they look at this rank's own gradients.
+    Hooks of plugins stay, because they look at the gradients of this rank.
     """
 
     def __init__(self, parameters: Iterable[Any]) -> None:
@@ -205,7 +204,7 @@ class TensorHooks:
 
     @classmethod
     def of(cls, parameters: Sequence[Any]) -> TensorHooks | None:
-        """Return those of the parameters, or None if there are none."""
+        """Return the hooks of the parameters, or None if there are none."""
         hooks = cls(parameters) if any(map(tensor_hooks, parameters)) else None
         return hooks if hooks is not None and hooks._held else None
 
@@ -219,7 +218,7 @@ class TensorHooks:
             _table(parameter).update(hooks)
 
     def run(self) -> None:
-        """Call them with the gradients that a backward has made, and take what they return."""
+        """Call the hooks with the gradients of a backward, and use the gradients they return."""
         for parameter, hooks in reversed(self._held):
             for hook in hooks.values() if parameter.grad is not None else ():
                 changed = hook(parameter.grad)

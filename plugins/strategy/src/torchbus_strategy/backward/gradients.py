@@ -56,8 +56,8 @@ NOT_DIVIDED = (
 class GradientSync:
     """Answers ``run_backward`` with a synchronised backward pass.
 
-    ``make_reductions`` makes the reduction of gradients; ``average`` averages unsynchronised ones,
-    which ``before_step`` finds. ``steps``: of all optimizers, so far.
+    ``make_reductions`` makes the reductions of gradients. ``average`` averages unsynchronised
+    gradients, which ``before_step`` finds. ``steps`` counts the steps of all optimizers so far.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class GradientSync:
         session.bus.register(self.before_step, f"{options.name}.before_step")
 
     def _forget(self) -> None:
-        """The parameters have changed. All ranks call it."""
+        """Drop what depends on the parameters, which have changed. All ranks call it."""
         self._reductions.drop()
         self._buffers.models_added()
         parameters = {id(parameter): parameter for parameter in self._trained.parameters}
         self._local.intersection_update(parameters)
-        if self._job.backwards:  # before an optimizer had them, each rank had its own gradient
+        if self._job.backwards:  # gradients were not synchronised before an optimizer had them
             new = parameters.keys() - self._known
             self._local.update(key for key in new if parameters[key].grad is not None)
         self._known = set(parameters)
@@ -166,10 +166,10 @@ class GradientSync:
             strategy_engine.user_hooks_run(held)
 
     def _run_usual(self, call: BackwardCall, engine: BackwardFunction, count: Count) -> bool:
-        """Run a backward of a loss that counts what many before it have counted.
+        """Run a backward of a loss that counts what many earlier ones have counted.
 
-        Returns False, and has done nothing, if the call, its gradients or the time for a check ask
-        for a closer look.
+        Returns False without doing anything if the call or its gradients need a closer look, or if
+        a check is due.
         """
         loss, job, parameters = call.tensors, self._job, self._trained.parameters
         if (
@@ -219,7 +219,7 @@ class GradientSync:
         engine: BackwardFunction,
         count: Count,
     ) -> None:
-        """The hooks get the gradients of this backward, once they are common to all ranks."""
+        """Run a backward, and call the hooks once its gradients are common to all ranks."""
         hooks.take_off()
         try:
             self._synchronised(call, engine, count)
@@ -228,7 +228,10 @@ class GradientSync:
         hooks.run()
 
     def _unsynchronised(self, call: BackwardCall, engine: BackwardFunction, count: Count) -> None:
-        """The next synchronised backward, or ``optimizer.step``, averages these gradients."""
+        """Run a backward without averaging its gradients.
+
+        The next synchronised backward, or ``optimizer.step``, averages them.
+        """
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         trained = self._trained.requiring_gradients()
         self._local.begin(trained)
@@ -259,7 +262,7 @@ class GradientSync:
         try:
             self._reduce(reduction, engine, roots, slots, loss, count, error)
         finally:
-            error = None  # its traceback leads here
+            error = None  # its traceback refers to this frame
         self._finish(reduction, call, count, loss, parts)
 
     def _reduce(
@@ -279,7 +282,7 @@ class GradientSync:
                 self._divide(reduction, count)
             raise
         finally:
-            error = None  # its traceback leads here
+            error = None  # its traceback refers to this frame
 
     def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
         """Return this rank's metadata for the others."""
@@ -293,10 +296,10 @@ class GradientSync:
     def _roots(
         self, reduction: Reduction, call: BackwardCall, engine: BackwardFunction, count: Count
     ) -> tuple[Roots, BaseException | None]:
-        """Return where this rank's backward starts, and the error of its own graph, or None.
+        """Return where this rank's backward starts, and the error that its graph raised, or None.
 
         A rank without samples backpropagates only the header, unless the engine needs every rank in
-        the graph. The gradients of its own graph are dropped.
+        the graph. The gradients of its graph are dropped.
         """
         is_zero = count.is_zero
         tensors, gradients = call.start(1.0 if is_zero else count.weight)
@@ -318,7 +321,7 @@ class GradientSync:
         loss: Tensor | None,
         parts: list[Tensor],
     ) -> None:
-        """The gradients are averaged: give everything else its value over all ranks."""
+        """Give everything its value over all ranks, except the gradients, which have theirs."""
         self._job.count_backward()
         if self._local:
             self._local.difference_update(reduction.synchronised())
@@ -372,7 +375,7 @@ class GradientSync:
         if self._quiet_backwards == DISCOVERY_BACKWARDS and self._trained.has_optimizers:
             self._session.end_discovery()
 
-    # Around it -----------------------------------------------------------------------------------
+    # Other events --------------------------------------------------------------------------------
 
     def _facts(self) -> RankFacts:
         return RankFacts(self._job.backwards, self.steps, self._session.share.position)

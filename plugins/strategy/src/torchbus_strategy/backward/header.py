@@ -41,7 +41,7 @@ SLOTS = NUM_BASIC + terms.SLOTS
 WEIGHT, COUNTED = NUM_BASIC + terms.WEIGHT, NUM_BASIC + terms.COUNTED
 WITH_SQUARE = [(float(number), float(number * number)) for number in range(MODULUS)]
 NO_PARTS = (0.0,) * (2 + PARTS)
-UNCOUNTED = 2.0**-20  # stands for a rank without samples that count; their mean is below SOME
+UNCOUNTED = 2.0**-20  # marks gradients of samples that do not count; its mean is below SOME
 SOME = 1e-6
 Slots = list[Number | None]
 
@@ -54,7 +54,7 @@ def numbers(
     constants: int = 0,
     buffers: int = 0,
 ) -> Slots:
-    """The slots that are known before the backward. ``Header.fill`` adds the others."""
+    """Return the slots that are known before the backward. ``Header.fill`` adds the others."""
     return [
         *(count.value, 0.0),
         *WITH_SQUARE[progress % MODULUS],
@@ -68,7 +68,7 @@ def numbers(
 
 
 def add_parts(slots: Slots, kind: int, parts: Sequence[Number]) -> None:
-    """Add the numbers that the loss is made of. ``kind``: which ones these are in its graph."""
+    """Add the numbers that the loss is made of. ``kind`` is a checksum of their names."""
     slots[KIND], slots[KIND_SQUARED] = float(kind % MODULUS), float((kind % MODULUS) ** 2)
     for slot, part in enumerate(parts, FIRST_PART):
         slots[slot] = part.item() if isinstance(part, Tensor) and part.is_cpu else part
@@ -77,10 +77,15 @@ def add_parts(slots: Slots, kind: int, parts: Sequence[Number]) -> None:
 class Header:
     """The header in host memory, as an array, which Python reads and writes faster than a tensor.
 
-    The header's gradient shares its memory with that array. ``slots``: this rank's metadata of this
-    backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with. ``agrees``: all
-    ranks have sent the facts of ``slots``, digit for digit, as ``receive`` has found. ``dropped``:
-    which parameters got a gradient that was dropped, as this rank's samples do not count.
+    The header's gradient shares its memory with that array.
+
+    Attributes:
+        parameter: The parameter whose gradient is the header.
+        seed: Zeros, the gradient with which ``parameter`` starts.
+        slots: This rank's metadata of this backward.
+        agrees: Whether all ranks sent the same facts, digit for digit. ``receive`` sets it.
+        dropped: Which parameters got a gradient that was dropped, because this rank's samples do
+            not count.
     """
 
     def __init__(self, parameters: int, dtype: torch.dtype) -> None:
@@ -139,15 +144,15 @@ class Header:
         return mean
 
     def mean(self) -> list[float]:
-        """The means of all slots over ranks."""
+        """Return the means of all slots over ranks."""
         return self._array[:SLOTS].tolist()
 
     def reached(self) -> list[float]:
-        """For each parameter, the fraction of ranks that had a gradient."""
+        """Return, for each parameter, the fraction of ranks that had a gradient."""
         return self._array[SLOTS:].tolist()
 
     def unreached(self) -> list[bool]:
-        """For each parameter, whether no rank had a gradient.
+        """Return, for each parameter, whether no rank had a gradient.
 
         Gradients of ranks whose samples do not count matter only if no sample of the batch counts.
         """
@@ -155,7 +160,7 @@ class Header:
         return [part <= below for part in self.reached()]
 
     def counts(self) -> list[float]:
-        """The means over ranks of the slots that say what the losses count."""
+        """Return the means over ranks of the slots that say what the losses count."""
         return self._array[NUM_BASIC:SLOTS].tolist()
 
     def give_loss(self, loss: Tensor, scale: Number) -> None:
@@ -205,7 +210,7 @@ class DeviceHeader(Header):
         return reported
 
     def receive(self) -> list[float]:
-        """Nothing: the host would wait."""
+        """Return an empty list, because the host would have to wait for the means."""
         self.agrees = False
         return []
 
@@ -213,7 +218,7 @@ class DeviceHeader(Header):
         return self._mean()[NUM_BASIC:SLOTS].tolist()
 
     def counts_there(self) -> Tensor:
-        """``counts`` on the device, without waiting. Shape (terms.SLOTS,)."""
+        """Return ``counts`` on the device, without waiting. Shape (terms.SLOTS,)."""
         return self._mean()[NUM_BASIC:SLOTS]
 
     def mean(self) -> list[float]:
@@ -232,7 +237,7 @@ class DeviceHeader(Header):
             part.data.copy_(torch.where(differ < 0.25, mean[slot] * scale, part.data))
 
     def both(self) -> Tensor:
-        """The means, and what this rank has sent. Shape (2, SLOTS)."""
+        """Return the means, and what this rank has sent. Shape (2, SLOTS)."""
         return torch.stack([self._mean()[:SLOTS], self.sent[:SLOTS]])
 
     def _mean(self) -> Tensor:
@@ -242,7 +247,11 @@ class DeviceHeader(Header):
 
 
 def make_header(first: Tensor, parameters: int) -> Header:
-    """A header for these parameters, on the first one's device and, if it fits, in its dtype."""
+    """Return a header for ``parameters`` parameters, on the device of the first one.
+
+    Its dtype is that of ``first``, or of its real part, if that is float32 or float64. Otherwise it
+    is float32.
+    """
     real = first.dtype.to_real()
     dtype = real if real in (torch.float32, torch.float64) else torch.float32
     return (
@@ -253,7 +262,10 @@ def make_header(first: Tensor, parameters: int) -> Header:
 
 
 def first_number(tensor: Tensor) -> Tensor:
-    """The first element of a detached tensor: of a complex one the sum of both parts."""
+    """Return the first element of a detached tensor of any shape, as a tensor without dimensions.
+
+    A complex element becomes the sum of its two parts.
+    """
     first = tensor[(0,) * tensor.dim()]
     return first.real + first.imag if first.is_complex() else first
 
@@ -261,7 +273,7 @@ def first_number(tensor: Tensor) -> Tensor:
 def matches(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
     """Whether all ranks gave the same progress, position, constants and shapes, digit for digit.
 
-    It is found in two comparisons. If not, they may still agree but for rounding.
+    If they did not, they may still agree up to rounding.
     """
     return (
         mean[PROGRESS:INPUT] == sent[PROGRESS:INPUT]

@@ -17,13 +17,16 @@ from torchbus_strategy.loss.terms import Count, Number, Scales
 from torchbus_strategy.loss.weights import LossWeights
 
 READ_AT_ONCE = 3
-"""Backwards in which the host waits for a GPU's numbers, to learn whether they matter at all."""
+"""The number of first backwards in which the host waits for a GPU's numbers, to learn whether they
+change any gradient.
+"""
 
 
 class LossCounts:
     """Divides the gradients of one backward, and scales the loss that the loop will read.
 
-    ``weight`` multiplies what each gradient counts: less than 1 if ranks compute a loss together.
+    ``weight`` multiplies what each gradient counts. It is less than 1 if ranks compute a loss
+    together.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class LossCounts:
     def of(self, call: BackwardCall, has_local: Callable[[], bool]) -> Count:
         """Return the weight of this rank's gradient in the mean.
 
-        ``has_local``: there are gradients which no rank has synchronised yet. They
-        would be divided together with those of this backward.
+        ``has_local`` says whether there are gradients that no rank has synchronised yet. These
+        would be divided together with the gradients of this backward.
         """
         count = self._count(call, has_local)
         if self._weight != 1.0:
@@ -67,7 +70,7 @@ class LossCounts:
         return count
 
     def _count(self, call: BackwardCall, has_local: Callable[[], bool]) -> Count:
-        """What the loop has said, else what its loss counts, else its samples."""
+        """Return what the loop has set, or else what its loss counts, or else its samples."""
         if self._is_sum:
             if call.weight is None:
                 return self._losses.of_sum(call.loss)
@@ -81,15 +84,15 @@ class LossCounts:
         return self._losses.of(call.loss, self._backwards < READ_AT_ONCE)
 
     def is_usual(self, count: Count) -> bool:
-        """Whether it is that of many losses before."""
+        """Whether many earlier losses had this count."""
         return self._losses.is_usual(count)
 
     def is_settled(self, mean: Sequence[float]) -> bool:
-        """Whether the ranks' metadata, with that of many backwards before, changes no gradient."""
+        """Whether the ranks' metadata equals that of many backwards, and changes no gradient."""
         return self._losses.is_settled(mean[NUM_BASIC:SLOTS])
 
     def weigh_terms(self, count: Count) -> Count:
-        """Give each of the loss's terms its own weight, if these differ.
+        """Give each term of the loss a separate weight, if the weights differ.
 
         All ranks call it in every synchronised backward.
         """
@@ -127,7 +130,7 @@ class LossCounts:
 
 
 def scalar_loss(call: BackwardCall) -> Tensor | None:
-    """The loss, if ``backward`` was called on one number."""
+    """Return the loss if ``backward`` was called on one float, a tensor without dimensions."""
     loss = call.loss
     is_number = loss is not None and loss.dim() == 0 and loss.is_floating_point()
     return loss if is_number else None

@@ -41,10 +41,15 @@ class Reduction(Protocol):
     ) -> None:
         """Run ``engine`` from ``roots``, and leave each gradient's mean over ranks.
 
-        All ranks call it. ``slots``: this rank's metadata. ``local`` holds ids of
-        parameters with gradients that no rank has synchronised yet. ``error`` was raised already,
-        on a rank without samples and so without roots. The other ranks are not left waiting, even
-        if the backward fails.
+        All ranks call it. Even if the backward fails, the other ranks are not left waiting.
+
+        Args:
+            engine: Runs the backward.
+            roots: Where the backward starts.
+            slots: This rank's metadata.
+            loss: The loss, a tensor of one element, or None.
+            local: The ids of parameters with gradients that no rank has synchronised yet.
+            error: An error that was raised already, on a rank without samples and so without roots.
         """
 
     @property
@@ -52,17 +57,17 @@ class Reduction(Protocol):
         """Whether the ranks exchanged metadata in the last backward, also in a failed one."""
 
     def synchronised(self) -> set[int]:
-        """The ids of the parameters that the last backward has synchronised."""
+        """Return the ids of the parameters that the last backward has synchronised."""
 
 
 class Reductions(Protocol):
     """One reduction for each set of parameters that require gradients."""
 
     def current(self) -> Reduction:
-        """The one for the parameters that require gradients now. All ranks call it."""
+        """Return the reduction for the parameters that require gradients now. All ranks call it."""
 
     def drop(self) -> None:
-        """Release them: the parameters have changed. All ranks call it."""
+        """Release all reductions, because the parameters have changed. All ranks call it."""
 
 
 class AfterBackward:
@@ -125,14 +130,17 @@ class AfterBackward:
         self._restore_none([old for old, _ in before])
 
     def complete_header(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
-        """This rank's metadata: the first of the tensors that are averaged.
+        """Return this rank's metadata, of shape (slots + parameters,): the first averaged tensor.
 
         ``present`` says which parameters get a gradient here.
         """
         return self.header.complete(loss, self._sample(), present)
 
     def _sample(self) -> Tensor:
-        """One element of a parameter that all ranks have whole, another one each time."""
+        """Return one element of a parameter that all ranks have whole, of the next one each time.
+
+        If there is none, it returns 0.
+        """
         if not self._compared:
             return torch.zeros(())
         sample = local_part(self._compared[self._uses % len(self._compared)].detach())
@@ -148,7 +156,7 @@ class AfterBackward:
 
 
 class AllAfterBackward:
-    """``AfterBackward`` for whatever parameters require gradients."""
+    """Makes an ``AfterBackward`` for each set of parameters that require gradients."""
 
     def __init__(self, trained: TrainedParameters, average: Average) -> None:
         self._trained = trained

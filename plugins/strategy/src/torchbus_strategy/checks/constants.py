@@ -43,13 +43,13 @@ WEIGHTED = {
     "NllLoss2DBackward0": compat.WEIGHT,
     "BinaryCrossEntropyWithLogitsBackward0": compat.POS_WEIGHT,
 }
-"""Where they have the weights of classes."""
+"""The names under which nodes have saved the weights of classes."""
 OF_BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 SUMS = ("SumBackward0", "NansumBackward0")
 TIMES = ("MulBackward0", "DivBackward0", "NegBackward0")
 OF_A_SUM, OF_MEANS = " of a sum", " of means"
-"""In a kind: the constant divides a sum, by which the ranks weigh such a loss; or it stands for
-numbers that multiply means over samples.
+"""The end of a kind, if the constant divides a sum, so that ranks weigh the loss by it; and if it
+stands for numbers that multiply means over samples.
 """
 
 
@@ -107,7 +107,7 @@ def _constants(node: Node) -> list[float]:
 
 
 def _of_labels(node: Node) -> list[float]:
-    """The weights of positives and of negatives, in one, where each element has its label's."""
+    """Return one number for the weights of both labels, if each element has its label's weight."""
     name = type(node).__name__
     child = node.next_functions[0][0] if name == "MulBackward0" else None
     if name in OF_BINARY:
@@ -143,8 +143,9 @@ def _factor(node: Node) -> list[float]:
 
 
 def _multiplies_statistics(node: Node, side: Tensor) -> bool:
-    """Whether the other side is no more one number for each sample, but a mean over them: so the
-    balance loss of a mixture of experts multiplies means by shares.
+    """Whether a product multiplies means over samples, and not a number for each sample.
+
+    The balance loss of a mixture of experts multiplies means by shares in this way.
     """
     if side.requires_grad or side.numel() > FACTORS_AT_MOST:
         return False
@@ -188,7 +189,7 @@ BALANCES = (
 class BackwardReport(NamedTuple):
     """What one rank reports of one backward.
 
-    ``kinds``: the nodes that ``values`` come from.
+    ``kinds`` are the kinds of nodes that ``values`` come from.
     """
 
     weight: float
@@ -200,7 +201,7 @@ class BackwardReport(NamedTuple):
 class Constants:
     """Compares the constants of losses over ranks.
 
-    ``optimizers`` returns the hyperparameters of those that all ranks know.
+    ``optimizers`` returns the hyperparameters of the optimizers that all ranks know.
     """
 
     def __init__(self, session: Context, optimizers: Callable[[], Settings]) -> None:
@@ -214,7 +215,7 @@ class Constants:
     def number(self, loss: Tensor | None, weight: float, progress: int) -> int:
         """Return what to send in this backward: from 0 to 250, and 0 in most.
 
-        ``progress`` is equal on all ranks in the same backward. ``loss``: of one element.
+        ``progress`` is equal on all ranks in the same backward. ``loss`` has one element.
         """
         backwards = self._session.job.backwards if self._session.job else 0
         if backwards >= LOOKS and backwards % EVERY:
@@ -307,16 +308,16 @@ class Constants:
 def equal_on_all_ranks(mine: float, mean: float, mean_of_squares: float) -> bool:
     """True if an integer was equal on all ranks.
 
-    Then the means over ranks of it and of its square are this rank's own.
+    Then the means over ranks of the integer and of its square equal this rank's numbers.
     """
     return abs(mean - mine) < 0.01 and abs(mean_of_squares - mine * mine) < 0.3
 
 
 def suspicious(columns: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Return the constants that differ between ranks, and () in the place of others.
+    """Return the constants that differ between ranks, and () in the place of other constants.
 
-    Each constant has a value for every rank. Two that add up to one on every rank may differ: they
-    are weights of a mixture (mixup), which each rank draws for its own samples.
+    Each constant has a value for every rank. Two constants that add up to one on every rank may
+    differ: they are weights of a mixture (mixup), which each rank draws for its samples.
     """
     differ = [() if not column or _equal(column) else column for column in columns]
     pairs = [
@@ -366,7 +367,7 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class Digest:
-    """Equal on ranks that have added equal tensors in the same order."""
+    """A checksum that is equal on ranks which have added equal tensors in the same order."""
 
     def __init__(self) -> None:
         self._sum = 0

@@ -58,8 +58,8 @@ class HeaderWatch(Protocol):
 class HeaderCheck:
     """Compares the mean of the headers with what this rank sent.
 
-    On CPU it does so at once. On a GPU that would wait for the device, so it is done one backward
-    later.
+    On a CPU it does so at once. On a GPU the host would have to wait, so it compares them one
+    backward later.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HeaderCheck:
     def take(self, reported: Header, mean: list[float]) -> None:
         """Check a header now or, on a GPU, later. Raises RanksDiverged, on all ranks.
 
-        ``mean``: the mean that was received, unless it is on a GPU.
+        ``mean`` is the mean that was received. It is not used if the header is on a GPU.
         """
         if not isinstance(reported, DeviceHeader):
             return self.compare(mean, reported.slots, reported.agrees)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ class HeaderCheck:
         self._pending = (both, accelerators.recorded(there.device))
 
     def finish(self) -> None:
-        """Check the last header, if that is still to be done."""
+        """Check the last header, if it has not been checked yet."""
         if self._pending is not None:
             both, event = self._pending
             self._pending = None
@@ -145,7 +145,7 @@ def refuse_unlike(session: Context, parameters: list[Tensor], backwards: int) ->
 
 
 def sums_of(parameters: Sequence[Tensor]) -> list[float]:
-    """The sum of each parameter that all ranks have whole."""
+    """Return the sum of each parameter, of any shape and dtype, that all ranks have whole."""
     whole = [one.detach() for one in parameters if not is_divided(one)]
     real = [torch.view_as_real(one) if one.is_complex() else one for one in whole]
     return [float(one.sum(dtype=torch.float64)) for one in real]

@@ -58,8 +58,10 @@ BY_FREQUENCY = (
 
 
 def refuse_renormalised(session: Context, models: Iterable[Module]) -> None:
-    """Raise Unsupported for trained ones with ``max_norm``: ranks would have different weights
-    without a message. Warn of those with ``scale_grad_by_freq``.
+    """Raise Unsupported for trained embeddings with ``max_norm``.
+
+    Their weights would differ between ranks without a message. Embeddings with
+    ``scale_grad_by_freq`` cause a warning.
     """
     for model in models if divides_samples(session.world) else ():
         for name, table in model.named_modules():
@@ -81,9 +83,9 @@ def refuse_renormalised(session: Context, models: Iterable[Module]) -> None:
 
 
 class SameLoss:
-    """The ``Watch`` of ranks that all see the same batch.
+    """The ``HeaderWatch`` of ranks that all see the same batch.
 
-    ``ranks`` and ``batch``: what the error calls them.
+    ``ranks`` and ``batch`` are the words for them in the error.
     """
 
     input_sum = 0.0
@@ -116,7 +118,10 @@ WRONG = (
 
 
 class TriedAverage:
-    """Tries ``average`` of strategy ``name`` at its first call. ``data``: this rank's part."""
+    """Tries ``average`` of strategy ``name`` at its first call, on a tensor whose mean is known.
+
+    ``data`` is this rank's part of the data.
+    """
 
     def __init__(
         self, average: Callable[[list[Tensor]], object], name: str, data: DataPlace
@@ -125,7 +130,7 @@ class TriedAverage:
         self._is_tried = False
 
     def __call__(self, tensors: list[Tensor]) -> None:
-        """All ranks call it."""
+        """Average ``tensors``, of any shape and dtype, in place. All ranks call it."""
         mine = [] if self._is_tried else [torch.full_like(tensors[0][:1], self._data.part)]
         returned = self._average([*tensors, *mine])
         if returned is not None:

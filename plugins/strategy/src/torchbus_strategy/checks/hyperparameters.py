@@ -16,7 +16,7 @@ from torchbus.plugin import RanksDiverged
 
 Setting = float | str
 Settings = dict[str, Setting]
-# parts of a repr that are this process's or device's own
+# parts of a repr that depend on the process or the device
 VOLATILE = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|cuda:\d+")
 SEARCHES = {
     "optuna": (
@@ -32,7 +32,7 @@ SHOWN_CHARACTERS = 80
 
 
 def of_optimizer(optimizer: Optimizer) -> Settings:
-    """Return its class and its groups' hyperparameters, by names such as ``Adam, group 0: lr``."""
+    """Return an optimizer's class and hyperparameters, by names such as ``Adam, group 0: lr``."""
     kind = type(optimizer).__name__
     found: Settings = {"optimizer": kind, f"{kind}: groups": float(len(optimizer.param_groups))}
     for number, group in enumerate(optimizer.param_groups):
@@ -42,7 +42,7 @@ def of_optimizer(optimizer: Optimizer) -> Settings:
 
 
 def of_numbered(optimizers: Iterable[tuple[int, Optimizer]]) -> Settings:
-    """Return those of several optimizers, each with its number."""
+    """Return the hyperparameters of several optimizers, each with its optimizer's number."""
     return {
         f"optimizer {number}, {name}": value
         for number, optimizer in optimizers
@@ -54,7 +54,7 @@ def of_model(model: Module) -> Settings:
     """Return the model's repr, line by line."""
     try:
         lines = repr(model).splitlines()
-    except Exception:  # the script's own code, which no other code would call
+    except Exception:  # a repr of the script, which without this check would not be called
         lines = [type(model).__name__]
     return {
         f"{type(model).__name__}, line {number}": VOLATILE.sub("", line.strip())

@@ -21,8 +21,8 @@ LOOKS = 5
 class ReplicaWatch:
     """Warns once if all ranks had the same losses in the first steps: then nothing was divided.
 
-    Inputs are compared too, because dropout makes the losses differ; but not if they are those of
-    the step before, as in episodes that begin in the same state.
+    Inputs are compared too, because dropout makes the losses differ. Inputs that equal those of the
+    previous step do not count, as in episodes that begin in the same state.
     """
 
     def __init__(self, session: Context) -> None:
@@ -33,7 +33,7 @@ class ReplicaWatch:
         self._has_input = False
         self._input = 0.0  # the input_sum of the step before
         self._rows = 0  # rows of a forward's first input
-        self._pass: Origin | None = None  # the latest one that may train
+        self._pass: Origin | None = None  # the latest pass that may train
 
     @hookimpl
     def module_called(self, module: Module, inputs: tuple[object, ...]) -> None:
@@ -135,7 +135,7 @@ REPEATED = (
 
 
 def watch_replicas(session: Context) -> HeaderWatch:
-    """Register the checks for ranks that repeat each other's work, and return that of headers."""
+    """Register the checks for ranks that repeat each other's work. Return the one for headers."""
     watch = ReplicaWatch(session)
     session.bus.register(watch, "ddp.replicas")
     session.bus.register(RepeatedWork(session), "ddp.repeated")

@@ -17,18 +17,19 @@ LAMBDA = 8.0
 
 
 def unit(dtype: torch.dtype = torch.float64) -> float:
-    """Half the distance of 1 to the next number. For integers, that of float64."""
+    """Return half the distance from 1 to the next number of ``dtype``. Integers have float64's."""
     inexact = dtype.is_floating_point or dtype.is_complex
     return torch.finfo(dtype if inexact else torch.float64).eps / 2
 
 
 def of_sums(unit: float, terms: int, steps: int = 0) -> float:
-    """The largest relative difference that rounding explains after ``steps`` steps."""
+    """Return the largest relative difference that rounding explains after ``steps`` steps."""
     return 2 * LAMBDA * math.sqrt(max(terms, 1)) * unit * (steps + 1)
 
 
 def of_empty(unit: float, terms: int, largest: float) -> float:
-    """What rounding leaves of a gradient that is zero: its terms are as large as those of the
-    others.
+    """Return what rounding leaves of a gradient that is zero.
+
+    Its terms are as large as those of other gradients.
     """
     return math.sqrt(max(terms, 1)) * unit * largest

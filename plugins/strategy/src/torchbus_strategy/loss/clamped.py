@@ -1,6 +1,6 @@
 """Sums divided by 1: a count of one, or a count of zero behind ``max(1, positives)``.
 
-Behind a clamp the sum is in full, and counts nothing in the divisor of one process.
+Behind a clamp the sum counts in full, but adds nothing to the divisor of one process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ OF_CLASSES = ("NllLossBackward0", "NllLoss2DBackward0")
 
 
 class Clamps:
-    """Looks at each loss of a session. A divisor of one may be the number of samples, or of the
-    rows that were summed: it is, until one in the same place has differed from it.
+    """Looks for divisors of one that stand for a count of zero, in each loss of a session.
+
+    A divisor of one may also be the number of samples, unless a divisor in the same place has
+    differed from their number before. Or it is the number of rows that were summed, if earlier
+    divisors in the same place always were.
     """
 
     def __init__(self) -> None:
@@ -33,7 +36,7 @@ class Clamps:
         self._no_sizes: set[tuple[int, str]] = set()
 
     def mark(self, count: Count, terms: Sequence[Term], loss: Tensor, rows: int) -> None:
-        """Note in ``count`` whether its divisor of one stands for none, or may."""
+        """Note in ``count`` whether its divisor of one stands, or may stand, for a zero."""
         assert count.term is not None
         if self._is_size(count.term, rows, DECIDING):
             return
@@ -47,7 +50,7 @@ class Clamps:
                 count.is_clamped, count.counted, count.norm = True, True, 0.0
 
     def may_hide_none(self, found: WeightedTerms) -> bool:
-        """Whether a term's divisor of one may stand for none, and its graph does not show it."""
+        """Whether a term's divisor of one may stand for a zero that its graph does not show."""
         both = zip(found.terms, found.rows, found.weights, strict=True)
         hiding = [
             not self._is_size(term, rows, place)
@@ -74,8 +77,9 @@ class Clamps:
 
 
 def _things(terms: Sequence[Term], rows: int) -> int | None:
-    """How many things a divisor of one counts, 0 or 1, if the graph shows it: by what was selected
-    before it was summed, by the positives among targets, or by a mask.
+    """Return how many things a divisor of one counts: 0, 1, or None if the graph does not show it.
+
+    The graph shows it by what was selected before the sum, by positive targets, or by a mask.
     """
     over_one = [term for term in terms if term.is_over_one is True]
     selected = {term.sizes[0] for term in over_one if term.sizes and term.sizes[0] != rows}
@@ -84,7 +88,7 @@ def _things(terms: Sequence[Term], rows: int) -> int | None:
 
 
 def _marked(root: Node | None) -> Iterator[int]:
-    """How many elements are marked in each of the tensors of 0 and 1 below a term."""
+    """Yield the number of marked elements of each tensor of 0 and 1 below a term."""
     for node in nodes_below([root], NODES_AT_MOST):
         marks = _marks(node)
         if marks is not None and marks.is_cpu and not ((marks != 0) & (marks != 1)).any():
@@ -110,8 +114,8 @@ def _marks(node: Node) -> Tensor | None:
 def unless_clamped(term: Term, loss: Tensor) -> Number:
     """Return the term's count, or 0 if a clamp has made it 1.
 
-    In ``sum / mask.sum().clamp(min=1)`` a mask may leave nothing. Then the loss is zero over one,
-    and counts nothing.
+    In ``sum / mask.sum().clamp(min=1)`` the mask may be all zero. Then the loss is zero divided by
+    one, and counts nothing.
     """
     number, over_one = term.number, term.is_over_one
     assert number is not None

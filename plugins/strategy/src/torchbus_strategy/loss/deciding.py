@@ -40,21 +40,21 @@ from torchbus_strategy.loss.terms import (
 from torchbus_strategy.loss.walks import adds_parameters, are_apart, decomposes_samples
 
 ALIKE_FOR = 3
-"""Losses in a row with the number of rows as a factor, until it is not a coincidence."""
+"""The number of losses in a row with the number of rows as a factor that is not a coincidence."""
 LOOKS = 5
-"""First losses in which samples that are compared are looked for: the graph must be walked."""
+"""The number of first losses whose graph is walked to find comparisons between samples."""
 READ_AT_MOST = 3
-"""Losses that are looked at if a count is on a GPU, for which the host must wait."""
+"""The number of losses that are read although a count is on a GPU and the host must wait."""
 ALL_ALIKE = 1.0
-"""As a ratio: all terms are divided by one number, however many there are."""
+"""The ratio of terms that are all divided by one number, however many terms there are."""
 
 
 class Deciding:
     """Finds the deciding term, and remembers the latest loss.
 
-    ``numbers``: the counts of its terms, if it had several. ``ratio``: a digest of these counts
-    relative to the deciding one. ``parts``: of the global batch. ``sums``: a sum over samples is
-    summed over ranks.
+    ``numbers`` are the counts of that loss's terms, if it had several, and ``ratio`` is a digest of
+    these counts relative to the deciding one. The argument ``parts`` is the number of parts of the
+    global batch. ``sums`` says whether sums over samples are summed over ranks.
     """
 
     def __init__(self, parts: int, sums: bool) -> None:
@@ -62,31 +62,31 @@ class Deciding:
         self.numbers: list[Number] = []
         self.ratio = 0.0
         self.hidden: set[str] | None = None
-        """Kinds of the terms whose counts are not in the graph; None if all are."""
+        """Reductions of the terms, if a count is not in the graph; None if all counts are."""
         self.mixed = 0.0
-        """What one term counts, while another's count is not in the graph."""
+        """The count of one term, if the count of another is not in the graph."""
         self.is_sum = self.is_empty = False
-        """That it is a plain sum over samples; that it reaches none."""
+        """Whether the loss is a plain sum over samples; whether it has no terms."""
         self.beside: WeightedTerms | None = None
-        """Its terms, if sums over samples stand beside means over them, or beside a penalty."""
+        """The loss's terms, if it adds sums over samples to means over them, or to a penalty."""
         self.has_sums = False
-        """That it has such sums, and other terms."""
+        """Whether the loss adds such sums to other terms."""
         self.compares = False
-        """That it puts samples in relation to each other."""
+        """Whether the loss relates samples to each other."""
         self._looks_left = LOOKS
         self._elsewhere = False
-        """Some loss had its samples in another dimension than the first."""
+        """Whether some loss had its samples in a dimension other than the first."""
         self._by_rows = 0
         self._numbers_of_terms: set[tuple[str, int]] = set()
-        """That a loss of this kind has whatever the number of rows."""
+        """Kinds of losses, each with a number of terms that is not a multiple of the rows."""
         self.by_row = 0
-        """How many terms it has, if they may be those of each sample in turn."""
+        """The loss's number of terms, if they may be separate terms of each sample."""
         self._kind = ""
         self._kinds_by_row: set[str] = set()
 
     @property
     def looks(self) -> bool:
-        """Whether the graph is asked which dimension holds the samples: see ``Counted``."""
+        """Whether the graph is searched for the dimension of the samples: see ``Counted``."""
         return self._looks_left > 0 or self._elsewhere
 
     def find(
@@ -148,7 +148,7 @@ class Deciding:
             )
 
     def warnings(self, term: Term | None, rows: int) -> list[str]:
-        """Return what is to be said of the latest loss, whose deciding term is ``term``."""
+        """Return the warnings about the latest loss, whose deciding term is ``term``."""
         kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
         mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
         mixed += [SUM_BESIDE] if self.has_sums and self.beside is None else []
@@ -170,8 +170,8 @@ class Deciding:
     def _has_one_for_each_row(self, terms: list[Term], rows: int, gathers: bool) -> bool:
         """Whether the loss is a mean over samples, each with separate terms.
 
-        A term of the same number of things as there are samples may be one of all samples. Earlier
-        losses decide, or those of other ranks if ``gathers``.
+        A term that counts ``rows`` things may be a term of all samples. Then earlier losses decide,
+        or the losses of other ranks if ``gathers``.
         """
         if not rows:  # not counted, or the batch only fills in for missing samples
             return False
@@ -191,27 +191,27 @@ class Deciding:
 
 
 def _is_one_of(count: int, term: Term) -> bool:
-    """Whether it is one of ``count`` things in a mean, as in ``sum(losses) / len(losses)``."""
+    """Whether a term is one of ``count`` in a mean, as in ``sum(losses) / len(losses)``."""
     target = getattr(term.node, compat.TARGET, None)
-    is_whole = target is None or target.numel() == 1  # not one that a mask has left of many
+    is_whole = target is None or target.numel() == 1  # else a mask may have left one of many
     is_one = is_whole and term.number is not None and _is(term.number, 1.0)
     return is_one and not term.divisors and _is_divided_by(count, term)
 
 
 def _is_divided_by(rows: int, term: Term) -> bool:
-    """Whether a mean, or a sum over something else, is divided by this number once more."""
+    """Whether a mean, or a sum that has another divisor, is also divided by ``rows``."""
     counts = [one for one in term.divisors if not isinstance(one, Coefficient)]
     return any(_is(number, rows) for number in (*term.over, *(counts if len(counts) > 1 else ())))
 
 
 def _may_cover(rows: int, term: Term) -> bool:
-    """Whether a term may be one of all samples, and not one of a sample with that many things."""
+    """Whether a term may be one of all samples, not one of a sample that has ``rows`` things."""
     target = getattr(term.node, compat.TARGET, None)
     return not term.divisors and rows in (term.sizes if target is None else target.shape)
 
 
 def _counted(term: Term) -> float:
-    """Return the count of a term with a separate count, if the host has it."""
+    """Return a count of targets, or a divisor, if the host has it, and 0.0 otherwise."""
     known = not isinstance(term.number, Tensor | None) and (not term.sizes or term.divisors)
     return float(term.number or 0.0) if known else 0.0
 
@@ -245,7 +245,7 @@ class BySamples:
         return SILENT.format(self._describe(numbers, rows)) if self._has_found else ""
 
     def _differs(self, ratios: list[float]) -> bool:
-        """Whether the terms count otherwise for each sample than those of the loss before."""
+        """Whether the terms' counts for each sample differ from those of the previous loss."""
         before, self._before = self._before, ratios
         return (
             before is not None and len(before) == len(ratios) and not all(map(same, before, ratios))
@@ -261,7 +261,7 @@ class BySamples:
 
 
 def host_knows(term: Term) -> bool:
-    """Whether the host has its numbers. It does not wait for those on a GPU."""
+    """Whether the host has a term's numbers. It does not wait for numbers on a GPU."""
     return not any(isinstance(one, Tensor) for one in (term.number, *term.divisors, *term.over))
 
 

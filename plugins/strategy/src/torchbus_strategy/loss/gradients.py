@@ -19,9 +19,9 @@ NONE = {type(None)}
 
 @contextmanager
 def isolated_gradients(holders: Sequence[Any]) -> Iterator[None]:
-    """Add what a backward inside the block makes to the gradients from before only at its end.
+    """Set earlier gradients aside in the block, and add them to the new ones at its end.
 
-    ``holders``: tensors that have a ``grad``.
+    ``holders`` are tensors with a ``grad``.
     """
     before = stash_gradients(holders)
     try:
@@ -31,7 +31,7 @@ def isolated_gradients(holders: Sequence[Any]) -> Iterator[None]:
 
 
 def stash_gradients(holders: Sequence[Any]) -> Gradients:
-    """Take the gradients from before off their holders, and return both."""
+    """Remove earlier gradients from their holders, and return both."""
     if set(map(type, map(gradient_of, holders))) == NONE:
         return []
     before = [(holder, holder.grad) for holder in holders if holder.grad is not None]
@@ -41,7 +41,7 @@ def stash_gradients(holders: Sequence[Any]) -> Gradients:
 
 
 def add_again(before: Gradients) -> None:
-    """Add the gradients from before to what has been made since then."""
+    """Add earlier gradients to those that have been made since then."""
     for holder, old in before:
         holder.grad = _sum(old, holder.grad)
 
@@ -55,8 +55,9 @@ def _sum(old: Tensor, new: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def scale_all(gradients: Sequence[Tensor], factor: Number) -> None:
-    """Multiply gradients of any shape and dtype in place: sparse ones too, and of divided ones this
-    rank's part.
+    """Multiply gradients of any shape and dtype in place, sparse ones too.
+
+    Of a gradient that is divided among ranks, it multiplies this rank's part.
     """
     dense = [local_part(gradient) for gradient in gradients if not gradient.is_sparse]
     if dense:

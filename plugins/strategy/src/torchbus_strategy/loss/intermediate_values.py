@@ -34,8 +34,8 @@ OVER_ALL = {*SUMS, "MeanBackward0"}
 def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
     """Return the loop's tensors of one element between terms and loss that can be written to.
 
-    If terms have separate weights whose values the graph has not kept, only those that equal the
-    loss up to a factor.
+    If terms have separate weights, and the graph has not saved their values, it returns only a
+    tensor that equals the loss up to a factor.
     """
     if loss is None or call.retain_graph or (count.value is None and not has_parts(loss)):
         return []
@@ -46,7 +46,7 @@ def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> lis
 
 
 def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Number]:
-    """Return what this rank adds to the mean of each part over ranks: tensors of one element."""
+    """Return what this rank adds to the mean over ranks of each part, a tensor of one element."""
     value = count.value
     if value is None:
         return [weighted(part.detach(), count.weight) for part in parts]
@@ -59,7 +59,10 @@ def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Num
 
 
 def _weighed(part: Tensor, count: Count) -> Number | None:
-    """The part, of terms with separate weights, or within one term: times a learned weight."""
+    """Return a part's weighted value, or None if it can't be computed.
+
+    The part adds up terms with separate weights, or is inside one term: before a learned weight.
+    """
     if count.weighted_terms is None:
         return None
     terms = count.weighted_terms.terms
@@ -83,8 +86,8 @@ def _made(term: Term) -> Node:
 def parts_of(loss: Tensor) -> list[Tensor]:
     """Return up to ``MOST`` numbers that the loss adds up, times constants or learned weights.
 
-    They are those that a variable of the loop names, an attribute of the object whose method it
-    is, or that a list or dict there has, in the graph's order.
+    They are held by a variable of the loop, by an attribute of the object whose method the loop
+    is, or by a list, tuple or dict in one of these. They are in the graph's order.
     """
     edges = _edges(loss, LINEAR)
     return _held(edges)[:MOST] if edges else []
@@ -111,17 +114,16 @@ def _stack(node: Node) -> Node | None:
 def unscaled(loss: Tensor) -> Tensor:
     """Return what the loop has multiplied by constants to get this loss: a scaler's, for example.
 
-    It is the first tensor of one element on that path that a variable of the loop names, or the
-    loss itself.
+    It is the earliest tensor of one element on that path that the loop holds, or the loss itself.
     """
     edges = _edges(loss, FACTORS) if type(loss.grad_fn).__name__ in FACTORS else []
     return next(reversed(_held(edges)), loss) if edges else loss
 
 
 def kind_of(parts: list[Tensor]) -> int:
-    """Return a checksum of the names under which the loop holds the parts, of any shape.
+    """Return a checksum of the names under which the loop holds ``parts``, tensors of any shape.
 
-    Ranks may have different ones.
+    Ranks may have different parts.
     """
     names = {id(number): name for name, number in _numbers(users_frame()[0])} if parts else {}
     return crc32(repr([names[id(part)] for part in parts]).encode()) if parts else 0
@@ -162,8 +164,9 @@ def _held(edges: list[Edge]) -> list[Tensor]:
 
 
 def _numbers(frame: FrameType | None) -> Iterator[tuple[object, Tensor]]:
-    """The numbers with a graph that variables of the innermost frames hold, or attributes of the
-    object whose method a frame is, each with its name.
+    """Yield each number with a graph that the innermost frames hold, with its name.
+
+    It is held by a variable, or by an attribute of the object whose method a frame is.
     """
     for depth in range(FRAMES):
         if frame is None:

@@ -51,7 +51,7 @@ OF_NUMBERS = {
     "SqueezeBackward1",
     "ViewBackward0",
 }
-"""What one computes with single numbers."""
+"""Operations on single numbers."""
 OF_MATRICES = (
     "MmBackward0",
     "BmmBackward0",
@@ -68,13 +68,13 @@ OF_SHAPES = (
     "TriuBackward0",
 )
 OF_COPIES = ("ToCopyBackward0", "CloneBackward0")
-"""Autocast makes the first of a weight."""
+"""Autocast converts a weight with the first."""
 OF_MANY = {*OF_NUMBERS, *OF_MATRICES, *OF_SHAPES, *OF_COPIES, *REDUCED}
 DEPTH = 16
 
 
 def reduces_a_parameter(node: Any) -> bool:
-    """Whether what is reduced is a function of one parameter and of nothing else."""
+    """Whether a node makes a function of one parameter and of nothing else."""
     for _ in range(4):
         name = type(node).__name__
         if name == "AccumulateGrad":
@@ -109,7 +109,7 @@ def is_of_parameters(node: Any, depth: int = DEPTH) -> bool:
 
 
 def may_be_of_parameters(node: Any, depth: int = DEPTH) -> bool:
-    """Whether it may be a function of parameters, as ``(w.T @ w - I).norm()`` is.
+    """Whether a node may make a function of parameters only, as ``(w.T @ w - I).norm()`` is.
 
     The graph does not show what was subtracted: it may be the batch.
     """
@@ -155,7 +155,7 @@ ELEMENTWISE = {
     "PermuteBackward0",
     *OF_COPIES,
 }
-"""What leaves the number of elements as it is, unless it broadcasts."""
+"""Operations that leave the number of elements as it is, unless they broadcast."""
 OF_WHOLE = {
     *NORMS,
     *REDUCED,
@@ -190,8 +190,8 @@ OF_WHOLE = {
     "LinalgDetBackward0",
     "LinalgSlogdetBackward0",
 }
-"""Other functions in penalties. Those that pick rows by numbers are not here: these may be of the
-batch.
+"""Other functions in penalties. Those that pick rows by indices are left out, because the indices
+may come from the batch.
 """
 
 
@@ -199,8 +199,10 @@ IN_PENALTIES = ELEMENTWISE | OF_WHOLE
 
 
 class Elements(NamedTuple):
-    """The size of a function of parameters and constants. ``numel``: how many numbers, 0 if that is
-    unknown. ``has_constants``: tensors enter. If these are broadcast, it has more numbers.
+    """The size of a function of parameters and constants.
+
+    ``numel`` is its number of elements, 0 if unknown. ``has_constants`` says that constant tensors
+    enter it. If these are broadcast, it has more elements.
     """
 
     numel: int
@@ -208,11 +210,11 @@ class Elements(NamedTuple):
 
 
 def is_penalty(node: Any, numel: int, rows: int, is_compared: bool = False) -> bool:
-    """Whether ``numel`` numbers are a function of parameters and of constants, and of no data, as
-    in ``fisher * (w - old) ** 2``. ``is_compared``: with constants, as in ``mse_loss(w, old)``.
+    """Whether ``numel`` numbers are a function of parameters and constants, but not of data.
 
-    The constants have the parameters' shape, which data do not have: they would be broadcast. Only
-    a single sample (``rows``) may have it.
+    An example is ``fisher * (w - old) ** 2``. ``is_compared`` says that a loss function compares
+    them with constants, as in ``mse_loss(w, old)``. Constants have the parameters' shape. Data
+    do not, and would be broadcast; only if ``rows`` is 1, the single sample may have that shape.
     """
     found = _Search(may_have_constants=rows != 1).elements(node)
     if found is None or not (found.has_constants or is_compared):
@@ -228,7 +230,7 @@ class _Search:
         self._seen: dict[Any, Elements | None] = {}
 
     def elements(self, node: Any, depth: int = DEPTH) -> Elements | None:
-        """Return what the node has made, None if it is of anything else."""
+        """Return the size of what the node has made, or None if anything else enters it."""
         if node not in self._seen:
             self._seen[node] = self._look(node, depth)
         return self._seen[node]
@@ -254,7 +256,7 @@ class _Search:
 
 
 def _combined(node: Any, known: list[Elements], has_constant: bool) -> Elements | None:
-    """Return what a function of these, and of a constant or none, has made."""
+    """Return the size of a function of ``known`` tensors, and perhaps of a constant."""
     name = type(node).__name__
     numels = {one.numel for one in known}
     has_constants = any(one.has_constants for one in known)

@@ -51,7 +51,7 @@ COMPARING_PRODUCTS = ("MulBackward0", "DotBackward0")
 
 
 def compares_samples(node: Node, sizes: Sequence[int]) -> bool:
-    """Whether it picks, sorts or spreads samples: their largest, their variance."""
+    """Whether a node is a nonlinear function over samples: their maximum, order or variance."""
     if type(node).__name__ in PARTS:
         node, sizes = node.next_functions[0][0] or node, sizes_of(node, sizes)
     name = type(node).__name__
@@ -74,14 +74,14 @@ def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
     """Whether samples, or elements of them, are multiplied by numbers that add up to one, or are
     one on average, also within a ``torch.where``.
 
-    Whole numbers are a mask or data, and equal ones are none. A mask may have been divided by its
-    mean.
+    Weights that are whole numbers are a mask or data, and equal weights change nothing: neither
+    counts. A mask that was divided by its mean does.
     """
     if type(node).__name__ == "WhereBackward0":
         children = [child for child, _ in node.next_functions if child is not None]
         return any(has_normalised_weights(child, sizes) for child in children)
     weights = _weights_of(node, sizes)
-    if weights is None or len(weights) == 1:  # of one sample, such as a teacher's probabilities
+    if weights is None or len(weights) == 1:  # one sample: they may be a teacher's probabilities
         return False
     total = float(weights.double().sum())
     if not any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, weights.numel())):
@@ -108,7 +108,10 @@ def has_standardised_weights(node: Node, sizes: Sequence[int], depth: int = EACH
 
 
 def _weights_of(node: Node, sizes: Sequence[int]) -> Tensor | None:
-    """The numbers by which a tensor is multiplied, of which there are several."""
+    """Return the constant floats, of the shape ``sizes``, by which a node multiplies a tensor.
+
+    None if there is only one, or if they are not on the CPU.
+    """
     if type(node).__name__ not in COMPARING_PRODUCTS:
         return None
     sides = [compat.saved(node, name) for name in (*compat.FACTORS, compat.TENSOR)]
@@ -151,9 +154,12 @@ READING_DEPTH = 64
 
 
 class Counted(NamedTuple):
-    """What a loss counts. ``rows``: the number of samples behind a loss on this rank, 0 if unknown.
-    ``looks``: the graph is asked which dimension holds them, whatever the sizes. ``alone``: the
-    loss has only functions of parameters, so their constants may be data.
+    """What is known about a loss before its graph is read.
+
+    Attributes:
+        rows: The number of samples behind the loss on this rank, 0 if unknown.
+        looks: Whether the graph is always searched for the dimension of the samples.
+        alone: Whether the loss has only functions of parameters, so their constants may be data.
     """
 
     rows: int
@@ -165,7 +171,7 @@ def terms_of(loss: Tensor, rows: int = 0, looks: bool = True) -> list[Term]:
     """Return the terms of a loss of one element.
 
     Terms that hold only parameters (weight decay) are left out: they are the same on all ranks.
-    ``rows``, ``looks``: see ``Counted``.
+    ``rows`` and ``looks`` are those of ``Counted``.
     """
     node, counted = loss.grad_fn, Counted(rows, looks)
     if node is None:
@@ -219,14 +225,14 @@ def _is_penalty(node: Node, numel: int, counted: Counted, is_compared: bool = Fa
 
 
 def _leaves_one(node: Node) -> bool:
-    """Whether what reduces some dimensions leaves one number: ``losses.sum(0)``."""
+    """Whether a reduction of some dimensions leaves a single number, as in ``losses.sum(0)``."""
     sizes = sizes_of(node)
     over = dims_of(node, len(sizes))
     return all(size == 1 for dim, size in enumerate(sizes) if dim not in over)
 
 
 def _is_squared_norm(node: Node) -> bool:
-    """Whether it is a sum of squares, written as ``x.norm() ** 2``."""
+    """Whether a power is a sum of squares, written as ``x.norm() ** 2``."""
     child = node.next_functions[0][0]
     return (
         compat.exponent(node) == 2
@@ -254,7 +260,7 @@ def is_sum(terms: Sequence[Term]) -> bool:
 
 
 def is_in_full(term: Term) -> bool:
-    """Whether it is a sum without a divisor, or only with factors above 1."""
+    """Whether a term is a sum that has no divisor, or is only multiplied by factors above 1."""
     if term.reduction == "sum":
         return True
     known = [one for one in term.divisors if isinstance(one, Coefficient) and 0.0 < one < 1.0]
@@ -279,7 +285,7 @@ def relates_samples(term: Term) -> bool:
     node = term.node
     if node is None or term.place is not None or node.next_functions[0][0] is None:
         return False
-    while type(node).__name__ in READING_PRODUCTS:  # multiplied by the weight of a task
+    while type(node).__name__ in READING_PRODUCTS:  # a product with the weight of a task
         below_it = [child for child, _ in node.next_functions if child is not None]
         node = next((one for one in below_it if not is_of_parameters(one)), below_it[0])
     sizes = sizes_of(node)  # unknown if activation checkpointing has packed the tensor
@@ -288,7 +294,7 @@ def relates_samples(term: Term) -> bool:
 
 
 def below(node: Node) -> Node:
-    """Return the node of its first argument, which needs a gradient."""
+    """Return the node of the first argument, which must need a gradient."""
     child = node.next_functions[0][0]
     assert child is not None
     return child
@@ -297,7 +303,7 @@ def below(node: Node) -> Node:
 def _with_count(node: Node, divisors: Divisors) -> Term:
     """Read the count of a cross entropy or NLL.
 
-    Their nodes keep the number of targets that count, or the sum of their classes' weights.
+    The node has saved the number of targets that count, or the sum of their classes' weights.
     """
     if compat.reduction(node) != MEAN:
         return _summed(tuple(compat.target(node).shape), divisors, node)
@@ -344,7 +350,7 @@ def _sum(node: Node, rows: Counted, divisors: Divisors, depth: int) -> list[Term
 
 
 def _dot(node: Node, child: Node, rows: Counted, divisors: Divisors) -> list[Term]:
-    """A sum over products with given weights."""
+    """Read the sum of a vector's products with constant weights."""
     sizes = next(tuple(one.shape) for one in compat.sides_of_dot(node) if one is not None)
     if _is_penalty(child, math.prod(sizes), rows):
         return []
@@ -366,7 +372,7 @@ def _divided_inside(node: Node) -> Divisors:
 
 
 def _of_statistics(child: Node, sizes: tuple[int, ...]) -> list[Term] | None:
-    """The term, if no dimension of what is summed holds samples any more."""
+    """Return a nonlinear term if statistics over samples are summed, and None otherwise."""
     found = samples_in(child, sizes)
     return [NONLINEAR] if found.related and not found.dims else None
 
@@ -379,7 +385,10 @@ def _made_of(
     depth: int,
     length: Sequence[float] = (),
 ) -> list[Term] | None:
-    """The terms that a mean, of this ``length``, or a sum adds up. None if it is a term itself."""
+    """Return the terms that a sum, or a mean over ``length`` things, adds up.
+
+    None if the sum or mean is a term itself.
+    """
     child = below(node)
     if depth and not sizes:
         return _terms(child, rows, divisors, depth - 1)
@@ -396,7 +405,10 @@ def _made_of(
 def _in_two_steps(
     child: Node, sizes: tuple[int, ...], divisors: Divisors, node: Node
 ) -> list[Term] | None:
-    """The term, if its samples are reduced first, and then the numbers that are left of them."""
+    """Return the term if it first reduces its samples, and then the numbers that remain.
+
+    None otherwise.
+    """
     before, found = sizes, NONE
     for _ in range(READING_DEPTH):
         if type(child).__name__ in ("MeanBackward1", "SumBackward1"):
@@ -422,7 +434,7 @@ def _in_two_steps(
 
 
 def _compared(node: Node, sizes: Sequence[int] = ()) -> list[Term]:
-    """The term, if what is reduced here has put samples in relation to each other."""
+    """Return a term that names the relation, if what is reduced here relates samples."""
     if compares_samples(node, sizes):
         return [NONLINEAR]
     if has_standardised_weights(node, sizes):
@@ -439,12 +451,12 @@ def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
 
 
 def _length(made_by: Node, sizes: Sequence[int], counted: Counted) -> float:
-    """Return how many things a mean over these elements counts: those of the dimension in which
-    the graph shows the samples, or of dim 0.
+    """Return how many things a mean over these elements counts.
 
-    Walking the graph takes longer than all the rest. So it is asked in the first losses, and if it
-    has shown none of them in another dimension, only where the sizes leave two: samples in another
-    dimension are as many as the batch has, unless a mask is new in this loop.
+    This is the size of the dimension in which the graph shows the samples, or else of dim 0.
+    Walking the graph takes longer than all the rest. After the first losses it is walked only if
+    some loss had its samples in another dimension, or if the sizes suggest one: another dimension
+    has the batch's number of rows, and dim 0 does not. A mask that is new then may be missed.
     """
     if not sizes:
         return 1.0
@@ -457,7 +469,7 @@ def _length(made_by: Node, sizes: Sequence[int], counted: Counted) -> float:
 
 
 def is_elsewhere(term: Term) -> bool:
-    """Whether a mean counts another dimension than the first."""
+    """Whether a mean counts a dimension other than the first."""
     is_mean = term.reduction == "mean" and not term.divisors and len(term.sizes) > 1
     return bool(is_mean and term.number != term.sizes[0])
 
@@ -479,7 +491,7 @@ def _in_place(place: VectorElement, found: list[Term]) -> list[Term]:
 
 
 def _weighed_by(node: Node, place: int | None, found: list[Term]) -> list[Term]:
-    """A product with parameters stands for the term: its other side reads the term's value."""
+    """Let a term's product with parameters, from which its value can be read, stand for it."""
     if len(found) > 1 or any(term.number is None for term in found):
         return [UNKNOWN]
     return [replace(term, node=node, place=place) for term in found]

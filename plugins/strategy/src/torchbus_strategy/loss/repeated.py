@@ -10,14 +10,14 @@ from torchbus.plugin import Share
 from torchbus_strategy.loss.terms import Count, Number, Term
 
 OFTEN = 12
-"""In a row: longer than any look at first backwards lasts."""
+"""Repetitions in a row after which a count is usual. Looks at first backwards end earlier."""
 
 
 class RepeatedLosses:
     """The count of a loss with one term, if the term and the share of the data are the usual ones.
 
-    All that is found out about a loss follows from these and from earlier ones. After some
-    repetitions it is the same each time: ``usual``, which is not changed.
+    All that is found out about a loss follows from these two and from earlier losses. After some
+    repetitions the count is the same each time. It is then ``usual``, and must not be changed.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,17 @@ class RepeatedLosses:
         self.forget()
 
     def forget(self) -> None:
-        """A loss counts otherwise, or is not looked at."""
+        """Forget the usual count, because a loss counts differently or is not looked at."""
         self.usual: Count | None = None
         self._facts, self._times, self._is_over_one = (), 0, False
 
     def count(
         self, terms: Sequence[Term], share: Share, others: tuple[Number, ...]
     ) -> Count | None:
-        """Return it, or None for a loss to look at. ``others``: what else it depends on."""
+        """Return the usual count, or None if the loss must be looked at.
+
+        ``others`` are the other numbers on which the count depends.
+        """
         if len(terms) != 1:
             self.forget()
             return None
@@ -55,12 +58,12 @@ class RepeatedLosses:
         if self._times < OFTEN or not is_plain or not self._facts or self._is_over_one:
             return
         self.usual = usual = count.copied()
-        usual.term = count.term and replace(count.term, node=None)  # it would keep the graph
+        usual.term = count.term and replace(count.term, node=None)  # a node keeps the graph alive
         usual.metadata = usual.to_metadata()
         self._mean, self._times = (), 0
 
     def is_settled(self, mean: Sequence[float]) -> bool:
-        """Whether that mean has come often, and each time it has changed nothing."""
+        """Whether ``mean`` has occurred often, and has changed nothing each time."""
         return self._times > OFTEN and self.usual is not None and mean == self._mean
 
     def changes_nothing(self, mean: Sequence[float]) -> bool:
@@ -73,5 +76,5 @@ class RepeatedLosses:
         return self._times > OFTEN
 
     def changes(self) -> None:
-        """That mean has changed the gradients."""
+        """Note that the latest mean has changed the gradients."""
         self._mean = ()

@@ -57,15 +57,17 @@ PICKING = (
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 TIME_FIRST = ("CudnnRnnBackward0", "MiopenRnnBackward0", "MkldnnRnnLayerBackward0")
 LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
-"""Which argument is the data."""
+"""The position of the data among each layer's arguments."""
 DATA_OF = {"AddmmBackward0": compat.MAT1, "MmBackward0": compat.SELF}
 
 
 class SampleDims(NamedTuple):
-    """Where a tensor holds its samples. ``dims``: the dimensions of a tensor that hold samples. Of
-    several, all but the first may hold something else: the graph does not show how a dimension that
-    was split had been joined. ``related``: something below it puts samples in relation to each
-    other: a statistic over them, their order, a product of pairs.
+    """Where a tensor holds its samples.
+
+    ``dims`` are the dimensions that hold samples. If there are several, all but the first may hold
+    something else: the graph does not show how a dimension that was split had been joined.
+    ``related`` says that something below relates samples to each other: a statistic over them,
+    their order, or a product of pairs.
     """
 
     dims: tuple[int, ...] = ()
@@ -76,9 +78,9 @@ DATA, NONE = SampleDims((0,)), SampleDims()
 
 
 class Budget:
-    """Limit of visited nodes. A tensor beyond it is treated as data.
+    """A limit on visited nodes. A tensor beyond it is treated as data.
 
-    ``found``: what was found of a node's tensor, by the node and the tensor's sizes.
+    ``found`` caches each result by the node and the sizes of its tensor.
     """
 
     def __init__(self, is_first: bool = True) -> None:
@@ -87,7 +89,7 @@ class Budget:
         self._is_first = is_first
 
     def of_other_side(self) -> Budget:
-        """That of a second tower of layers, which the first one must not use up."""
+        """Return a budget for a second tower of layers, which the first one must not use up."""
         return Budget(False) if self._is_first else self
 
 
@@ -122,18 +124,20 @@ def _samples_in(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _in_memory(data: torch.Tensor) -> SampleDims:
-    """Samples were stacked to a batch, so they are what is furthest apart in memory, whatever was
-    transposed since then.
+    """Find the samples of data by its strides.
+
+    Samples are stacked to a batch, so they are furthest apart in memory, even after a transpose.
     """
     strides = data.stride()
     return SampleDims((strides.index(max(strides)),)) if strides else NONE
 
 
 def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """A node that leaves dimensions as they are, as functions of each element and layers do, or a
-    loss of several numbers that leaves one.
+    """Find the samples after a node that leaves dimensions as they are, as elementwise functions
+    and layers do, or after a loss that reduces several numbers to one.
     """
-    is_gradient = type(node).__name__.endswith("BackwardBackward0")  # a loss's, for each sample
+    # a loss's gradient still has an element for each sample
+    is_gradient = type(node).__name__.endswith("BackwardBackward0")
     if getattr(node, compat.REDUCTION, 0) and not is_gradient:
         found = _first(node, sizes_of(node, sizes), budget)
         return SampleDims((), found.related or bool(found.dims))
@@ -155,7 +159,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _broadcast(child: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """Where the samples of an argument are once it was broadcast to these sizes."""
+    """Return where an argument holds its samples after a broadcast to ``sizes``."""
     found = samples_in(child, sizes, budget)
     mine = next(iter(compat.sizes_made(child)), sizes)
     ahead = len(sizes) - len(mine)
@@ -202,13 +206,13 @@ def _first(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _moved(found: SampleDims, place: Callable[[int], int | None]) -> SampleDims:
-    """Where the samples are if each dimension goes to another ``place``, or disappears (None)."""
+    """Move each dimension to its new ``place``, or remove it if that is None."""
     places = [place(dim) for dim in found.dims]
     return found._replace(dims=tuple([one for one in places if one is not None]))
 
 
 def dims_of(node: Any, count: int) -> set[int]:
-    """Return the dimensions over which a node goes: all if it names none."""
+    """Return the dimensions on which a node operates: all ``count`` if it names none."""
     given = getattr(node, compat.DIM, None)
     if given is None or given == ():
         return set(range(count))
@@ -227,7 +231,7 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
         ),
     )
     if found.dims and found.dims[0] in over and not found.related:
-        return SampleDims(related=True)  # the other dimensions that may hold samples do not
+        return SampleDims(related=True)  # only the first dimension is known to hold samples
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))
 
 
@@ -239,7 +243,10 @@ def _ordered(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _product(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """A product of matrices: two that hold samples are compared in pairs, or summed over them."""
+    """Find the samples after a product of matrices.
+
+    Two matrices that both hold samples are compared in pairs, or are summed over the samples.
+    """
     (first, _), (second, _) = node.next_functions
     left_sizes, right_sizes = _operands(node, sizes)
     left = DATA if first is None else samples_in(first, left_sizes, budget)
@@ -258,7 +265,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
-    """Return the shapes of two matrices. Autograd saves one if the other needs a gradient."""
+    """Return the shapes of two matrices. Autograd saves each only if the other needs a gradient."""
     first, second = compat.saved(node, compat.SELF), compat.saved(node, compat.MAT2)
     if first is not None:
         inner = first.shape[-1]
@@ -270,7 +277,7 @@ def _operands(node: Any, sizes: Sizes) -> tuple[Sizes, Sizes]:
 
 
 def _pairs(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """Distances: of each row of the first from each row of the second."""
+    """Find the samples in the distances of each row of one matrix from each row of another."""
     rows, given = len(sizes) - 2, (compat.saved(node, compat.X1), compat.saved(node, compat.X2))
     first, second = [
         NONE if child is None or one is None else samples_in(child, tuple(one.shape), left)
@@ -299,7 +306,7 @@ def _permuted(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> SampleDims:
-    """Each dimension of the tensor was that one of ``order`` before."""
+    """Find the samples after a permutation: dimension ``i`` was dimension ``order[i]`` before."""
     if len(order) != len(sizes):  # a broadcast, or an unknown node, has changed their number
         return DATA
     before = [size for _, size in sorted(zip(order, sizes, strict=True))]
@@ -315,12 +322,12 @@ def _inserted(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _beside(new: int, dim: int) -> int:
-    """Where a dimension is once a new one was inserted."""
+    """Return the place of dimension ``dim`` after a dimension was inserted at ``new``."""
     return dim + (dim >= new)
 
 
 def _removed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """One number of a dimension was selected, or a dimension of size 1 was left out."""
+    """Find the samples after a select from a dimension, or a squeeze of dimensions of size 1."""
     before = sizes_of(node)
     if type(node).__name__ == "SelectBackward0":
         lost = dims_of(node, len(before))
@@ -346,7 +353,10 @@ def _unbound(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _viewed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """The elements stay in order: a dimension is found again by those that are inside it."""
+    """Find the samples after a view, which keeps the order of elements.
+
+    So a dimension is recognised by the number of elements inside it.
+    """
     joined = _joined_before(node, sizes)
     if joined is not None:
         made_by, before, rows = joined
@@ -369,9 +379,11 @@ def _reshaped(found: SampleDims, before: Sizes, sizes: Sizes) -> SampleDims:
 
 
 def _joined_before(node: Any, sizes: Sizes) -> tuple[Any, Sizes, Sizes] | None:
-    """The node before the view that has joined the dimensions which this one splits again, as a
-    linear layer does with all but the last, what they were, and what they are in the layer's rows.
-    The node is None for data. None if there is no view.
+    """Find the view that joined the dimensions which this view splits again.
+
+    A linear layer joins all dimensions but the last in this way. Returns the node before the
+    joining view (None for data), the shape there, and that shape as this view splits its rows.
+    Returns None if there is no such view.
     """
     for _ in range(JOINED_WITHIN):
         layer, node = node, node.next_functions[_place_of_data(node)][0]
@@ -393,7 +405,7 @@ def _place_of_data(node: Any) -> int:
 
 
 def _is_matrix_of_a_layer(node: Any) -> bool:
-    """Whether it is the product of a linear layer without a bias."""
+    """Whether a node is the product of a linear layer without a bias."""
     if type(node).__name__ != "MmBackward0":
         return False
     weight = node.next_functions[1][0]  # None if it is frozen
@@ -401,8 +413,9 @@ def _is_matrix_of_a_layer(node: Any) -> bool:
 
 
 def _is_split_data(layer: Any, sizes: Sizes) -> bool:
-    """Whether data of these sizes, but for the last one, was joined for a layer: a view shows it,
-    also one of some rows.
+    """Whether the layer's input is a view that joins data of these sizes, except for the last one.
+
+    The view may hold only some rows of the data.
     """
     joined = compat.saved(layer, DATA_OF.get(type(layer).__name__, ""))
     whole = None if joined is None else compat.viewed(joined)
@@ -412,7 +425,7 @@ def _is_split_data(layer: Any, sizes: Sizes) -> bool:
 
 
 def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
-    """Whether two dimensions of two shapes of the same elements run over the same strides."""
+    """Whether dimensions of two shapes of the same elements have a range of strides in common."""
     inner, mine = math.prod(before[old + 1 :]), math.prod(before[old:])
     other_inner, other = math.prod(after[new + 1 :]), math.prod(after[new:])
     return max(inner, other_inner) < min(mine, other)
@@ -424,7 +437,11 @@ def _expanded(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _indexed(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """A mask makes one dimension of those that it covers; numbers make as many as they have."""
+    """Find the samples after indexing.
+
+    A mask turns the dimensions that it covers into one. A tensor of numbers replaces one dimension
+    by all of its dimensions.
+    """
     indices = compat.saved(node, compat.INDICES)
     found = _first(node, sizes_of(node), budget)
     if indices is None:
@@ -455,7 +472,7 @@ def _selected(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 
 def _written(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
-    """A tensor in which something was written, as in ``outputs[:, t] = output``."""
+    """Find the samples of a tensor after a write into it, as in ``outputs[:, t] = output``."""
     base, value = (child for child, _ in node.next_functions)
     mine = next(iter(compat.sizes_made(value)), sizes)
     if type(value).__name__ in VIEWS and len(mine) == len(sizes):  # ``pad_packed_sequence``

@@ -20,8 +20,11 @@ STACKED_DEPTH = 8
 class VectorElement(NamedTuple):
     """One number of a vector.
 
-    ``loss``: what has made it. ``place``: where it stands. ``over``: what the loop has divided it
-    by. ``weighed_by``: the node that has multiplied the vector by parameters.
+    Attributes:
+        loss: The node that has made the number.
+        place: The number's index.
+        over: The numbers by which the loop has divided it.
+        weighed_by: The node that has multiplied the vector by parameters, if any.
     """
 
     loss: Node
@@ -31,9 +34,9 @@ class VectorElement(NamedTuple):
 
 
 def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[VectorElement] | None:
-    """Return the numbers whose sum is that of the vector. None if it holds something else.
+    """Return the losses of a vector of ``size`` losses. None if it holds something else.
 
-    Left out are those that need no gradient, and parameters that are added to the vector.
+    Losses that need no gradient, and parameters that are added to the vector, are left out.
     """
     name, children = type(node).__name__, [child for child, _ in node.next_functions]
     if name in LISTS:
@@ -56,7 +59,10 @@ def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[VectorE
 def _stacked_product(
     node: Node, places: list[VectorElement], size: int
 ) -> list[VectorElement] | None:
-    """Losses times, or over, numbers or parameters. None if the losses are the divisor."""
+    """Return losses that are multiplied or divided by numbers or parameters.
+
+    None if the losses are the divisor.
+    """
     (first, _), *second = node.next_functions
     divides = type(node).__name__ == "DivBackward0"
     if divides and (first is None or is_of_parameters(first)):
@@ -90,7 +96,7 @@ def place_of_select(node: Node) -> list[VectorElement] | None:
 def _weighed(
     node: Node, places: list[VectorElement], size: int, divides: bool
 ) -> list[VectorElement] | None:
-    """The weights are numbers."""
+    """Return losses that a node multiplies or divides by constants."""
     given = [getattr(node, name, None) for name in compat.FACTORS]
     number = next((one for one in given if one is not None), None)
     return _times(places, _numbers(number, size), divides)
@@ -99,7 +105,7 @@ def _weighed(
 def _times(
     places: list[VectorElement], factors: list[Number] | None, divides: bool
 ) -> list[VectorElement] | None:
-    """What has a weight of 0 is left out."""
+    """Multiply or divide each loss by its factor. Losses with a factor of 0 are left out."""
     if factors is None:
         return None
     weighed = [(one, factors[one.place]) for one in places]
@@ -111,7 +117,7 @@ def _times(
 
 
 def _numbers(given: object, size: int) -> list[Number] | None:
-    """Return the size of each of a vector's numbers, or of one that stands for all."""
+    """Return the absolute values of ``size`` factors. A single one stands for all of them."""
     if isinstance(given, int | float):
         return [abs(given)] * size
     if not isinstance(given, Tensor) or given.is_complex() or given.dim() > 1:

@@ -26,25 +26,30 @@ from torchbus_strategy.loss.values import value_of, weigh, weighed
 
 LOOKS = 10
 WAITS = 3
-"""The first backwards, in which the host waits for a GPU. From then on it looks one later."""
+"""The number of first backwards in which the host waits for a GPU.
+
+In later ones it reads the numbers of the previous backward.
+"""
 TERMS_AT_MOST = 16
 SPREAD = 1e-5  # relative spread of squares
 HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, TRAIN, TRAINED, TRAINED_SQUARED = range(8)
 """TRAIN: 1 on ranks whose batch does not only fill in for missing samples; TRAINED: their terms."""
 BY_ROW, HEAD = 8, 9
-"""BY_ROW: 1 where these may be terms of each sample in turn."""
+"""BY_ROW: 1 on ranks whose terms may be separate terms of each sample."""
 SQUARES, OF_ALL, NUMBERS = (HEAD + kind * TERMS_AT_MOST for kind in (1, 2, 3))
 
 
 class TermWeights:
     """Weighs the terms of a session's losses.
 
-    ``differs``: terms count different things; the same on all ranks. ``alike``: of each term of the
-    latest loss, whether all ranks divide it by one number, as far as the host knows.
-    ``constants``: of each term, whether one process divides by such a number as well.
-    ``are_unlike``: the ranks' latest losses have different numbers of terms. ``are_by_row``: these
-    are the terms of each sample in turn.
-    ``mean``: averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
+    The argument ``mean`` averages a tensor of ``NUMBERS`` float64 values over ranks, on the
+    session's device.
+
+    ``differs`` says whether terms count different things, and is the same on all ranks. ``alike``
+    says of each term of the latest loss whether all ranks divide it by one number, as far as the
+    host knows. ``constants`` finds out for each term whether one process divides by such a number
+    too. ``are_unlike`` says whether the ranks' latest losses have different numbers of terms, and
+    ``are_by_row`` whether these differ because each sample has separate terms.
     """
 
     def __init__(self, session: Context, mean: Callable[[Tensor], Tensor]) -> None:
@@ -64,11 +69,11 @@ class TermWeights:
         return self.differs or self._looks < LOOKS
 
     def gather(self, found: WeightedTerms | None, by_row: int) -> list[Number] | None:
-        """Return how much each term weighs, NaN for a mean over nothing. All ranks call it: one
-        collective.
+        """Return how much each term weighs, NaN for a mean over nothing.
 
-        ``by_row``: how many terms it has, if they may be those of each sample in turn. None: one
-        weight is enough, or the ranks' losses have different terms.
+        All ranks call it, and it runs one collective. It returns None if one weight is enough, or
+        if the ranks' losses have different terms. ``by_row`` is the number of terms, if they may be
+        separate terms of each sample, and 0 otherwise.
         """
         self._look_at_last()
         self._looks += 1
@@ -118,9 +123,10 @@ class TermWeights:
         return reported
 
     def _look(self, mean: list[float], numbers: Sequence[Number | None]) -> bool:
-        """Note whether the terms count different things; return whether they are the same ones.
+        """Note whether the terms count different things; return whether all ranks have several
+        terms, and the same number of them.
 
-        ``numbers``: what this rank's terms are divided by.
+        ``numbers`` are the numbers by which this rank's terms are divided.
         """
         is_one = _is_one(mean, self._session.world_size)
         differ = not is_one and _are_unlike(mean)
@@ -162,8 +168,8 @@ class TermWeights:
     def multiply(self, found: WeightedTerms, weights: Sequence[Number]) -> Number | None:
         """Put the weights into the graph, for the coming backward.
 
-        Returns the weighted loss, if it can be computed. A weight of 0.0 or NaN cuts the graph:
-        what is behind it gets no gradient, not even a NaN.
+        Returns the weighted loss, or None if it can't be computed. A weight of 0.0 or NaN cuts the
+        graph: what is below the term gets no gradient, not even a NaN.
         """
         value = weighed(found.loss, found.terms, weights)
         self._hooks = [
@@ -175,7 +181,7 @@ class TermWeights:
         return value
 
     def let_go(self) -> None:
-        """Forget the graph, which may be used again."""
+        """Remove the weights from the graph, which may be used again."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -192,8 +198,9 @@ def of_one_batch(loss: Tensor, terms: list[Term], rows: int, share: Share) -> We
 def of_sums(
     loss: Tensor, terms: list[Term], rows: int, share: Share, parts: int
 ) -> WeightedTerms | None:
-    """Return the terms, if some are sums over samples, in full on each rank, beside means over
-    samples. None if that is unknown for one of them.
+    """Return the terms of a loss that adds sums over samples to means over samples.
+
+    The sums are in full on each rank. None if a term is unknown, or is neither.
     """
     sums = [sums_samples(term) for term in terms]
     if any(term.node is None for term in terms):
@@ -268,7 +275,7 @@ def _counts(found: WeightedTerms) -> list[Number]:
 
 
 def may_hide_none(term: Term) -> bool:
-    """Whether it is a sum over one, maybe a clamp's, of values that the graph has not kept."""
+    """Whether a term is a sum over one, perhaps a clamp's, of values that the graph lacks."""
     return bool(_has_one(term.divisors) and math.prod(term.sizes)) and value_of(term) is None
 
 

@@ -32,13 +32,16 @@ Divisors = tuple[Number, ...]
 class Term:
     """One of the terms that a loss adds up.
 
-    ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function),
-    "nonlinear" (a function of sums and means, such as a root or a ratio, or of the order of
-    samples), "normalised" or "standardised" (its samples' weights depend on those of the others).
-    ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
-    loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
-    ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
-    reduces it, None if unknown. ``place``: which number it is, if the node makes a vector.
+    Attributes:
+        reduction: "mean", "sum", "unknown", "hidden" (the graph of a compiled function),
+            "nonlinear" (a function of sums and means, such as a root or a ratio, or of the order of
+            samples), "normalised" or "standardised" (a sample's weight depends on the others).
+        number: How many things the term is a mean of, None if unknown.
+        divisors: The numbers by which the loop has divided a sum. Their product is ``number``.
+        sizes: The shape of what was reduced.
+        over: The numbers by which the loop has divided a mean once more.
+        node: The node that reduces the term, None if unknown.
+        place: The index of the term, if the node makes a vector.
     """
 
     reduction: str
@@ -63,9 +66,9 @@ class Term:
 
     @property
     def is_over_one(self) -> bool | Tensor:
-        """Whether it is a sum over one, apart from constant factors.
+        """Whether the term is a sum divided by one, apart from constant factors.
 
-        A tensor of one element if the host does not have the number.
+        This is a tensor of one element if the host does not have the number.
         """
         if not self.divisors:
             return False
@@ -76,7 +79,7 @@ class Term:
 
     @property
     def reduced_by(self) -> Node:
-        """Return its node; only a term that is known is weighed."""
+        """Return the term's node. Only known terms, which have one, are weighted."""
         assert self.node is not None
         return self.node
 
@@ -92,7 +95,7 @@ def same(a: float, b: float) -> bool:
 
 
 def weighted(loss: Number, weight: Number | None) -> Number:
-    """A loss times its rank's weight: zero without samples, whatever the loss is."""
+    """Return a loss times its rank's weight: zero without samples, even if the loss is NaN."""
     if isinstance(weight, Tensor):
         return torch.where(weight == 0.0, 0.0, loss * weight)
     return loss * weight if weight else 0.0
@@ -101,9 +104,14 @@ def weighted(loss: Number, weight: Number | None) -> Number:
 class WeightedTerms(NamedTuple):
     """The terms of a loss.
 
-    ``counts``: what each is a mean of on this rank. ``rows``: the rows of the batch behind each.
-    ``weights``: how much each weighs by the samples of that batch; in a step of several loaders,
-    or of sums beside means, they differ (``zipped``). ``note``: what ``explain`` says of it.
+    Attributes:
+        loss: The loss, a tensor of one element.
+        terms: Its terms.
+        counts: How many things each term is a mean of on this rank.
+        rows: The rows of the batch behind each term.
+        weights: The weight of each term, by the samples of that batch.
+        zipped: Whether the weights differ: a step has several loaders, or adds sums to means.
+        note: The key of the text that ``explain`` prints.
     """
 
     loss: Tensor
@@ -117,14 +125,14 @@ class WeightedTerms(NamedTuple):
     def ratio(self) -> float:
         """Return a digest of what the terms count for each sample, relative to each other.
 
-        It is the same on all ranks if the weights are those of samples. For batches of several
-        loaders, it is taken as it is.
+        It is the same on all ranks if samples are the right weights. If ``zipped``, it is not
+        relative.
         """
         each = [
             float(count) / max(rows, 1) for count, rows in zip(self.counts, self.rows, strict=True)
         ]
         whole = 1.0 if self.zipped else sum(each)
-        # squares: of 2, 3, 4, terms that count n, B, n would have a mean that n does not change
+        # with factors 2, 3, 4 in place of squares, n would not change the mean of counts n, B, n
         return (
             sum((place + 2) ** 2 * one for place, one in enumerate(each)) / whole if whole else 0.0
         )
@@ -147,24 +155,29 @@ SLOTS = 12
 ) = range(SLOTS)
 MODES = ("auto", "samples", "tokens")  # of loss_weight=
 UNREPORTED = -1e9
-"""As a ratio: which terms are means of what is unknown."""
+"""The ratio where it is unknown which batch each term is a mean over."""
 
 
 class Count:
     """What one backward counts on this rank.
 
-    ``weight``: multiplies its gradient, and its loss when losses are averaged. ``norm``: the weight
-    of everything in this rank's gradients after it. ``counted``: the weights are not those of
-    samples. ``total``: the count over the unit, if it may be the same on all ranks. ``ratio``: a
-    digest of the counts of several terms. ``left``: the plugin that set it divides the gradients
-    itself, by ``scale``, which is known after a synchronised backward. ``isolated``: gradients from
-    before must be kept apart from this backward's. ``weighted_terms``: terms that may weigh
-    differently, and ``weights``, those of a loss that has a ``value``: the weighted loss, if it is
-    not the loss times ``weight``. ``term``: the term of the loss that was counted. ``metadata``:
-    what it sends, if that is known already.
-    ``is_clamped``: the loss is a sum in full, divided by one because there was nothing to count: it
-    has a weight, and a ``norm`` of 0. ``may_be_clamped``: it is divided by one, and the graph does
-    not show why.
+    Attributes:
+        weight: Multiplies the gradient, and the loss when losses are averaged.
+        norm: The weight of everything in this rank's gradients after this backward.
+        counted: Whether the weights differ from those by samples.
+        total: The count over the unit, if it may be the same on all ranks.
+        ratio: A digest of the counts of several terms.
+        left: Whether the plugin that set this multiplies the gradients by ``scale`` itself.
+        scale: The factor of the gradients, which is known after a synchronised backward.
+        isolated: Whether earlier gradients must stay separate from this backward's.
+        weighted_terms: Terms that may weigh differently.
+        weights: The weights of these terms, if the loss has a ``value``.
+        value: The weighted loss, if it is not the loss times ``weight``.
+        term: The term of the loss that was counted.
+        metadata: What this rank sends, if that is known already.
+        is_clamped: Whether the loss is a sum in full, divided by one because there was nothing to
+            count. It has a weight, and a ``norm`` of 0.
+        may_be_clamped: Whether the loss is divided by one, and the graph does not show why.
     """
 
     __slots__ = (
@@ -205,15 +218,16 @@ class Count:
         self.metadata: list[Number] | None = None
 
     def copied(self) -> Count:
-        """Return one that may be changed."""
+        """Return a copy that may be changed."""
         made = copy(self)
         made.metadata = None
         return made
 
     @property
     def is_zero(self) -> bool:
-        """Whether the weight is known to be 0. A tensor on a GPU is not read: times zero is the
-        same.
+        """Whether the weight is known to be 0.
+
+        A tensor on a GPU is not read. Multiplying by it gives the same result if it is 0.
         """
         return isinstance(self.weight, float) and self.weight == 0.0
 
@@ -240,7 +254,7 @@ class Count:
         ]
 
     def _over_one(self) -> Number:
-        """Whether the loss is a sum over one, as it is behind a clamp where there is nothing."""
+        """Whether the loss is a sum divided by one, as it is behind a clamp of a zero count."""
         over_one = False if self.term is None else self.term.is_over_one
         return over_one if isinstance(over_one, Tensor) else float(over_one)
 

@@ -43,7 +43,7 @@ ALIKE_FOR = 3
 class ConstantDivisors:
     """Classifies constants that losses are divided by, the same on all ranks.
 
-    ``divisor``: the number. ``sizes``: the shape of what was summed.
+    In its methods, ``divisor`` is the number, and ``sizes`` is the shape of what was summed.
     """
 
     def __init__(self, session: Context) -> None:
@@ -78,15 +78,15 @@ class ConstantDivisors:
         return float(self._session.world.data.parts) if divisor in self._of_all else 1.0
 
     def note(self, divisor: Number | None) -> None:
-        """Note that ``may_be_of_all`` holds for it on all ranks, which divide by it now."""
+        """Note that all ranks divide by ``divisor``, for which ``may_be_of_all`` holds on each."""
         if divisor is not None and not isinstance(divisor, Tensor):
             self._of_all.add(divisor)
 
     def may_be_of_all(
         self, divisor: Number | None, divisors: Divisors, sizes: tuple[int, ...]
     ) -> bool:
-        """Whether it is a number of samples that one process knows, or of their elements, as far as
-        this rank sees.
+        """Whether ``divisor`` is a number of samples, or of their elements, that one process would
+        use too, as far as this rank sees.
         """
         share, parts = self._session.share, self._session.world.data.parts
         if divisor is None or isinstance(divisor, Tensor) or not share.count:
@@ -118,7 +118,8 @@ class ConstantDivisors:
         if divisor is None or isinstance(divisor, Tensor) or not share.count or divisor == 1.0:
             return ""
         if parts > 1 and same(divisor * parts, share.count):
-            self._of_each.add(divisor)  # at the ragged end all ranks together may have this number
+            # in the last, smaller batch all ranks together may have this number of samples
+            self._of_each.add(divisor)
         rows = self._rows_here()
         counts = (
             rows,
@@ -137,7 +138,7 @@ class ConstantDivisors:
         if self._alike >= ALIKE_FOR:
             return ""
         stays = divisor == self._before and not known
-        # as many as this rank's samples only by chance, before the ragged end
+        # it was this rank's number of samples only by chance: the number of samples has changed
         outlasts = stays and rows != self._rows and (self._is_whole or divisor not in self._of_each)
         self._alike = ALIKE_FOR if outlasts else self._alike + 1 if stays else 0
         self._before, self._rows = divisor, rows
@@ -156,18 +157,19 @@ class ConstantDivisors:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the script's own batch is divided."""
+        """Whether a plugin divides the script's batch."""
         return any(
             getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins()
         )
 
     def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
-        """Whether the loss is a sum divided by this count, as a number of the script's own.
+        """Whether a sum is divided by ``count``, and the script has not counted it on this rank.
 
-        The count may also be the number of elements that were summed on this rank: it is, if the
-        loop does not divide its batch, if what was summed has that many rows, or if one earlier
-        was divided by its elements. Else the script is asked. It is a multiple of this rank's
-        samples if the loss is divided by these, too, or if the source says so: ``/ (2 * len(x))``.
+        ``count`` may also be the number of elements that were summed on this rank. It is, if no
+        plugin divides the script's batch, if what was summed has that many rows, or if an earlier
+        loss was divided by its number of elements. Otherwise a warning asks the user. A multiple of
+        this rank's samples was counted here if the loss is also divided by their number, or if the
+        source says so: ``/ (2 * len(x))``.
         """
         numbers = [one for one in divisors if not isinstance(one, Tensor | Measured)]
         elements = [*accumulate(sizes, operator.mul)]
@@ -189,7 +191,7 @@ class ConstantDivisors:
 
 
 def _may_be_counted(number: Number, rows: int, sizes: tuple[int, ...]) -> bool:
-    """Whether a mask that selects the same number of elements of each sample may add up to it."""
+    """Whether ``number`` may be the sum of a mask that selects equally from all samples."""
     if not isinstance(number, Measured) or not rows:
         return False
     return not number % rows and number <= math.prod(sizes)
@@ -198,12 +200,14 @@ def _may_be_counted(number: Number, rows: int, sizes: tuple[int, ...]) -> bool:
 class CommonDivisor:
     """Decides from common values in each backward whether all ranks divide by one number.
 
-    A number of samples, or of elements of them, does not count, though equal shares make it equal.
-    Nor does a count of each rank's own (of a mask) that is equal by chance: earlier ones differed,
-    or it has been the same so far. ``local``: whether the number may be such a one.
+    A number of samples, or of their elements, does not count, though equal shares make it equal on
+    all ranks. Nor does a number that each rank counts separately, such as the sum of a mask, if it
+    is equal by chance: earlier numbers differed, or it has not changed so far. ``local`` says that
+    the number may be such a count.
 
-    ``is_found``: there is one so far. ``has_counted_repeated``: in the last backward, ranks without
-    samples repeated a batch, and the script has taken its number from all ranks.
+    ``is_found`` says that all ranks have divided by one number so far. ``has_counted_repeated``
+    says that in the last backward ranks without samples repeated a batch, and that the script
+    divided by a number which it reduces over ranks.
     """
 
     def __init__(self) -> None:
@@ -225,14 +229,14 @@ class CommonDivisor:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the script takes its number from all ranks: it has changed on all of them."""
+        """Whether the script reduces its number over ranks: it has changed on all of them."""
         return self.is_found and self._varies
 
     def expect(self, number: Number | None, samples: int, parts: int, local: bool = False) -> bool:
-        """What ``judge`` would find, should all ranks divide by ``number``.
+        """Return what ``judge`` would find if all ranks divided by ``number``.
 
-        On a GPU the host does not wait to know whether they do. A number that is on the GPU itself
-        is judged by earlier ones.
+        On a GPU the host does not wait to learn whether they do. A number that is on the GPU itself
+        is judged by earlier numbers.
         """
         if number is None or isinstance(number, Tensor):
             return self.is_found
@@ -244,8 +248,8 @@ class CommonDivisor:
     ) -> bool:
         """Whether all ranks divide by one number that counts.
 
-        ``alike``: all ranks divide by ``number`` now. ``samples``: those of all ranks, 0 if
-        unknown.
+        ``alike`` says whether all ranks divide by ``number`` now. ``samples`` is the number of
+        samples of all ranks, 0 if unknown.
         """
         self.has_counted_repeated = False
         some_repeat = bool(samples) and samples < 2 * parts
@@ -265,7 +269,7 @@ class CommonDivisor:
 
 
 def _is_rows(number: float, samples: int, parts: int) -> bool:
-    """Whether it is the number of samples of a rank, if shares are equal."""
+    """Whether ``number`` is the number of samples of a rank, if shares are equal."""
     return bool(samples) and same(number, samples / _sharers(samples, parts))
 
 
@@ -280,8 +284,8 @@ SPREAD = 1e-5  # the least spread of squares that float32 shows
 class Unit:
     """How much one sample counts, on which all ranks agree.
 
-    ``value``: that number. ``agreed``: some backward has counted by a graph. What the latest loss
-    counted is kept until the ranks have exchanged their numbers.
+    ``value`` is that number. ``agreed`` says that some backward has counted by a graph. The unit
+    remembers what the latest loss counted until the ranks have exchanged their numbers.
     """
 
     def __init__(self, session: Context) -> None:
@@ -295,18 +299,18 @@ class Unit:
         self._usual_count = 0
 
     def take(self, term: Term | None) -> None:
-        """Keep what the latest loss counted."""
+        """Remember what the latest loss counted."""
         term = term or UNKNOWN
         self._divisor, self._divisors, self._sizes = term.number, term.divisors, term.sizes
 
     def reset(self) -> None:
-        """Keep nothing: the latest loss counted nothing that could be compared."""
+        """Forget the previous loss: the latest one counted nothing that could be compared."""
         self._divisor = None
 
     def agree(self, count: Count) -> None:
         """Find the unit at the first backward of windows. All ranks call it, once.
 
-        Replicas that come and go can't be asked. They count in whole numbers: the unit stays 1.
+        Replicas that come and go can't be asked. They count in whole numbers, so the unit stays 1.
         """
         if self._session.world.divides_anew:
             return
@@ -356,8 +360,9 @@ class Unit:
         return Scales(one(target / base), one(target / loss))
 
     def _scales_of_clamped(self, mean: Sequence[float], windows: bool) -> Scales:
-        """Some ranks' sums are in full, and count nothing. If all do, one process divides by one
-        as well.
+        """Return the factors if some ranks' sums are in full and count nothing.
+
+        If this holds on all ranks, one process divides by one as well.
         """
         share, parts = self._session.share, self._session.world.data.parts
         base = mean[NORM] or 1.0 / ((share.count or parts) * self.value)
@@ -369,10 +374,10 @@ class Unit:
 
     @property
     def settles_on_device(self) -> bool:
-        """Whether factors follow a backward for which the host does not wait, on all ranks.
+        """Whether all ranks scale after a backward although the host does not wait for numbers.
 
-        So it is once a backward has counted by a graph, and for batches of another size than the
-        first one: they have other counts.
+        They do once some backward has counted by a graph, and for batches of another size than the
+        first one, because their counts differ too.
         """
         return self.agreed or self._session.share.count not in (0, self._usual_count)
 
@@ -413,5 +418,5 @@ class Unit:
 
 
 def _of_empty(mean: Sequence[float]) -> float:
-    """A mean over nothing is NaN, unless its divisor is clamped."""
+    """Return the weight of a mean over nothing, which is NaN unless its divisor is clamped."""
     return 1.0 if mean[OVER_ONE] else math.nan

@@ -33,10 +33,10 @@ def weigh(term: Term, weight: Number) -> list[RemovableHandle]:
 
 
 def _without(place: slice, node: Node) -> Callable[[Gradients, Gradients], Gradients]:
-    """Leave one number out of what a product has made: it may be NaN, and 0 * NaN is NaN.
+    """Leave one number out of a product's gradients: it may be NaN, and 0 * NaN is NaN.
 
-    The product has made a vector, and what flows into its other side: a vector too, or the one
-    weight of all numbers, which adds them up.
+    One gradient is that of the vector of losses. The other is that of their weights: also a vector,
+    or one number, the sum over all losses, if they share one weight.
     """
 
     def leave_out(made: Tensor, given: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def _without(place: slice, node: Node) -> Callable[[Gradients, Gradients], Gradi
 
 
 def _slope(node: Node, size: int) -> Tensor:
-    """The derivative of a product of ``size`` numbers by the weight of all."""
+    """Return the derivative of a product of ``size`` numbers with respect to their one weight."""
     mine: Tensor = compat.operand(node)
     other: Tensor = compat.other(node)
     if type(node).__name__ == "DivBackward0":
@@ -108,7 +108,7 @@ ELEMENTWISE: dict[str, Callable[[Node, Tensor], Tensor]] = {
     "PowBackward0": lambda node, x: x ** compat.exponent(node),
     "SoftplusBackward0": lambda node, x: F.softplus(x, compat.beta(node)),
 }
-"""What nodes make of the tensor that they have saved."""
+"""Functions that compute a node's result again from the tensor that it has saved."""
 DEPTH = 8
 
 
@@ -129,9 +129,10 @@ def weighed(loss: Tensor, terms: Sequence[Term], weights: Sequence[Number]) -> N
 
 
 def parts(loss: Tensor, terms: Sequence[Term]) -> dict[int, Tensor] | None:
-    """Return what each of the terms, by its place, adds to the loss, if it does.
+    """Return what each term that is part of the loss adds to it, by the term's place.
 
-    One term that can't be computed again is what the others leave, if the loss has no penalty.
+    If only one term can't be computed again, it is the rest of the loss, unless that has a penalty.
+    None if too few terms can be computed.
     """
     with torch.enable_grad():
         edges = [GradientEdge(term.reduced_by, 0) for term in terms]
@@ -176,7 +177,7 @@ def _value(node: Node) -> Tensor | None:
 
 
 def _elements(node: Node, depth: int) -> Tensor | None:
-    """Return the tensor that a node has made."""
+    """Return the tensor that a node has made, or None if the graph has not saved enough."""
     name = type(node).__name__
     result: Tensor | None = compat.saved(node, compat.RESULT)
     if result is not None:
@@ -210,7 +211,7 @@ def _of_elements(node: Node, name: str, depth: int) -> Tensor | None:
 
 
 def _side(node: Node, name: str, place: int, depth: int) -> Tensor | None:
-    """Return a factor. Autograd saves it if the other factor needs it."""
+    """Return a factor. Autograd saves it only if the other factor needs a gradient."""
     held: Tensor | None = compat.saved(node, name)
     child = node.next_functions[place][0]
     return _elements(child, depth - 1) if held is None and child is not None else held

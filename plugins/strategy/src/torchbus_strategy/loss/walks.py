@@ -16,9 +16,9 @@ from torchbus_strategy.loss.terms import Term
 
 
 def leaves_some(root: Any) -> bool:
-    """Whether the graph below selects by a mask or by numbers, or ignores targets.
+    """Whether the graph below ``root`` selects by a mask or by indices, or ignores targets.
 
-    What is left is not counted by samples, even where the numbers are equal.
+    What it leaves is not counted by samples, even if its number equals theirs.
     """
     return any(map(_selects, nodes_below([root], at_most=20_000)))
 
@@ -36,9 +36,9 @@ def _selects(node: Any) -> bool:
 
 
 def decomposes_samples(loss: Tensor) -> bool:
-    """Whether it inverts or factorises a matrix whose rows or columns are samples.
+    """Whether a loss inverts or factorises a matrix whose rows or columns are samples.
 
-    A Gaussian process does.
+    The loss of a Gaussian process does.
     """
     return any(map(_is_over_samples, nodes_below([loss.grad_fn], at_most=500)))
 
@@ -65,9 +65,9 @@ def adds_parameters(loss: Tensor, terms: Sequence[Term]) -> bool:
 
 
 def is_made_zero(loss: Tensor, is_trained: Callable[[Tensor], bool]) -> bool:
-    """Whether a factor of zero makes it zero, or a leaf that stands for no loss.
+    """Whether a loss is zero by a factor of zero, or because it is a leaf that is not trained.
 
-    A trained leaf that is zero does not: it has a gradient.
+    A trained leaf that is zero does not count, since it gets a gradient.
     """
     nodes = nodes_below([loss.grad_fn], children=_unless_times_zero)
     return not any(_has_gradient(node, is_trained) for node in nodes)
@@ -96,14 +96,16 @@ PICKS = (
     "SplitWithSizesBackward0",
     "UnbindBackward0",
 )
-"""What takes some rows, or columns, out of a tensor."""
+"""Operations that pick some rows, or columns, of a tensor."""
 NODES_AT_MOST = 2_000
 
 
 def are_apart(terms: Sequence[Term], rows: int) -> bool:
-    """Whether the terms of different samples are made of different tensors, except for what each
-    has picked out of one, and except for parameters. Each of ``rows`` samples has the same
-    number of terms. Terms of tasks, or of the members of an ensemble, share their samples.
+    """Whether the terms of different samples are made of different tensors.
+
+    They may share parameters, and a tensor of which each sample has picked its part. Each of
+    ``rows`` samples has the same number of terms. Terms of several tasks, or of the members of an
+    ensemble, are not apart, because they share their samples.
     """
     if any(term.node is None or term.place is not None for term in terms):
         return True
@@ -128,8 +130,9 @@ def _of_samples(node: Any) -> list[Any]:
 
 
 def _is_pick(node: Any) -> bool:
-    """Whether it takes samples, and not time steps or columns of all of them. A mask may do that,
-    too, as ``z[labels == 1]`` does.
+    """Whether a node picks samples, and not time steps or columns of all samples.
+
+    A mask is not a pick: ``z[labels == 1]`` may be part of a term of the whole batch.
     """
     if type(node).__name__ not in PICKS:
         return False
@@ -141,6 +144,6 @@ def _is_pick(node: Any) -> bool:
 
 
 def _target(term: Term) -> int:
-    """Where its targets are in memory; 0 if it has saved none."""
+    """Return the address of a term's targets in memory, 0 if its node has saved none."""
     target = getattr(term.node, compat.TARGET, None)
     return target.data_ptr() if isinstance(target, Tensor) else 0

@@ -44,11 +44,16 @@ from torchbus_strategy.user_code import warn_of_gradients
 class LossWeights:
     """The weights of a session's losses. All ranks call each method.
 
-    ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
-    way if ``session.reduce`` might pair with another one. ``sums``: a loss that is a plain sum over
-    samples, as its graph says, is summed over ranks; without, it counts as a mean.
-    ``is_trained``: whether a leaf is one whose gradient counts. Losses are tensors of one element;
-    other shapes have no count.
+    Losses are tensors of one element; other shapes have no count.
+
+    Args:
+        session: The session whose losses are weighted.
+        mode: A value of ``loss_weight=``.
+        mean: Averages over ranks what they exchange ahead of a backward. A strategy passes a
+            function if a call of ``session.reduce`` might pair with another call.
+        sums: Whether a loss that is a plain sum over samples, according to its graph, is summed
+            over ranks. Otherwise it counts as a mean.
+        is_trained: Whether the gradient of a leaf counts.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class LossWeights:
         self.mode = mode
         self._sums = sums
         self._may_reduce = mean is None
-        self._first = 0  # an id: a count that is held would keep the graph alive
+        self._first = 0  # an id, because a reference to the count would keep the graph alive
         self._has_unit = False
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
@@ -83,9 +88,9 @@ class LossWeights:
     def read(
         self, loss: Tensor | None, expected: float = 0.0, share: Share | None = None
     ) -> list[Term]:
-        """Return the terms of a loss; none if samples weigh it. ``expected``: see ``of``.
+        """Return the terms of a loss of one element, or none if it is weighted by samples.
 
-        ``loss``: of one element.
+        ``expected`` is the same as for ``of``.
         """
         if loss is None or self.mode == "samples":
             return []
@@ -101,12 +106,14 @@ class LossWeights:
     ) -> Count:
         """Read the loss's graph, and return what this backward counts.
 
-        ``settles``: the host knows the ranks' numbers before it continues. On a GPU it does not;
-        then ranks count by the graph once all of them know that one does. ``expected``: average
-        number of samples of a rank, if the share does not say. ``loss``: of one element.
-        ``terms``: what ``read`` has returned for it.
+        Args:
+            loss: A tensor of one element.
+            settles: Whether the host knows the ranks' numbers before it continues. If it does not,
+                as on a GPU, ranks count by the graph once all of them know that one does.
+            expected: The average number of samples of a rank, if the share does not have it.
+            terms: What ``read`` has returned for the loss.
         """
-        if len(self._session.batches.current) > 1:  # each batch has its share
+        if len(self._session.batches.current) > 1:  # each batch has a separate share
             terms = None
         elif terms is None:
             terms = self.read(loss, expected)
@@ -121,7 +128,7 @@ class LossWeights:
         return count
 
     def is_usual(self, count: Count) -> bool:
-        """Whether it is that of many losses before."""
+        """Whether many earlier losses had this count."""
         return count is self._repeated.usual
 
     def of_number(self, number: float, expected: float) -> Count:
@@ -136,7 +143,10 @@ class LossWeights:
         return round(share.weight * share.count / parts) if share.count else round(expected)
 
     def _usual(self, terms: list[Term] | None, expected: float, settles: bool) -> Count | None:
-        """Return the count of a loss like many before, if the host has its numbers."""
+        """Return the count of many earlier losses if this one equals them, or None.
+
+        None, too, if the host does not have the loss's numbers.
+        """
         session = self._session
         is_known = self._waits or (terms is not None and all(map(host_knows, terms)))
         if terms is None or not is_known or (self._each.gathers and not expected):
@@ -158,10 +168,10 @@ class LossWeights:
         return count
 
     def by_samples(self, loss: Tensor | None) -> Count:
-        """Return the count of a backward that communicates nothing, or follows such a one.
+        """Return the count of a backward that does not communicate, or follows one that did not.
 
-        The other ranks' counts are unknown. Warns if the loss does not count samples. ``loss``: of
-        one element.
+        ``loss`` has one element. The other ranks' counts are unknown, so samples weigh the loss,
+        unless it is a sum. Warns if the loss counts something other than samples.
         """
         if self.are_sum(self.read(loss)):
             self._repeated.forget()
@@ -177,7 +187,8 @@ class LossWeights:
     def _begin(self, count: Count) -> None:
         """Agree on the unit before the first backward of batches that no loader has counted.
 
-        Without, the gradients of tensors that no optimizer holds would be multiplied by the rows.
+        Otherwise the gradients of tensors that no optimizer holds would be multiplied by the number
+        of rows.
         """
         self._first, self._has_unit = 0, True
         if self._session.share.count:
@@ -194,8 +205,8 @@ class LossWeights:
     def weigh_terms(self, count: Count) -> Count:
         """Put weights into the graph for terms that weigh differently.
 
-        All ranks call it before a synchronised backward. It is one collective in the first
-        backwards, and always if terms are means over different counts. Otherwise it is none.
+        All ranks call it before a synchronised backward. It runs one collective in the first
+        backwards, and in all later ones if terms are means over different counts.
         """
         if self.is_usual(count):
             return count
@@ -220,7 +231,7 @@ class LossWeights:
         return self._multiplied(count, terms, weights or terms.weights)
 
     def _look_at_constants(self, found: WeightedTerms | None) -> None:
-        """Ask about sums over samples that the loop multiplies by a constant, beside means."""
+        """Warn of sums over samples that the loop multiplies by a constant and adds to means."""
         terms = [] if found is None or found.zipped else found.terms
         for term, alike, seen in zip(terms, self._each.alike, self._each.constants, strict=False):
             if term.divisors and alike and term.is_over_one is False:
@@ -284,7 +295,7 @@ class LossWeights:
         return self._in_time(count, term, settles) if count.counted else count
 
     def _is_empty(self, loss: Tensor) -> bool:
-        """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
+        """Whether a loss is a zero that reaches no sample, as for a batch without objects."""
         if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
             return False
         return not loss.item() and is_made_zero(loss, self._is_trained)
@@ -296,7 +307,7 @@ class LossWeights:
         return count
 
     def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
-        """The count, or one by samples if the host does not wait for what other ranks count."""
+        """Return the count, or one by samples if the host does not wait for other ranks' counts."""
         kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
         self.note = self.note or messages.NOTES[kind]
         return count if settles else self._use(Count(self._shared.weight, True))
@@ -306,10 +317,9 @@ class LossWeights:
         return self._sums and is_sum(terms)
 
     def of_sum(self, loss: Tensor | None) -> Count:
-        """Return the count of a sum over samples.
+        """Return the count of a sum over samples, a tensor of one element.
 
-        It is in full, unless this rank's batch only fills in for missing samples. Tensors are of
-        one element.
+        The sum counts in full, unless this rank's batch only fills in for missing samples.
         """
         self._each.let_go()
         current = self._session.batches.current
@@ -348,7 +358,7 @@ class LossWeights:
         return found
 
     def _constants_over_unknown(self, terms: list[Term]) -> list[float]:
-        """Return the constants that count samples by which the loop divides what can't be read."""
+        """Return the numbers of samples by which the loop divides terms that can't be read."""
         over = [one for term in terms if term.reduction == "unknown" for one in term.over]
         constants = [one for one in over if not isinstance(one, Tensor | Measured)]
         counts = counts_of_all(self._session) if constants else []
@@ -357,7 +367,7 @@ class LossWeights:
     def state_dict(self) -> dict[str, object]:
         """Return the facts about the losses so far, the same on all ranks, for checkpoints.
 
-        A resumed run must not learn them again.
+        A resumed run continues with these facts instead of learning them again.
         """
         mine = {"ratio": self._deciding.ratio, "apart": self._each.differs}
         return mine | self._unit.state_dict()
@@ -382,7 +392,7 @@ class LossWeights:
     def resolve(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
         """Return the factors for gradients and loss, or None to change nothing.
 
-        ``mean``: the mean over ranks of what each has sent, the same on all of them.
+        ``mean`` is the mean over ranks of what each has sent. It is the same on all ranks.
         """
         if self._repeated.changes_nothing(mean):
             return None
@@ -405,9 +415,9 @@ class LossWeights:
         return scales
 
     def resolve_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
-        """Return the same factors, without a wait for the numbers.
+        """Return the factors of ``resolve`` without waiting for the numbers.
 
-        Tensors are of one element.
+        ``mean`` has the shape (``SLOTS``,). The factors are tensors of one element.
         """
         self._each.let_go()
         return None if self._are_gathered else self._unit.scales_on_device(mean, windows)

@@ -14,9 +14,10 @@ from torchbus_strategy.compat import local_part, placed_as, sparse_values
 
 
 def mean_over(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Replace each by its mean over the ranks of a group, in one collective per dtype and device.
+    """Replace tensors in place by their means over the ranks of a group.
 
-    In place. All ranks of the group call it with tensors of the same shapes, dtypes and devices.
+    It needs one collective per dtype and device. All ranks of the group call it with tensors of the
+    same shapes, dtypes and devices.
     """
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
@@ -49,9 +50,9 @@ def average(
 
 
 def dense_gradient(parameter: Tensor) -> Tensor:
-    """Its gradient, dense, and placed as the parameter is; zeros if it has none.
+    """Return a parameter's gradient, of the same shape, or zeros if it has none.
 
-    All ranks that share a DTensor call it.
+    The gradient is dense, and placed as the parameter is. All ranks that share a DTensor call it.
     """
     gradient = parameter.grad
     if gradient is None:
@@ -62,7 +63,7 @@ def dense_gradient(parameter: Tensor) -> Tensor:
 class LocalParameters(set[int]):
     """The ids of the parameters that hold gradients of only this rank.
 
-    ``discarded``: this rank had no samples, and holds nothing.
+    ``discarded`` says that this rank had no samples, and so holds no gradients.
     """
 
     def __init__(self) -> None:
@@ -71,9 +72,10 @@ class LocalParameters(set[int]):
         self._before: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
-        """A backward begins that synchronises nothing. All ranks add the same parameters.
+        """Add the parameters of a backward that begins, and that does not synchronise.
 
-        Their gradients may be left as they are, such as those of a model that is trained no more.
+        All ranks add the same ones. The backward may leave some gradients as they are, such as
+        those of a model that is no longer trained.
         """
         if self.issuperset(map(id, parameters)):
             return
@@ -87,9 +89,9 @@ class LocalParameters(set[int]):
                 self._before[key] = weakref.ref(gradient), version(gradient)
 
     def remain(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether there are any, or the loop has cleared them.
+        """Whether there are any such gradients, which the loop has not cleared.
 
-        Zeros on a GPU are not looked at, for which the host would wait.
+        Gradients on a GPU always count, because the host would have to wait to see zeros.
         """
         if self and not self.discarded:
             held = [parameter for parameter in parameters if id(parameter) in self]
@@ -99,7 +101,7 @@ class LocalParameters(set[int]):
         return bool(self)
 
     def _has_local(self, parameter: Tensor) -> bool:
-        """Whether its gradient has changed since ``begin``, and is not zero."""
+        """Whether a parameter's gradient has changed since ``begin``, and is not zero."""
         gradient = parameter.grad
         if gradient is None:
             return False

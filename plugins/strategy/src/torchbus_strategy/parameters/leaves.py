@@ -1,7 +1,7 @@
 """Tensors that get a gradient and that no optimizer holds: inputs, perturbations, latent codes.
 
-Each rank has its own. Its gradient is that of the loss over all ranks, so for rows of samples it is
-what one process computes for these samples.
+Each rank has its own tensors. Their gradient is that of the loss over all ranks, so for rows of
+samples it is what one process computes for these samples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchbus_strategy.user_code import warn_of_gradients
 NODES_AT_MOST = 20_000
 serial_of = attrgetter("serial")
 LOOKS = 3
-"""Of each kind of backward (the first after a batch was taken, the second, ...)."""
+"""How many backwards of each kind are looked at: the first for a batch, the second, and so on."""
 KINDS = 32
 DATA_ARGUMENT = {"AddmmBackward0": 1, "MmBackward0": 0, "ConvolutionBackward0": 0}
 OUTLIVES = (
@@ -43,11 +43,12 @@ OF_A_MEAN = (
 
 
 class OtherLeaves:
-    """Finds leaves that no optimizer holds. ``is_known``: whether the strategy knows one already.
+    """Finds leaves that no optimizer holds.
 
-    ``current``: those of the latest backward. To look for them means to walk the graph: that is
-    done for the first backwards of each kind, then at growing intervals, and in each backward
-    once there were any. Tensors of the batch are noticed in each backward.
+    ``is_known`` says whether the strategy knows a leaf already. ``current`` lists the leaves of the
+    latest backward. Finding them needs a walk through the graph. It is done in the first backwards
+    of each kind, then at growing intervals, and in each backward once any were found. Tensors of
+    the batch are found in each backward.
     """
 
     def __init__(self, session: Context, is_known: Callable[[Tensor], bool]) -> None:
@@ -62,7 +63,7 @@ class OtherLeaves:
         session.replace(torch.autograd, "grad", self._over_all_ranks)
 
     def find(self, call: BackwardCall) -> list[Tensor]:
-        """Return those that a backward will give a gradient."""
+        """Return the leaves that a backward will give a gradient."""
         inputs: list[Tensor] = []
         self.current = inputs
         current = self._session.batches.current
@@ -74,7 +75,7 @@ class OtherLeaves:
         return self.current
 
     def fill(self) -> None:
-        """Give a rank without samples gradients of 0, where it has none: the loop may read them."""
+        """Give missing gradients on a rank without samples the value 0: the loop may read them."""
         for leaf in self.current if not self._session.share.weight else ():
             leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
@@ -101,7 +102,7 @@ class OtherLeaves:
         return True
 
     def _made(self, call: BackwardCall, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Those that the loop has made itself."""
+        """Return the leaves that the loop has made itself, apart from ``inputs``."""
         roots = [one.grad_fn for one in as_list(call.tensors) if isinstance(one, Tensor)]
         found = [one for one in leaves_below(roots) if not self._is_known(one)]
         self._has_found |= bool(found)
@@ -110,7 +111,7 @@ class OtherLeaves:
         return [one for one in found if not _is_in(one, inputs)]
 
     def _look_at_age(self, leaf: Tensor) -> None:
-        """Warn, once, of one that outlives its batch: ranks may share it."""
+        """Warn, once, of a leaf that outlives its batch, because ranks may share it."""
         reference, fed_by = self._seen.get(id(leaf), (None, 0))
         if reference is None or reference() is not leaf:
             gone = [key for key, (one, _) in self._seen.items() if one() is None]
@@ -121,7 +122,7 @@ class OtherLeaves:
             self._warn(OUTLIVES.format(tuple(leaf.shape)))
 
     def _batch_of(self, tensor: Tensor) -> TrackedBatch | None:
-        """Return the batch whose tensor it is, or whose memory it has."""
+        """Return the batch that the tensor belongs to, or whose memory it shares, or None."""
         where = tensor.untyped_storage().data_ptr() if is_plain(tensor) else 0
         at_hand = self._session.batches.at_hand
         return next((one for one in at_hand if where in one.storages()), None)
@@ -135,7 +136,7 @@ class OtherLeaves:
 
     def _over_all_ranks(self, original: Callable[..., tuple[Any, ...]]) -> object:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            asked = as_list(inputs)  # it may be a generator
+            asked = as_list(inputs)  # ``inputs`` may be a generator
             factors = self._factors(as_list(outputs), asked) if self._is_divided() else None
             made = original(outputs, asked, *args, **kwargs)
             if factors is None:
@@ -146,7 +147,10 @@ class OtherLeaves:
         return grad
 
     def _factors(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[float] | None:
-        """By what each gradient is multiplied, so that it is that of the loss over all ranks."""
+        """Return the factors that make each gradient that of the loss over all ranks.
+
+        None if all gradients stay as they are.
+        """
         leaves = [self._is_other_leaf(one) for one in inputs]
         loss = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Tensor) else None
         if loss is None or loss.numel() != 1 or not any(leaves):
@@ -163,7 +167,7 @@ class OtherLeaves:
         return [1.0 if one is None else one for one in found]
 
     def _factor(self, leaf: Tensor, terms: Sequence[Term], loss: Tensor) -> float | None:
-        """None if it is unknown."""
+        """Return the factor of a leaf's gradient, or None if it is unknown."""
         batch = self._batch_of(leaf)
         if batch is None:
             return None if _is_in(leaf, data_leaves([loss.grad_fn])) else 1.0
@@ -186,8 +190,9 @@ def _is_mean(term: Term) -> bool:
 
 
 def _counts(term: Term, rows: int) -> bool:
-    """Whether it is a mean over this rank's samples, and not over things, by chance of the same
-    number, that a mask or the targets left.
+    """Whether a term is a mean over this rank's samples.
+
+    It is not if a mask or ignored targets leave things whose number is equal only by chance.
     """
     number = term.number
     if term.divisors or not isinstance(number, float) or not same(number, rows):
@@ -205,7 +210,7 @@ def leaves_below(roots: Iterable[Any]) -> list[Tensor]:
 
 
 def data_leaves(roots: Iterable[Any]) -> list[Tensor]:
-    """Return those which layers compute with as data, and not as weights."""
+    """Return the leaves of a graph that layers use as data, and not as weights."""
     return _leaves(nodes_below(roots, NODES_AT_MOST, _data_of))
 
 

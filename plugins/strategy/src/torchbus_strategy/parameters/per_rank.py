@@ -35,17 +35,17 @@ OUTLIVES = (
 )
 
 NUMBERS = 3
-"""What a rank says about a tensor.
+"""How many numbers a rank reports about a tensor.
 
-A checksum of its shape. Whether it has a row for each sample of this rank's batch, or the rank has
-no sample. The weighted sum of its values.
+They are a checksum of its shape; whether it has a row for each sample of this rank's batch, or the
+rank has no sample; and the weighted sum of its values.
 """
 
 
 def _judge(reported: Sequence[tuple[float, float]]) -> tuple[bool, str]:
-    """Whether a tensor is each rank's own, and the text of a warning if that is in doubt.
+    """Whether a tensor belongs to each rank's samples, and the text of a warning if in doubt.
 
-    ``reported``: the least and the greatest over ranks of each number.
+    ``reported`` has the least and the greatest value over ranks of each number.
     """
     shape, has_rows, values = reported
     mine = bool(has_rows[0])
@@ -55,7 +55,7 @@ def _judge(reported: Sequence[tuple[float, float]]) -> tuple[bool, str]:
 
 
 class PerRankTensors:
-    """Tensors of one rank's samples, of which each rank keeps its own values.
+    """Tensors of one rank's samples, whose values differ between ranks.
 
     Their gradient is that of the loss over all ranks, as in one process with the whole batch.
     """
@@ -72,15 +72,15 @@ class PerRankTensors:
         return self._tensors.get(id(tensor)) is tensor
 
     def tensors(self) -> list[Tensor]:
-        """The ones that are alive."""
-        # to list a weak dictionary, even an empty one, takes 10 us
+        """Return the tensors that are alive, of any shape and dtype."""
+        # listing a weak dictionary, even an empty one, takes 10 us
         return list(self._tensors.values()) if self._tensors else []
 
     def find(self, loose: Sequence[Tensor], what: str) -> list[Tensor]:
-        """Find the tensors, of those that no module owns, which belong to this rank's samples.
+        """Find the tensors that belong to this rank's samples, among those that no module owns.
 
-        These have a row for each sample of the batch, on all ranks, once the loop has taken a batch
-        of a divided loader. All ranks call it with the same tensors. ``what`` holds them.
+        They have a row for each sample of the batch, on all ranks, once a divided loader has
+        yielded one. All ranks call it with the same tensors. ``what`` names their optimizer.
         """
         share, parts = self._session.share, self._session.world.data.parts
         if not loose or not share.count or parts == 1:
@@ -127,7 +127,7 @@ class PerRankTensors:
             warn_of_gradients(text)
 
     def _look_at_age(self, alive: Sequence[Tensor]) -> None:
-        """Warn of one that outlives its batch: it only looked like its samples' own."""
+        """Warn of a tensor that outlives its batch, and so may not belong to its samples."""
         feeding = max((one.serial for one in self._session.batches.current), default=0)
         for tensor in alive:
             first = self._fed_by[id(tensor)] = self._fed_by.get(id(tensor)) or feeding
@@ -136,10 +136,10 @@ class PerRankTensors:
 
     @contextmanager
     def over_all_ranks(self, others: Sequence[Tensor] = ()) -> Iterator[None]:
-        """Divide what a backward inside adds to their gradients, and to those of ``others``, by the
-        number of ranks.
+        """Divide what a backward in the block adds to the gradients by the number of ranks.
 
-        The average over ranks does the same to all other gradients.
+        This applies to the gradients of these tensors and of ``others``. The average over ranks
+        does the same to all other gradients.
         """
         alive = self.tensors()
         self._look_at_age(alive)
@@ -160,7 +160,7 @@ class PerRankTensors:
 def may_be_of_samples(tensor: Tensor, rows: int) -> bool:
     """Whether dim 0 of a tensor may hold the samples of a batch of ``rows``.
 
-    One that has a gradient already was fed by an earlier batch.
+    A tensor that has a gradient already belongs to an earlier batch.
     """
     return tensor.dim() > 0 and len(tensor) == rows and tensor.grad is None
 

@@ -46,9 +46,9 @@ def copy_from_rank0(
 
 
 def gather_summaries(what: str, mine: list[Any]) -> list[tuple[str, list[Any]]]:
-    """Return each rank's message about it.
+    """Return ``what`` and ``mine`` of each rank.
 
-    All ranks call it; the message size does not depend on the model. Raises RanksDiverged if a rank
+    All ranks call it. The message size does not depend on the model. Raises RanksDiverged if a rank
     is elsewhere and sends another message.
     """
     reported = all_gather_object((what, mine), dist.get_world_size())
@@ -106,7 +106,7 @@ def _owner(tensors: Sequence[Tensor], models: Sequence[Module]) -> str:
 def broadcast(tensors: Sequence[Tensor]) -> None:
     """Send rank 0's tensors, of any dtypes and on one device, in one broadcast.
 
-    Writing into ``.data`` keeps graphs valid that have saved them.
+    Writing into ``.data`` keeps graphs valid that have saved these tensors.
     """
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
@@ -143,12 +143,12 @@ class BufferOfModule(NamedTuple):
 
     @property
     def is_statistic(self) -> bool:
-        """Whether it is a normalization's, whose values may differ between ranks."""
+        """Whether the buffer is a normalization's statistic, which may differ between ranks."""
         return self.name in STATISTICS
 
 
 def entries_of(models: Iterable[Module]) -> list[BufferOfModule]:
-    """Return the buffers of models, each module's once."""
+    """Return the buffers of models, those of each module once."""
     modules = {id(module): module for model in models for module in model.modules()}
     return [
         BufferOfModule(module, name, buffer)
@@ -161,9 +161,9 @@ def entries_of(models: Iterable[Module]) -> list[BufferOfModule]:
 class Buffers:
     """The buffers of models, looked up at each use because models may replace them.
 
-    ``others``: modules without parameters. If the ranks have called unlike ones, these stay as they
-    are. ``shapes``: a checksum, below ``MODULUS``, of the shapes; 0 if they are those on which the
-    ranks have agreed.
+    ``others`` are modules without parameters. If the ranks have called different modules of this
+    kind, their buffers stay as they are. ``shapes`` is a checksum, below ``MODULUS``, of the
+    buffers' shapes, or 0 if the ranks have agreed on these shapes.
     """
 
     def __init__(self, models: Sequence[Module], others: Sequence[Module] = ()) -> None:
@@ -181,15 +181,15 @@ class Buffers:
         return 0 if now == self._agreed else zlib.crc32(repr(now).encode()) % (MODULUS - 1) + 1
 
     def entries(self) -> list[BufferOfModule]:
-        """Return each of them once."""
+        """Return each buffer once."""
         unique = {id(entry.tensor): entry for entry in self._entries()}
         return list(unique.values())
 
     def copy_from_rank0(self, alike: bool = True) -> None:
-        """All of them, in one broadcast per device. All ranks call it.
+        """Give all ranks rank 0's buffers, in one broadcast per device. All ranks call it.
 
-        ``alike``: they have the same shapes on all ranks. Else those that differ stay each rank's
-        own: a module keeps something of its batch, and the ranks' shares are uneven.
+        ``alike`` says that they have the same shapes on all ranks. Otherwise buffers whose shapes
+        differ stay as they are: a module stores part of its batch, and the shares are uneven.
         """
         present = self._present()
         if alike:
@@ -202,7 +202,7 @@ class Buffers:
             broadcast([buffer for buffer in unique if buffer.device == device])
 
     def _of_equal_shapes(self, unique: list[Tensor]) -> list[Tensor]:
-        """Return those that have the same shape on all ranks."""
+        """Return the buffers that have the same shape on all ranks."""
         reported = all_gather_object([tuple(one.shape) for one in unique], dist.get_world_size())
         if len({len(theirs) for theirs in reported}) > 1:
             self._others, self.are_none = [], not self._holders

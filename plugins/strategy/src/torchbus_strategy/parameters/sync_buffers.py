@@ -32,7 +32,7 @@ COUNTS = (
 
 
 def check_how(how: object) -> None:
-    """Raise UsageError if it is not how buffers may be synchronised."""
+    """Raise UsageError if ``how`` is an unknown way to synchronise buffers."""
     ways = list(how.values()) if isinstance(how, Mapping) else [how]
     unknown = [way for way in ways if way not in WAYS]
     if unknown:
@@ -43,10 +43,11 @@ def check_how(how: object) -> None:
 
 
 class SyncBuffers:
-    """``how`` is for all buffers, or by name, such as "center" or "Loss.center".
+    """Synchronises the buffers of models after each backward. All ranks call each method.
 
-    In the first backwards it says once which buffers differ, and which seem to count samples.
-    ``known`` returns the models that have buffers. All ranks call each method.
+    ``how`` is one way for all buffers, or a way for each name, such as "center" or "Loss.center".
+    ``known`` returns the models that have buffers. In the first backwards a warning says which
+    buffers differ, and which seem to count samples.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class SyncBuffers:
     # Before a backward ----------------------------------------------------------------------------
 
     def models_added(self) -> None:
-        """The buffers of new models are equal on all ranks."""
+        """Note the buffers of new models, which are equal on all ranks."""
         for entry in self._of_interest():
             self._common.note(entry)
 
     @hookimpl(trylast=True)
     def batch_ready(self, iterator: LoaderIterator) -> None:
-        """The loop may have reset buffers since the last backward."""
+        """Note the buffers again, because the loop may have reset some since the last backward."""
         if self._is_merged and torch.is_grad_enabled() and not iterator.origin.evaluates:
             self._note_all()
 
@@ -90,7 +91,7 @@ class SyncBuffers:
             self._common.note(entry, replaces=True)
 
     def _of_interest(self) -> Iterable[BufferOfModule]:
-        """The buffers of which the values before a backward are needed."""
+        """Return the buffers whose values from before a backward are needed."""
         return [
             entry
             for entry in (entries_of(self._known()) if self._sums or self._looks else ())
@@ -100,7 +101,10 @@ class SyncBuffers:
     # After it -------------------------------------------------------------------------------------
 
     def synchronise(self, buffers: Buffers, alike: bool) -> None:
-        """The gradients are averaged. ``alike``: buffers have equal shapes."""
+        """Synchronise the buffers once the gradients are averaged.
+
+        ``alike`` says that the buffers have equal shapes on all ranks.
+        """
         if alike and buffers.are_none and not self._sums:
             return
         entries = buffers.entries() if self._looks or self._how != "rank0" else []
@@ -127,7 +131,7 @@ class SyncBuffers:
             tensor.copy_(sum_of_changes(before, before if repeats else tensor))
 
     def _lost(self, entries: list[BufferOfModule], mine: list[Tensor]) -> list[str]:
-        """The buffers of which this rank's values are in no way in what all ranks have now."""
+        """Return the names of buffers whose new values do not depend on this rank's values."""
         return [
             entry.label
             for entry, before in zip(entries, mine, strict=True)
@@ -140,7 +144,7 @@ class SyncBuffers:
         ]
 
     def _growing_by_samples(self, entries: list[BufferOfModule]) -> set[str]:
-        """The numbers that grew by the number of this rank's samples, and are to be rank 0's."""
+        """Return the names of numbers that grew by this rank's samples and get rank 0's value."""
         samples = len(self._session.share.indices)
         return {
             entry.label
@@ -156,7 +160,8 @@ class SyncBuffers:
         reported = self._session.all_gather_object((lost, sorted(counting)))
         names = sorted({name for theirs, _ in reported for name in theirs})
         common = set.intersection(*(set(theirs) for _, theirs in reported))
-        if self._session.share.count >= 2 * self._session.world.data.parts:  # else a rank has one
+        # with fewer samples, a rank may have a single one
+        if self._session.share.count >= 2 * self._session.world.data.parts:
             self._counting = common if self._counting is None else self._counting & common
         self._looks -= 1
         if names and not self._has_said:
@@ -186,15 +191,15 @@ class CommonBuffers:
             held[entry.name] = entry.tensor.detach().clone()
 
     def of(self, entry: BufferOfModule) -> Tensor | None:
-        """Return None for another shape: the script has begun the buffer again."""
+        """Return the copy of a buffer, or None if the script has changed the buffer's shape."""
         before = self._held.get(entry.holder, {}).get(entry.name)
         return before if before is not None and before.shape == entry.tensor.shape else None
 
 
 def sum_of_changes(before: Tensor, mine: Tensor) -> Tensor:
-    """Return what came before, with the changes of all ranks. All ranks call it.
+    """Return ``before`` with the changes of all ranks, in the same shape. All ranks call it.
 
-    What one rank alone has changed gets the value of that rank, bit for bit.
+    An element that only one rank has changed gets the value of that rank, bit for bit.
     """
     kind = NARROW.get(mine.dtype, mine.dtype)
     before, mine = before.to(kind), mine.to(kind)

@@ -46,14 +46,14 @@ def convert(model: Module) -> None:
 
 
 def count_only_samples(session: Context) -> None:
-    """Let a rank without samples, which repeats some, give the statistics none of them."""
+    """Exclude the samples that a rank without samples repeats from BatchNorm's statistics."""
     session.batches.follow()
 
     def make(forward: Callable[[SyncBatchNorm, Tensor], Tensor]) -> object:
         def synced(module: SyncBatchNorm, x: Tensor) -> Tensor:
             if not module.training or not _repeats(session):
                 return forward(module, x)
-            # its backward, too, communicates with the other ranks
+            # the empty forward and its backward take part in the collectives of the other ranks
             return _by_itself(module, x) + forward(module, x[:0]).sum()
 
         return synced
@@ -67,7 +67,7 @@ def _repeats(session: Context) -> bool:
 
 
 def _by_itself(module: SyncBatchNorm, x: Tensor) -> Tensor:
-    """Normalise by the running statistics, if there are any: nothing counts what comes out."""
+    """Normalise by the running statistics, if there are any. The result does not count."""
     if module.running_mean is None or module.running_var is None:
         return x
     return functional.batch_norm(
@@ -105,7 +105,7 @@ class TrainedParameters:
         self._next_number = itertools.count()
         self._has_warned = False
         self._watched: dict[weakref.ref[Optimizer], list[int]] = {}
-        """The parameters that each optimizer has, by id. To list a weak dictionary takes 10 us."""
+        """The ids of each optimizer's parameters. Listing a weak dictionary would take 10 us."""
         self._additions = 0
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
@@ -155,7 +155,7 @@ class TrainedParameters:
         new: list[Tensor],
         owned: Sequence[Tensor],
     ) -> list[Tensor]:
-        """The optimizer's parameters, except those that belong to this rank's samples."""
+        """Return the optimizer's parameters, except those that belong to this rank's samples."""
         inside = {id(parameter) for parameter in owned}
         mine = self.per_rank.find(
             [parameter for parameter in new if id(parameter) not in inside],
@@ -174,7 +174,7 @@ class TrainedParameters:
 
     @hookimpl
     def model_found(self, model: Module) -> None:
-        # flops are counted on meta tensors
+        # a tool that counts flops may call a model with parameters on the meta device
         counted = [parameter for parameter in model.parameters() if not parameter.is_meta]
         if not counted:
             self._add_other(model)
@@ -190,7 +190,7 @@ class TrainedParameters:
         self._add(list(model.parameters()), [model], type(model).__name__, {})
 
     def _add_other(self, model: Module) -> None:
-        """Give its buffers rank 0's values from the next backward on."""
+        """Give a module without parameters rank 0's buffers from the next backward on."""
         is_new = not any(other() is model for other in self._others)
         if is_new and self._session.captures(model) and any(True for _ in model.buffers()):
             self._others.append(weakref.ref(model))
@@ -239,7 +239,7 @@ class TrainedParameters:
                 self._session.bus.hook.parameters_added(optimizer=optimizer, parameters=new)
 
     def _compare(self, new: list[Tensor], what: str) -> None:
-        """Warn if the ranks do not bring the same. All of them call it."""
+        """Warn if the ranks add different parameters. All ranks call it."""
         reported = gather_summaries(f"parameters in the groups of {what}", [sums_of(new)])
         unlike = any(theirs != reported[0][1] for _, theirs in reported)
         if unlike and self._session.is_main and not self._has_warned:
@@ -261,7 +261,7 @@ class TrainedParameters:
     def _forget_dead(self, what: str) -> bool:
         """Forget the parameters whose model and optimizer are gone on all ranks.
 
-        Those of an earlier cross-validation fold, for example. Returns whether there were any.
+        An earlier cross-validation fold leaves some, for example. Returns whether there were any.
         """
         alive: list[Module | Optimizer] = [*self._alive(self._models), *self._numbers]
         held = {
@@ -292,7 +292,7 @@ class TrainedParameters:
     # For the parts that synchronise them ---------------------------------------------------------
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether it is a parameter, or one of a rank's own that an optimizer steps."""
+        """Whether a tensor, of any shape, is a parameter or belongs to this rank's samples."""
         return id(tensor) in self._known or tensor in self.per_rank
 
     def requiring_gradients(self) -> list[Tensor]:
@@ -300,15 +300,15 @@ class TrainedParameters:
         return list(filter(requires_grad, self.parameters))
 
     def any_requires_gradients(self) -> bool:
-        """Whether not all parameters are frozen now."""
+        """Whether any parameter requires a gradient now."""
         return any(map(requires_grad, self.parameters))
 
     def holders(self, parameters: Sequence[Tensor]) -> list[tuple[int, ...]]:
-        """The numbers of the optimizers that hold each of them."""
+        """Return the numbers of the optimizers that hold each parameter."""
         return [tuple(sorted(self._holders.get(id(parameter), ()))) for parameter in parameters]
 
     def optimizer_settings(self) -> Settings:
-        """Hyperparameters of the optimizers that are alive, each under the optimizer's number."""
+        """Return the hyperparameters of the living optimizers, with the optimizers' numbers."""
         return hyperparameters.of_numbered(
             sorted(
                 [(number, optimizer) for optimizer, number in self._numbers.items()],
@@ -317,15 +317,15 @@ class TrainedParameters:
         )
 
     def buffers(self, models: Sequence[Module]) -> Buffers:
-        """Those of these models, and of called modules without parameters."""
+        """Return the buffers of these models, and of called modules without parameters."""
         return Buffers(models, self._alive(self._others))
 
     def known_models(self) -> list[Module]:
-        """The models that were found, and called modules without parameters."""
+        """Return the models that were found, and called modules without parameters."""
         return [*self._alive(self._models), *self._alive(self._others)]
 
     def models(self, parameters: Sequence[Tensor]) -> list[Module]:
-        """The models that own the parameters, except those that are already distributed."""
+        """Return the models that own the parameters, except those that are already distributed."""
         return [model for model in objects.models_of(parameters) if not is_distributed(model)]
 
     # Explain -------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class TrainedParameters:
 
 
 def is_distributed(model: Module) -> bool:
-    """Whether the script has wrapped it in DDP or FSDP."""
+    """Whether the script has wrapped a model in DDP or FSDP."""
     return isinstance(model, DistributedDataParallel) or type(model).__name__.startswith(
         ("FSDP", "FullyShardedDataParallel")
     )

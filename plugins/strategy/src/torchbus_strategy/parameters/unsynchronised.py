@@ -12,7 +12,10 @@ from torchbus_strategy.parameters.trained import TrainedParameters
 
 
 class UnsynchronisedState(TypedDict, total=False):
-    """The state. ``who``: rank and number of ranks. ``indices`` count the trained parameters."""
+    """The state in a checkpoint.
+
+    ``who`` is the rank and the number of ranks. ``indices`` are those of the trained parameters.
+    """
 
     who: list[int]
     indices: list[int]
@@ -32,9 +35,10 @@ class Unsynchronised:
         self._local = local
 
     def state_dict(self) -> UnsynchronisedState:
-        """All ranks call it: it averages.
+        """Return the unsynchronised gradients. All ranks call it, because it averages them.
 
-        If the order is divided again, a run that resumes gets the batches of an open window again.
+        If the order is divided again between steps, the state is empty: a run that resumes gets the
+        batches of an open window again.
         """
         parameters = self._trained.parameters
         world = self._session.world
