@@ -30,16 +30,16 @@ class KnownVerbs:
     def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
         """Inside, the parameters of all other optimizers require no gradients.
 
-        With ``sync_grad=False``, ranks do not communicate either, and all ranks must enter it.
-        Afterwards each parameter is as it was before. Raises UsageError for an optimizer that the
-        session does not know.
+        With ``sync_grad=False``, backwards do not communicate either, and all ranks must enter it.
+        At the end, each parameter's ``requires_grad`` is restored. Raises UsageError for an
+        optimizer that the session does not know.
         """
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backwards inside do not communicate. All ranks must enter it.
 
-        The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+        The next backward outside, or ``optimizer.step``, averages the accumulated gradients.
 
         Source: ``no_sync`` of torch's DistributedDataParallel.
         """
@@ -48,8 +48,8 @@ class KnownVerbs:
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
         """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
-        It is ``no_sync()`` for all batches but the last one of each window. All ranks must enter
-        it.
+        This is ``no_sync()`` if there is ``more_to_come``: for all batches but the last one of each
+        window. All ranks must enter it.
         """
         raise NotImplementedError
 
@@ -64,8 +64,8 @@ class KnownVerbs:
     def backward_weight(self, count: float) -> None:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
-        ``count``: a number, or a tensor of one element, 0 or more. Gradients are weighted by it,
-        over ranks and over the batches of a window. All ranks must call it. Raises UsageError for
+        ``count`` is a number or a tensor with one element, 0 or more. It weights the gradients over
+        ranks and over the batches of a window. All ranks must call this. Raises UsageError for
         another value.
         """
 
@@ -80,41 +80,41 @@ class KnownVerbs:
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, which is a folder.
+        """Write a checkpoint to a folder with this path.
 
-        All ranks call it, at the end of a batch or an epoch. Raises UsageError for a URL, and
-        CheckpointError if the checkpoint would not be complete.
+        All ranks must call this, at the end of a batch or an epoch. Raises UsageError for a URL,
+        and CheckpointError if the checkpoint would not be complete or can't be written.
         """
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Restore a checkpoint that ``save`` wrote. All ranks call it.
+        """Restore a checkpoint. All ranks must call this.
 
-        Before the first step of this session, it also restores the position of the loop, by replay.
-        Raises UsageError for a URL and during a resume, CheckpointError for a checkpoint that is
-        damaged or belongs to another loop.
+        Before the first step of this session, this also restores the position of the loop, by
+        replay. Raises UsageError for a URL and during a resume, and CheckpointError for a
+        checkpoint that is damaged or belongs to another loop.
         """
 
     def register(self, name: str, thing: Thing) -> Thing:
         """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint.
 
-        The checkpoint has rank 0's state, which each rank loads: register it on all ranks. Returns
-        the object. Raises UsageError for an object without these methods, and for a name in use.
+        Register the object on all ranks, because each loads rank 0's state. Returns the object.
+        Raises UsageError for an object without these methods, and for a name in use.
         """
         raise NotImplementedError
 
     def epochs(self, count: int) -> Iterator[int]:
-        """``range(count)`` for the outermost loop, which continues where an interrupted run was.
+        """Iterate over ``range(count)`` in the outermost loop, from where an interrupted run was.
 
-        An "epoch" may be a step. All ranks must loop over it. Raises UsageError if ``count`` is
-        not an int.
+        An "epoch" may be a single step. All ranks must run the loop. Raises UsageError if ``count``
+        is not an int.
         """
         raise NotImplementedError
 
     def save_and_leave(self) -> None:
         """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
-        One rank is enough. It may call it in any thread, at any time, and again. Needs
-        ``checkpoint``. Raises UsageError without it.
+        One rank is enough. It may call this in any thread, at any time, and repeatedly. Raises
+        UsageError if the option ``checkpoint`` is not set.
         """
 
     gradient_norm: torch.Tensor | None
@@ -140,8 +140,8 @@ class KnownVerbs:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
-        prog_bar=False, step=None``. All ranks must log a value that is reduced over ranks, in the
-        same order; any rank may log another one. Raises UsageError for other values and options.
+        prog_bar=False, step=None``. All ranks must log values that are reduced over ranks, in the
+        same order; any rank may log others. Raises UsageError for other values and options.
         """
 
     def log_dict(
@@ -158,21 +158,21 @@ class KnownVerbs:
     ) -> None:
         """Log several values by name, with the options of ``log``, on the same ranks.
 
-        Raises UsageError for what is not a mapping.
+        Raises UsageError if ``metrics`` is not a mapping.
         """
 
     def log_hyperparams(self, values: object = None, **more: object) -> None:
-        """Give the run's settings to the loggers. All ranks call it.
+        """Pass the run's settings to the loggers. All ranks must call this.
 
         Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
         """
 
     def log_image(self, name: str, image: object, *, step: int | None = None) -> None:
-        """Log a picture. The loggers of rank 0 get it at once; other ranks may call it or not.
+        """Log a picture. The loggers of rank 0 get it at once. Other ranks may call this, too.
 
-        ``image``: a tensor (height, width) or (channels, height, width), or an array of NumPy or a
-        PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
-        in [0, 1], integers uint8. Rank 0 waits for the device. Raises UsageError for other images.
+        ``image`` is a tensor (height, width) or (channels, height, width), or a NumPy array or PIL
+        image (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are in
+        [0, 1], integers uint8. Rank 0 waits for the device. Raises UsageError for other images.
         """
 
     def log_histogram(
@@ -185,9 +185,9 @@ class KnownVerbs:
     ) -> None:
         """Log how the values of a tensor or an array are distributed, at once.
 
-        ``values``: real numbers of any shape and dtype. ``bins``: the number of equal bins. Rank 0
-        counts its own values, on their device, and waits for it. It counts a whole DTensor: then
-        all ranks call this. Raises UsageError for other values.
+        ``values`` are real numbers of any shape and dtype, and ``bins`` is the number of equal
+        bins. Rank 0 counts only its values, on their device, and waits for it. A DTensor is
+        gathered, so all ranks must call this for it. Raises UsageError for other values.
         """
 
     def range(self, name: str) -> record_function:

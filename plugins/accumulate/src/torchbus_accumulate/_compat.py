@@ -16,22 +16,29 @@ from torch.utils.data import dataloader
 from torchbus.compat.required import require
 
 version: Callable[[Tensor], int] = attrgetter("_version")
-"""Grows with each change in place. Without it: AttributeError at the first backward."""
+"""A tensor's version, which grows with each change in place.
+
+Without it: AttributeError at the first backward.
+"""
 
 index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
-"""What yields a loader's batches of indices. Without it: AttributeError when the loop asks for the
-length of a loader.
+"""The sampler that yields a loader's batches of indices.
+
+Without it: AttributeError when the loop asks for the length of a loader.
 """
 
 DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
-"""Without it: AttributeError when the plugin is imported."""
+"""The class of a loader's iterators. Without it: AttributeError when the plugin is imported."""
 
 yielded: Callable[[Any], int] = attrgetter("_num_yielded")
-"""Batches that an iterator has given. Without it: AttributeError at ``s.is_last_batch``."""
+"""The number of batches that an iterator has yielded.
+
+Without it: AttributeError at ``s.is_last_batch``.
+"""
 
 
 def children(scheduler: LRScheduler) -> list[LRScheduler]:
-    """Return the parts of a ``SequentialLR`` or a ``ChainedScheduler``; none of another one.
+    """Return the parts of a ``SequentialLR`` or a ``ChainedScheduler``, and else an empty list.
 
     Without ``_schedulers``: IndexError at the first step of a ``SequentialLR``.
     """
@@ -39,12 +46,15 @@ def children(scheduler: LRScheduler) -> list[LRScheduler]:
 
 
 milestones: Callable[[Any], Any] = attrgetter("_milestones")
-"""Where the next of them begins. Without it: AttributeError at its first step."""
+"""The steps at which the later parts of a ``SequentialLR`` begin.
+
+Without it: AttributeError at its first step.
+"""
 
 STEP_COUNT = "_step_count"
-"""How often a scheduler has stepped: not a number of the schedule.
+"""The attribute that counts a scheduler's steps, which is not a number of the schedule.
 
-Without it: UsageError when schedulers are looked at.
+Without it: UsageError when the numbers of a schedule are read.
 """
 
 

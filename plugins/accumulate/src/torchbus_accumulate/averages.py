@@ -17,13 +17,13 @@ from torchbus_accumulate.windows.committed import is_part
 from torchbus_accumulate.windows.sums import WindowSum
 
 LOOKS = 3
-"""Skipped steps after which the parameters of all models are read."""
+"""The number of skipped steps after which the parameters of all models are read."""
 
 
 class UnoptimizedChanges:
     """Compares parameters that no optimizer holds, from a skipped step to the next backward.
 
-    Before the first real step, an average equals the model, and an update changes nothing.
+    Before the first real step this finds nothing, as an average equals the model until then.
     """
 
     def __init__(self, optimizers: WindowSums) -> None:
@@ -31,16 +31,16 @@ class UnoptimizedChanges:
         self._looks = 0
         self._before: dict[int, complex] = {}
         self.may_differ = False
-        """A real step has moved the model."""
+        """Whether a real step has changed the model, so that an average may differ from it."""
 
     def note(self) -> None:
-        """The loop's step was skipped."""
+        """Called when a step of the loop was skipped."""
         if self.may_differ and self._looks < LOOKS:
             self._looks += 1
             self._before = self._values()
 
     def have_moved(self) -> bool:
-        """Whether one has changed since the skipped step."""
+        """Whether such a parameter has changed since the skipped step."""
         if not self._before:
             return False
         before, self._before = self._before, {}
@@ -61,7 +61,10 @@ class UnoptimizedChanges:
 
 
 def _internal(modules: list[nn.Module]) -> set[int]:
-    """Parameters of a plugin's own modules only: a reducer holds those of the loop as well."""
+    """Return the ids of parameters that only plugins' modules hold.
+
+    A plugin's reducer also holds parameters of the loop's models.
+    """
     ours: set[int] = set()
     theirs: set[int] = set()
     for module in modules:
@@ -71,10 +74,10 @@ def _internal(modules: list[nn.Module]) -> set[int]:
 
 
 def digest(tensor: Tensor) -> complex | None:
-    """Return a tensor's sum, or None for a part of a tensor, and for one without values or with
-    NaNs.
+    """Return the sum of a tensor's elements.
 
-    fsdp frees the memory of a gathered parameter: reading it would end the process.
+    Returns None for a sharded, sparse or empty tensor, or if it has no values or contains NaN. fsdp
+    frees the memory of a gathered parameter, and reading it would crash the process.
     """
     if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return None
@@ -90,8 +93,8 @@ def digest(tensor: Tensor) -> complex | None:
 class WindowSums:
     """The sum of the window for each optimizer that the session captures.
 
-    ``of``: by the optimizer's id. ``sums``: all of them, in the order in which the optimizers were
-    found.
+    ``of`` has the sums by the optimizer's id. ``sums`` has all of them, in the order in which the
+    optimizers were found.
     """
 
     def __init__(self, session: Context) -> None:
@@ -108,7 +111,7 @@ class WindowSums:
             self.add(optimizer)
 
     def ignore(self, optimizer: Optimizer) -> None:
-        """Its steps are not steps of the training loop."""
+        """Leave an optimizer out, as its steps are not steps of the training loop."""
         self._ignored.add(optimizer)
 
     def add(self, optimizer: Optimizer) -> None:

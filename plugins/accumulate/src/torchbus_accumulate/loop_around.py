@@ -24,8 +24,8 @@ RANGES = ("range", "trange", "epochs")
 class LoopAround(NamedTuple):
     """The innermost loop over numbers around the current lines.
 
-    ``counts``: how often it may run, and empty if nothing says that. ``is_over_passes``: another
-    loop, such as that over the loader, is inside.
+    ``counts`` has the possible numbers of its iterations, and is empty if the source does not show
+    them. ``is_over_passes`` is True if this loop contains another loop, such as one over a loader.
     """
 
     counts: list[int]
@@ -33,7 +33,7 @@ class LoopAround(NamedTuple):
 
 
 def loop_around(frames: list[FrameType]) -> LoopAround:
-    """Find it in the sources of these frames, innermost first."""
+    """Find the loop in the sources of these frames, which are ordered innermost first."""
     is_inside = False
     for frame in frames:
         for node in reversed(loops_in(frame.f_code.co_filename)):

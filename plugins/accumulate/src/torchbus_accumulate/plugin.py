@@ -19,13 +19,13 @@ from torchbus_strategy.loss.terms import Count
 
 
 class Accumulate:
-    """One real step for several batches of an unchanged loop.
+    """Makes one real step for several batches of an unchanged loop.
 
     Args:
-        accumulate_grad_batches: batches per real step, or a dict from epoch to such a number, as in
-            ``{0: 8, 4: 4}``.
+        accumulate_grad_batches: the number of batches per real step, or a dict that gives this
+            number from an epoch on, as in ``{0: 8, 4: 4}``.
 
-    It adds ``s.toggle``, ``s.no_sync``, ``s.accumulating``, ``s.is_last_batch`` and
+    Adds ``s.toggle``, ``s.no_sync``, ``s.accumulating``, ``s.is_last_batch`` and
     ``s.backward_weight``.
     """
 
@@ -50,7 +50,7 @@ class Accumulate:
 
     @property
     def window_is_open(self) -> bool:
-        """Whether gradients wait for a later batch, or nothing is synchronised now."""
+        """Whether a window has begun but not ended, or the loop is inside ``no_sync``."""
         return self._local > 0 or (self._windows is not None and self._windows.has_begun_one)
 
     # Events --------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Accumulate:
         session = self._session
         if session is None:
             return
-        if session.world.divides_anew:  # replicas can't exchange counts before
+        if session.world.divides_anew:  # replicas exchange counts together with their gradients
             call.count = Count(count if session.share.weight else 0.0, counted=True)
             call.count.isolated = True
         elif session.world_size > 1:
@@ -108,7 +108,7 @@ class Accumulate:
     def no_sync(self) -> AbstractContextManager[None]:
         """Backwards inside do not communicate. All ranks must enter it.
 
-        The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+        The next backward outside, or ``optimizer.step``, averages the accumulated gradients.
 
         Source: ``no_sync`` of torch's DistributedDataParallel.
         """
@@ -117,8 +117,8 @@ class Accumulate:
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
         """For a loop that accumulates gradients itself: ``with s.accumulating((i + 1) % 4 != 0):``.
 
-        It is ``no_sync()`` for all batches but the last one of each window. All ranks must enter
-        it.
+        This is ``no_sync()`` if there is ``more_to_come``: for all batches but the last one of each
+        window. All ranks must enter it.
         """
         return self._without_sync() if more_to_come else nullcontext()
 
@@ -134,9 +134,9 @@ class Accumulate:
     def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
         """Inside, the parameters of all other optimizers require no gradients.
 
-        With ``sync_grad=False``, ranks do not communicate either, and all ranks must enter it.
-        Afterwards each parameter is as it was before. Raises UsageError for an optimizer that the
-        session does not know.
+        With ``sync_grad=False``, backwards do not communicate either, and all ranks must enter it.
+        At the end, each parameter's ``requires_grad`` is restored. Raises UsageError for an
+        optimizer that the session does not know.
         """
         if self._optimizers is None or optimizer not in self._optimizers:
             self._optimizers = weakref.WeakSet(objects.optimizers())
@@ -156,8 +156,8 @@ class Accumulate:
     def backward_weight(self, count: float) -> None:
         """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
 
-        ``count``: a number, or a tensor of one element, 0 or more. Gradients are weighted by it,
-        over ranks and over the batches of a window. All ranks must call it. Raises UsageError for
+        ``count`` is a number or a tensor with one element, 0 or more. It weights the gradients over
+        ranks and over the batches of a window. All ranks must call this. Raises UsageError for
         another value.
         """
         if (
@@ -176,8 +176,8 @@ class Accumulate:
     def state_dict(self) -> dict[str, object]:
         """Return where the loop is in its window, and each optimizer's part of an open window.
 
-        The optimizers come in the order of their creation. The state has plain numbers and tensors,
-        and is the same on all ranks, which all must call this after a step.
+        The optimizers are in the order of their creation. The state has plain numbers and tensors,
+        and is the same on all ranks. All ranks must call this, after a step.
 
         Raises:
             Unsupported: between ``backward`` and ``optimizer.step`` in the middle of a window.
@@ -187,8 +187,8 @@ class Accumulate:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue with the next batch of the epoch and of the window.
 
-        All ranks must call it, inside the block, when the optimizers exist. The number of ranks
-        may have changed.
+        All ranks must call this, inside the block, after the optimizers have been created. The
+        number of ranks may have changed.
 
         Raises:
             UsageError: if the optimizers are not those of the checkpoint.
@@ -209,7 +209,7 @@ class Toggle:
 
     @contextmanager
     def block(self, optimizer: Optimizer, all_optimizers: Iterable[Optimizer]) -> Iterator[None]:
-        """Freeze the parameters of all other optimizers. At the end, undo that."""
+        """Freeze the parameters of all other optimizers inside the block."""
         everything = {
             id(parameter): parameter
             for other in all_optimizers

@@ -18,7 +18,7 @@ from torchbus_strategy.batches import TrackedBatch
 class BatchUse:
     """The batch that the loop works on, and whether a backward has used it before.
 
-    If loaders are zipped, the batch of the first one counts. ``counted``: the last new batch.
+    If loaders are zipped, the batch of the first loader counts. ``counted`` is the last new batch.
     """
 
     def __init__(self, session: Context) -> None:
@@ -50,7 +50,7 @@ class BatchUse:
     def is_new(self, batch: TrackedBatch) -> bool:
         """Whether the batch differs from the last new one.
 
-        A batch that was taken together with that one is not new.
+        A batch of a zipped loader, which came with the last new one, is not new.
         """
         counted = self.counted
         if counted is batch or (
@@ -65,13 +65,13 @@ class BatchUse:
 
     @property
     def is_last(self) -> bool:
-        """Whether one of the batches that were taken together is the last of its pass."""
+        """Whether one of the batches that came together (zipped) is the last of its pass."""
         return any(batch.is_last for batch in _in_training(self._batches.together))
 
     def ends_pass(self) -> bool:
         """Whether one of the present batches is the last of its pass.
 
-        It looks ahead in the loader if nothing has done so before.
+        Reads ahead in the loader if that has not been done before.
         """
         at_hand = _in_training(self._batches.at_hand)
         for batch in at_hand:
@@ -81,7 +81,7 @@ class BatchUse:
         return any(batch.is_last for batch in at_hand)
 
     def leave(self) -> None:
-        """The pass is over."""
+        """Called when the pass is over."""
         self._left, self.counted = self._batches.current, None
 
 
@@ -93,9 +93,9 @@ def _of_loader(batches: tuple[TrackedBatch, ...]) -> TrackedBatch | None:
 
 
 def _in_training(batches: Sequence[TrackedBatch]) -> Sequence[TrackedBatch]:
-    """Leave out an evaluation whose outputs the loop holds with their graph.
+    """Leave out the batches of an evaluation whose outputs the loop holds with their graph.
 
-    Its pass is over while that of training continues. On a single rank it is not known otherwise.
+    Such a pass is over while the training pass continues, which is how a single rank detects it.
     """
     if len(batches) == 1:
         return batches
@@ -105,7 +105,7 @@ def _in_training(batches: Sequence[TrackedBatch]) -> Sequence[TrackedBatch]:
 def expected_samples(batch: TrackedBatch, samples: float, window: int) -> float:
     """Return how many samples the window will have, as far as the loader's length is known.
 
-    It begins with ``batch``, which has ``samples`` of them.
+    The window begins with ``batch``, which has ``samples`` samples.
     """
     length = batch.origin.length
     left = None if length is None else length - batch.number
@@ -121,7 +121,10 @@ def expected_samples(batch: TrackedBatch, samples: float, window: int) -> float:
 
 
 def last_by_torch() -> bool:
-    """Whether torch's own iterator is at its last batch, for a pass that began too early."""
+    """Whether torch's iterator is at its last batch, for a pass that the session does not track.
+
+    Raises UsageError if no loader is being iterated, or if it has no length.
+    """
     begun = [iterator for iterator in objects.alive(DATA_ITERATOR) if yielded(iterator)]
     if not begun:
         raise UsageError(
@@ -139,8 +142,8 @@ def last_by_torch() -> bool:
 class WindowPosition:
     """Counts batches from 1 in each window, and epochs from 0. An epoch is a pass over a loader.
 
-    A batch counts at the first backward on it. ``size``: the number of batches in a whole window of
-    this epoch. ``last``: the batch ends its window.
+    A batch counts at the first backward on it. ``size`` is the number of batches in a whole window
+    of this epoch. ``last`` is True if the batch ends its window.
     """
 
     def __init__(self, windows: Mapping[int, int], batches: BatchService) -> None:
@@ -157,9 +160,9 @@ class WindowPosition:
         self.last = False
 
     def next_batch(self, batch: TrackedBatch, is_last: bool) -> None:
-        """Count a batch. ``is_last``: none is left in this pass.
+        """Count a batch. ``is_last`` says that it is the last batch of its pass.
 
-        If a wrapper gives a batch again (a list, itertools.cycle), a new epoch begins.
+        If a wrapper yields a batch again (a list, itertools.cycle), a new epoch begins.
         """
         if self._pass is not batch.origin or batch.number <= self._number:
             self._begin_pass(batch.origin)
@@ -181,7 +184,8 @@ class WindowPosition:
     def left(self) -> bool:
         """Whether the loop has dropped the iterator in the middle of its pass.
 
-        Also if it did so before a checkpoint was written. Not while something holds its batches.
+        This is also True if the loop did so before the loaded checkpoint was written. It is False
+        while a wrapper still holds batches of the pass.
         """
         return self._was_left if self._pass is None else self._pass.is_over and not self.goes_on
 
@@ -200,7 +204,7 @@ class WindowPosition:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of batches in this pass, if it is known."""
+        """The number of batches in this pass, or an empty list if it is unknown or 1."""
         length = None if self._pass is None else self._pass.length
         return [] if length is None or length < 2 else [length]
 
@@ -215,7 +219,7 @@ class WindowPosition:
         return {"epoch": self.epoch, "in_pass": in_pass, "index": 0 if self.last else self.index}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue an epoch and a window that were interrupted, or begin the next epoch."""
+        """Continue the interrupted epoch and window, or begin the next epoch."""
         self.epoch, self.index, self.last = state["epoch"], state["index"], False
         self.size = at(self._schedule, max(self.epoch, 0))
         self._pass, self._loader, self._resumed = None, None, state["in_pass"]
@@ -259,7 +263,7 @@ def at(schedule: Mapping[int, int], epoch: int) -> int:
 
 
 def describe(schedule: Mapping[int, int], size: int) -> str:
-    """Describe the schedule for ``explain``. ``size`` is that of this epoch."""
+    """Describe the schedule for ``explain``. ``size`` is the window size of this epoch."""
     if len(set(schedule.values())) == 1:
         return str(size)
     return ", ".join(f"{batches} from epoch {epoch}" for epoch, batches in schedule.items())

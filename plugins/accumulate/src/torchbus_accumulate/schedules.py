@@ -53,12 +53,12 @@ AVERAGES = (
 class Schedules:
     """Steps each scheduler when its optimizer makes a real step.
 
-    It steps once, or, if its length counts batches, once for each batch of the window. So each
-    schedule reaches its end with the loop, and each real step has the rate of its place.
+    A scheduler steps once, or, if its length counts batches, once for each batch of the window. So
+    each schedule ends with the loop, and each real step has the right learning rate.
 
-    The loops around the step say how many batches come. Scripts write both lengths: ``epochs *
-    len(loader)``, and the same ``// accumulate_grad_batches``. If nothing says how many come, a
-    multiple of ``len(loader)`` counts batches.
+    The loops around the step show how many batches the script will use. Scripts write lengths in
+    batches, ``epochs * len(loader)``, or in steps, the same ``// accumulate_grad_batches``. If the
+    number of batches is unknown, a multiple of ``len(loader)`` counts batches.
     """
 
     def __init__(self, session: Context, optimizers: WindowSums, position: WindowPosition) -> None:
@@ -77,9 +77,9 @@ class Schedules:
         session.replace(AveragedModel, "update_parameters", self._skip_average)
 
     def step(self, scheduler: LRScheduler, skipped: bool) -> None:
-        """The loop calls ``scheduler.step()``, after an optimizer step that was ``skipped`` or not.
+        """Called at ``scheduler.step()``, after an optimizer step that was ``skipped`` or not.
 
-        After a real step, advance it by the batches of the skipped ones.
+        After a real step, this also makes the scheduler's skipped steps, if it counts batches.
         """
         if self._walking or scheduler in self._parts:
             return
@@ -107,7 +107,7 @@ class Schedules:
                 warn(ENDED.format(type(scheduler).__name__, end))
 
     def _counts_batches(self, scheduler: LRScheduler) -> str:
-        """Return why its length counts batches, or "" if nothing shows that it does."""
+        """Return why the scheduler's length counts batches, or "" if nothing shows that it does."""
         asked = [length for length in self._asked_before(scheduler) if length > 1]
         end, numbers = end_of(scheduler), dict(numbers_of(scheduler))
         loop = loop_around(users_frames(self._session.frame))
@@ -128,7 +128,7 @@ class Schedules:
         return ""
 
     def _counts_steps(self, scheduler: LRScheduler, totals: list[int], lengths: list[int]) -> bool:
-        """Whether its length is the number of real steps in one of these totals of batches."""
+        """Whether the scheduler's length is the number of real steps in one of the totals."""
         size, end = self._position.size, end_of(scheduler)
         steps = {whole // size for whole in totals} | {-(-whole // size) for whole in totals}
         steps |= {whole // length * (length // size) for whole in totals for length in lengths}
@@ -137,7 +137,7 @@ class Schedules:
         return has_end and size > 1 and not steps.isdisjoint(ends)
 
     def _asked_before(self, scheduler: LRScheduler) -> list[int]:
-        """Return the lengths of the present loader that the script knew when it made this."""
+        """Return the lengths of this loader that the script knew when it created the scheduler."""
         return [
             length
             for loader, length, older in self._asked
@@ -148,7 +148,7 @@ class Schedules:
 
     @hookimpl(wrapper=True)
     def loader_length(self, loader: DataLoader[object]) -> Generator[None, int | None, int | None]:
-        """Note the length that the script gets, and the schedulers that exist by then."""
+        """Record the length that the script gets, and the schedulers that exist at that time."""
         answer = yield
         length = (
             answer
@@ -183,7 +183,7 @@ class Schedules:
     # State and words -----------------------------------------------------------------------------
 
     def saved(self) -> list[int]:
-        """Return how many batches each scheduler is behind, in the order of their creation."""
+        """Return the number of skipped steps of each scheduler, in the order of the first skip."""
         return list(self._skipped.values())
 
     def put_back(self, state: list[int]) -> None:
@@ -203,9 +203,9 @@ class Schedules:
 
 
 def end_of(scheduler: LRScheduler) -> int | None:
-    """Return after how many of its steps a schedule of a known length ends, or None.
+    """Return the number of steps after which a schedule ends, or None if that is not known.
 
-    A rising ``LinearLR`` is a warm-up, which ends before the loop.
+    A rising ``LinearLR`` is a warm-up, which ends before the loop, so this returns None.
     """
     if isinstance(scheduler, SequentialLR):
         last = end_of(children(scheduler)[-1])

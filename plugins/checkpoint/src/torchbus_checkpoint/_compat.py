@@ -1,7 +1,7 @@
 """Private names of torch, torchmetrics and CPython that checkpoints use.
 
-Nothing else in this package uses one.
-All were seen in 2.6 to 2.13, and in Python 3.10 to 3.13.
+Nothing else in this package uses a private name. All were seen in torch 2.6 to 2.13, and in Python
+3.10 to 3.13.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ current_frame: Callable[[int], FrameType] = sys._getframe
 
 
 UPDATE_COUNT = "_update_count"
-"""How often a metric of torchmetrics was updated. Without it: a resumed metric counts from 0."""
+"""The attribute that counts the updates of a metric of torchmetrics.
+
+Without it: a resumed metric counts from 0.
+"""
 
 LAYOUT = ("torch.serialization", "_get_layout")
 """A function that the index of old checkpoints in parts names. Without it: no index names it."""
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices and values of a sparse tensor that need not be coalesced, unlike the public methods.
+    """Return the indices and values of a sparse tensor, with their shapes and dtypes.
 
-    Without ``_indices`` or ``_values``: AttributeError at a checkpoint with sparse gradients.
+    Unlike with the public methods, the tensor need not be coalesced. Without ``_indices`` or
+    ``_values``: AttributeError at a checkpoint with sparse gradients.
     """
     return tensor._indices(), tensor._values()
 
 
 def uncompiled(model: Module) -> Module:
-    """The model inside a ``torch.compile`` wrapper, whose keys have no prefix, or the model itself.
+    """Return the model inside a ``torch.compile`` wrapper, or the model itself.
 
-    Without ``_orig_mod``: UsageError at the first checkpoint
-    of a compiled model.
+    The keys of its ``state_dict`` have no prefix. Without ``_orig_mod``: UsageError at the first
+    checkpoint of a compiled model.
     """
     if type(model).__module__.startswith("torch._dynamo."):
         require(
@@ -53,13 +57,14 @@ def uncompiled(model: Module) -> Module:
 
 
 PARTS = "_schedulers"
-"""Of SequentialLR and ChainedScheduler, and in their state. Without it: UsageError at the first
-checkpoint with a scheduler.
+"""The parts of a SequentialLR or ChainedScheduler, as an attribute and in the state.
+
+Without it: UsageError at the first checkpoint with a scheduler.
 """
 
 
 def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
-    """The schedulers that another one is made of.
+    """Return the schedulers that are parts of a scheduler.
 
     Without ``_schedulers``: UsageError at the first checkpoint with a scheduler.
     """
@@ -68,23 +73,25 @@ def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
 
 
 def open_iterator(loader: Any) -> None:
-    """Begin persistent workers. Without ``_get_iterator``: AttributeError at the first pass of a
-    run that is resumed.
+    """Start a loader's persistent workers.
+
+    Without ``_get_iterator``: AttributeError at the first pass of a resumed run.
     """
     loader._iterator = loader._get_iterator()
 
 
 def has_iterator(loader: Any) -> bool:
-    """Whether persistent workers have begun. Without ``_iterator``: AttributeError at their first
-    pass.
+    """Whether a loader's persistent workers have been started.
+
+    Without ``_iterator``: AttributeError at their first pass.
     """
     return loader._iterator is not None
 
 
 def kinds_of_dcp() -> tuple[Any, ...]:
-    """Further classes in newer plans of torch.distributed.checkpoint. Slow to import.
+    """Return further classes that newer plans of torch.distributed.checkpoint contain.
 
-    ``BytesIOWriteData`` is not in every torch; plans of older ones do without.
+    The import is slow. ``BytesIOWriteData`` is not in every torch; older plans do not use it.
     """
     from torch.distributed.checkpoint import planner
 
@@ -94,9 +101,10 @@ def kinds_of_dcp() -> tuple[Any, ...]:
 
 @cache
 def loops_in(code: CodeType) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """A ``for`` loop in bytecode: where it asks for its next item, its body, and what it assigns.
+    """Return the ``for`` loops of a function's bytecode.
 
-    Without ``FOR_ITER`` and ``STORE_*``, the names of bytecode: see ``check_bytecode``.
+    Each is (offset at which it asks for its next item, start of its body, end, assigned names).
+    Without the instructions ``FOR_ITER`` and ``STORE_*``: see ``check_bytecode``.
     """
     instructions = list(dis.get_instructions(code))
     loops = []
@@ -140,7 +148,7 @@ def _example(items: Any) -> int:
 
 @cache
 def check_bytecode() -> None:
-    """Raise UsageError where this Python's loops are not read as they should."""
+    """Raise UsageError if ``loops_in`` can't read the bytecode of this Python."""
     found = [names for *_, names in loops_in(_example.__code__)]
     if found != [("first", "_second", "third")]:
         raise UsageError(

@@ -34,7 +34,7 @@ LOST = (
 
 
 class AutomaticSaves:
-    """Writes the automatic checkpoints. ``mirror``: uploads them to a store, or None."""
+    """Writes the automatic checkpoints. ``mirror`` uploads them to a store if it is not None."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class AutomaticSaves:
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
             self._save()
-            # a counter of the loop shows only later whether it counts batches or passes
+            # only later is it visible whether a counter of the loop counts batches or passes
             self._looks_again = iterator is not None and not iterator.num_yielded
             if requests.leave:
                 self._leave(requests.leave)
@@ -86,8 +86,8 @@ class AutomaticSaves:
     def at_end(self) -> None:
         """Save the ended loop, unless the last checkpoint already contains its end.
 
-        A loop that was cut short has no end. If it has left its pass, or lacks steps, nothing shows
-        where it was.
+        A loop that was cut short has no end to save. If it left its pass by ``break`` or made more
+        steps, the last checkpoint can't record its position, and a warning says so.
         """
         is_cut = bool(self._session.bus.hook.cut_short())
         is_over = not (self._snapshot.end_is_saved or is_cut)
@@ -117,7 +117,7 @@ class AutomaticSaves:
             )
 
     def explain_lines(self) -> list[str]:
-        """Print where and when checkpoints are written, and which signals can't be handled."""
+        """Say where and when checkpoints are written, and whether signals can't be handled."""
         url, keep = self._options.url, self._options.keep
         then = "" if url is None else f", and sent to {shown(url)}"
         lines = [
@@ -133,7 +133,7 @@ class AutomaticSaves:
         return lines
 
     def judge(self, value: float) -> None:
-        """Called for each monitored value: it is of the present weights."""
+        """Called for each monitored value, which is the value of the present weights."""
         self._snapshot.metric, self._steps.judged = value, True
         if not self._steps.since_save and self._steps.count:
             self._snapshot.write_value(self._place)
@@ -160,7 +160,7 @@ class AutomaticSaves:
         self.requests.saved()
 
     def _leave(self, status: int) -> None:
-        """Leave with a status after which schedulers start a job again."""
+        """Exit with a status after which schedulers start the job again."""
         self._snapshot.wait()
         if self._session.is_main:
             print(

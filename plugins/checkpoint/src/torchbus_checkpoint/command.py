@@ -83,7 +83,7 @@ NO_LOOP = LoopContents([], [], [], [], [], lambda parameter: parameter.shape)
 
 
 def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
-    """Write a file for each model, and print its name."""
+    """Write a file for each model, and print the files' names and sizes."""
     checkpoint = _chosen(path)
     check(checkpoint)
     with reading(checkpoint):
@@ -97,7 +97,7 @@ def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
 
 
 def _chosen(path: Path) -> Path:
-    """Return the checkpoint at the path, or the newest whole one in the folder."""
+    """Return the checkpoint at the path, or the newest whole checkpoint in the folder."""
     found = checkpoints(path)
     if found == [path]:
         return path
@@ -112,7 +112,7 @@ def _chosen(path: Path) -> Path:
 
 
 def _files(checkpoint: Path, format: str, optimizers: bool) -> dict[str, State]:
-    """Return the contents of the files by name, with sharded tensors assembled."""
+    """Return the content of each file to write, by its name, with sharded tensors assembled."""
     saved, states, read_parts = choice.loaded(checkpoint, NO_LOOP)
     read_parts()
     names = choice.names(saved) if "weights" in saved else saved["groups"][: len(states)]
@@ -127,12 +127,12 @@ def _of_optimizer(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Make a file name of a name that may look like a path."""
+    """Convert a name, which may look like a path, to a file name."""
     return re.sub(r"[^0-9A-Za-z_.#-]+", "_", name).strip("_.")
 
 
 def _write(output: Path, name: str, content: State) -> int:
-    """Return the size of the file."""
+    """Write a new file, and return its size in bytes. Raises UsageError if it can't."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -151,7 +151,10 @@ def _write(output: Path, name: str, content: State) -> int:
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
-    """Return only the tensors, tied ones twice, as every reader of safetensors expects them."""
+    """Return only the tensors, as contiguous copies on the CPU.
+
+    A tensor with two names is copied twice, as readers of safetensors expect.
+    """
     return {
         key: value.detach().to("cpu", copy=True).contiguous()
         for key, value in state.items()

@@ -14,4 +14,4 @@ class Damaged(CheckpointError):
 
 
 class NewerFormat(CheckpointError):
-    """A later version has written the checkpoint. The message says which version to install."""
+    """A later version wrote the checkpoint. The message says which version to install."""

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @hookspec(firstresult=True)
 def end_epochs(epoch: int) -> bool | None:
-    """``s.epochs`` is about to begin another epoch. True: the loop is over.
+    """``s.epochs`` is about to begin another epoch. Return True to end the loop.
 
-    ``epoch``: its number, from 0.
+    ``epoch`` is the number of this epoch, counted from 0.
     """
 
 
@@ -25,9 +25,9 @@ def end_epochs(epoch: int) -> bool | None:
 def cut_short() -> Literal["here", "earlier"] | None:
     """Does the loop end before it is over, as after ``max_steps``?
 
-    Fired between two steps, and at the end of the block. All ranks return the same. "here": a
-    checkpoint is written now, and a later run resumes from it. "earlier": steps that the loop has
-    called since were left out, so no run can continue from here.
+    Fired between two steps, and at the end of the block. All ranks must return the same answer.
+    With "here", a checkpoint is written now, and a later run can resume from it. With "earlier",
+    steps that the loop called after the cut were skipped, so no run can continue from here.
     """
 
 
@@ -35,19 +35,18 @@ def cut_short() -> Literal["here", "earlier"] | None:
 def before_restore() -> None:
     """A checkpoint is about to be restored. It has not been compared with the loop yet.
 
-    Complete what it is compared with: optimizers get all their groups. Sent once per restore, and
-    before ``load_best=True`` restores weights at the end.
+    A listener completes the objects that it is compared with: optimizers get all their groups.
+    Fired once per restore, and before ``load_best=True`` restores weights at the end.
     """
 
 
 @hookspec(firstresult=True)
 def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
-    """A checkpoint is written in the middle of a step, whose gradients are to go into it.
+    """A checkpoint is written in the middle of a step, and must contain the gradients.
 
-    Answer if an engine keeps them outside of ``p.grad``, or on some ranks only: the gradient of
-    each parameter of the optimizer, with its shape and dtype, in the order of its groups, whole and
-    averaged, or None.
-    Fired on all ranks, which may use collectives.
+    Answer if an engine stores gradients outside of ``p.grad``, or on some ranks only. The answer
+    has the whole, averaged gradient of each parameter, with its shape and dtype, or None, in the
+    order of the optimizer's groups. Fired on all ranks, which may use collectives.
     """
 
 
@@ -56,6 +55,6 @@ def put_gradients(optimizer: Optimizer, gradients: list[Tensor | None]) -> bool 
     """A checkpoint restores gradients. It has emptied ``p.grad``, and writes there unless the
     answer is True.
 
-    ``gradients``: of the parameters' shapes and dtypes, as ``whole_gradients`` has them; an empty
-    list if the checkpoint has none.
+    ``gradients`` has the parameters' shapes and dtypes, as in ``whole_gradients``. It is an empty
+    list if the checkpoint has no gradients.
     """

@@ -1,6 +1,6 @@
 """How ranks exchange values while they write and choose checkpoints.
 
-They use the store instead of a collective, so that a thread may do it."""
+They use the store instead of collectives, so that a thread may write checkpoints."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Value = TypeVar("Value")
 
 
 class CheckpointExchange:
-    """The exchange about one checkpoint. No other exchange has used its ``key``.
+    """Exchanges the values for one checkpoint. No other exchange may use the same ``key``.
 
-    All ranks call the same methods in the same order.
+    All ranks must call the same methods in the same order.
     """
 
     def __init__(self, session: Context, key: str) -> None:
@@ -34,7 +34,7 @@ class CheckpointExchange:
         self.rank, self.world_size, self.is_main = session.rank, session.world_size, session.is_main
 
     def wait_for_rank0(self) -> None:
-        """Wait for rank 0, which by then has read the gathered values."""
+        """Wait until rank 0 calls this, too. By then it has read the gathered values."""
         self._num_calls += 1
         if self.is_main:
             self._set("", 0, b"")
@@ -45,7 +45,7 @@ class CheckpointExchange:
     def gather(self, mine: Value) -> list[Value]:
         """Return the value of each rank on rank 0, and an empty list on the others.
 
-        Rank 0 asks for all at once.
+        Rank 0 reads all values in one request.
         """
         self._num_calls += 1
         if not self.is_main:
@@ -106,7 +106,7 @@ def _first_missing(store: SharedStore, names: Sequence[str]) -> int:
 
 
 def wait_for(session: Context, *keys: str) -> list[bytes] | None:
-    """Return the values of all ranks once they are set; None after the session's timeout."""
+    """Return the values of the keys once all are set, or None after the session's timeout."""
     assert session.job is not None
     found: list[bytes] = []
 
@@ -118,7 +118,10 @@ def wait_for(session: Context, *keys: str) -> list[bytes] | None:
 
 
 def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
-    """Return what rank 0 chooses, on every rank, without a collective."""
+    """Return the text that ``choose`` returns on rank 0, on every rank, without a collective.
+
+    If ``choose`` raises a TorchbusError, all ranks raise an error with its message.
+    """
     if session.world_size == 1:
         return choose()
     store = session.world.shared
@@ -185,7 +188,7 @@ def _made(name: str, parts: Any) -> object:
 
 @cache
 def _kinds() -> dict[str, Callable[..., Any]]:
-    """The classes that a plan is made of, by name. Imported late, because the import is slow."""
+    """Return the classes that plans consist of, by name. The import is slow, so it is late."""
     from torch.distributed.checkpoint import metadata, planner
 
     of_dcp: Sequence[Any] = (

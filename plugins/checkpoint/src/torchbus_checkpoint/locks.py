@@ -1,7 +1,8 @@
 """Locks a folder or a URL, so that only one job at a time writes checkpoints there.
 
-In a folder, a job holds a lock of the operating system, and leaves a note for people that says who
-it is. A store has no locks: there a job leaves its note, and one that finds a later note stops.
+In a folder, a job holds a lock of the operating system. The lock file contains a note for people
+that names the job. A store has no locks: there a job writes only its note, and stops if it later
+finds the note of another job.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from torchbus_redaction.redactor import redacted
 
 NAME = ".lock"
 PATIENCE_S = 5.0
-"""A job that was just killed may take a moment to end."""
+"""The time for which a job waits for the lock, as a job that was just killed may still be ending.
+"""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,9 +51,9 @@ class FolderLock:
         self._say()
 
     def release(self) -> None:
-        """Remove the file, and then unlock it: the next job creates a new file.
+        """Remove the lock file, and then unlock it. The next job creates a new file.
 
-        Remove the folder, too, if this job created it and wrote nothing there.
+        If this job created the folder and wrote nothing there, remove the folder, too.
         """
         with contextlib.suppress(OSError):
             if self._is_the_one(self._file.descriptor):
@@ -81,9 +83,9 @@ class FolderLock:
             time.sleep(0.05)
 
     def _open(self) -> int:
-        """Open the file. On a full disk, remove first what killed jobs have left.
+        """Open the lock file. If the disk is full, first remove the remains of killed jobs.
 
-        That is safe: if the file does not exist yet, no other job is alive.
+        That is safe, because without a lock file no other job is alive.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
@@ -95,7 +97,7 @@ class FolderLock:
         return os.open(self._path, flags, 0o666)
 
     def _unlocked(self, owner: Owner | None) -> bool:
-        """Whether the file allows this job to use the folder, on a file system without locks."""
+        """Whether the note allows this job to use the folder, on a file system without locks."""
         if owner is not None and owner.is_here:
             return not owner.is_alive or owner.pid == os.getpid()
         last = (
@@ -110,7 +112,7 @@ class FolderLock:
         return True
 
     def _is_the_one(self, descriptor: int) -> bool:
-        """Whether the file that is locked still has the name."""
+        """Whether the locked file is still the file at the path."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(
                 os.fstat(descriptor), os.stat(self._path, follow_symlinks=False)
@@ -118,14 +120,14 @@ class FolderLock:
         return False
 
     def _say(self) -> None:
-        with contextlib.suppress(OSError):  # on a full disk, the lock holds without the note
+        with contextlib.suppress(OSError):  # on a full disk, the lock works without the note
             os.ftruncate(self._file.descriptor, 0)
             os.pwrite(self._file.descriptor, Owner.here().note(), 0)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The job that holds a lock. ``began`` excludes a later process with the same id."""
+    """The job that holds a lock. ``began`` excludes a later process with the same ``pid``."""
 
     host: str
     pid: int
@@ -162,7 +164,7 @@ class Owner:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is alive. Ask only if it is of this host."""
+        """Whether the process is alive. Valid only if ``is_here``."""
         with contextlib.suppress(PermissionError):
             try:
                 os.kill(self.pid, 0)
@@ -175,9 +177,9 @@ class Owner:
 
 
 def _began(pid: int) -> str:
-    """Return when a process began, in ticks since the host's start, and the id of that start.
+    """Return when a process began, in ticks since the host's boot, and the id of that boot.
 
-    Returns "" if the system does not provide it.
+    Returns "" if the system does not provide them.
     """
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -189,7 +191,7 @@ NOTE = ".torchbus-job.json"
 
 
 class Claim:
-    """This job's lock file in the store. All methods raise StoreError.
+    """This job's lock file in the store. All methods may raise StoreError.
 
     ``take`` and ``check`` raise CheckpointError if another job writes there.
     """
@@ -202,7 +204,7 @@ class Claim:
     def take(self) -> None:
         """Write this job's lock file, unless the last job is alive on this host.
 
-        A job on another host may be dead. If it is not, it stops at its next checkpoint.
+        A job on another host may have ended. If it still runs, it stops at its next checkpoint.
         """
         other = self._other()
         if other is not None and other.is_here and other.is_alive and other.pid != os.getpid():
@@ -219,7 +221,7 @@ class Claim:
         self.is_consumed = True
 
     def check(self) -> None:
-        """Raise if another job has taken the lock. Call it before each write."""
+        """Raise if another job has written its lock file since. Called before each upload."""
         if not self.is_consumed:
             return self.take()
         other = self._other()

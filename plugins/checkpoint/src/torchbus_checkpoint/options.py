@@ -16,10 +16,10 @@ FOLDER = "a folder ('.' is the current one)"
 
 
 class CheckpointOptions:
-    """Where checkpoints are written, how, which are kept, and which one the run resumes from.
+    """Where and how checkpoints are written, which are kept, and which one the run resumes from.
 
-    With a ``url``, ``folder`` is that of the local copy. Raises UsageError for a wrong type or
-    value.
+    With a ``url``, ``folder`` is the folder of the local copies. Raises UsageError for a wrong type
+    or value.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CheckpointOptions:
 
 
 def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | None, str | None]:
-    """Return the local folder, and the URL of the remote one. Every rank rejects an unknown URL."""
+    """Return the local folder, and the URL or None. Raises UsageError for an unknown URL."""
     if checkpoint is None:
         return None, None
     url = checkpoint if store.is_url(checkpoint) else None
@@ -88,7 +88,7 @@ def _resume(resume: Place, folder: Path | None) -> str | Path:
 
 
 def refuse_url(path: Place, what: str) -> None:
-    """Raise UsageError if the path is a URL: this option needs a local folder."""
+    """Raise UsageError if the path is a URL. ``what`` names the call that needs a local folder."""
     if store.is_url(path):
         raise UsageError(
             f"{what}: this must be a local folder; checkpoint='s3://...' writes to a remote one,"

@@ -49,27 +49,27 @@ class Checkpoint:
         local_copy: with a URL, the folder that checkpoints are written to first, by default
             "checkpoints/s3/bucket/run".
         every_n_steps, every_n_epochs, every_minutes: how often to write a checkpoint, in optimizer
-            steps, epochs or minutes. Several may be given. By default after every epoch.
+            steps, epochs or minutes. Several may be given. The default is every epoch.
         keep: how many checkpoints to keep: the last ones, or with ``monitor`` the best ones and
             the last. None keeps all.
         monitor: the name of a value given to ``s.log``, which orders the checkpoints.
-        mode: "min" or "max": which value is best.
-        load_best: at the end of the block, models get the weights of the best checkpoint.
+        mode: "min" if the lowest value is best, or "max".
+        load_best: whether models get the weights of the best checkpoint at the end of the block.
         resume: "auto" resumes from the last whole checkpoint in the folder; "never" starts from the
             beginning, and rejects a folder that has checkpoints; a path names one.
-        async_save: write in a thread, those of ``s.save`` too. The loop only waits for a copy in
-            main memory.
+        async_save: whether a thread writes the checkpoints, also those of ``s.save``. The loop
+            waits only for a copy in main memory.
         safetensors: has no effect since format 3, whose weights are always in this format.
-        sharded_save: each rank writes its own parts of models and optimizers. For strategy="fsdp".
-            Such checkpoints resume on any number of ranks.
-        time_limit: a timedelta, or "11:50:00". After it the session saves and leaves, as if it had
-            received SIGUSR1.
+        sharded_save: whether each rank writes its parts of models and optimizers, for
+            strategy="fsdp". Such checkpoints resume on any number of ranks.
+        time_limit: a timedelta, or "11:50:00". After this time the session saves and leaves, as if
+            it had received SIGUSR1.
 
     With a folder, the session saves at the next step boundary after SIGTERM and SIGUSR1, and leaves
     with exit status 128 + the signal's number.
 
-    It adds ``s.save(path)``, ``s.load(path)``, ``s.register(name, object)`` and ``for epoch in
-    s.epochs(10)``, which all ranks call, and ``s.save_and_leave()``, which one may call.
+    Adds ``s.save(path)``, ``s.load(path)``, ``s.register(name, object)`` and ``for epoch in
+    s.epochs(10)``, which all ranks must call, and ``s.save_and_leave()``, which any rank may call.
     """
 
     owns = ("checkpoints",)
@@ -196,26 +196,26 @@ class Checkpoint:
     def register(self, name: str, thing: Thing) -> Thing:
         """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint.
 
-        The checkpoint has rank 0's state, which each rank loads: register it on all ranks. Returns
-        the object. Raises UsageError for an object without these methods, and for a name in use.
+        Register the object on all ranks, because each loads rank 0's state. Returns the object.
+        Raises UsageError for an object without these methods, and for a name in use.
         """
         self._snapshot.register(name, thing)
         return thing
 
     def epochs(self, count: int) -> Iterator[int]:
-        """``range(count)`` for the outermost loop, which continues where an interrupted run was.
+        """Iterate over ``range(count)`` in the outermost loop, from where an interrupted run was.
 
-        An "epoch" may be a step. All ranks must loop over it. Raises UsageError if ``count`` is
-        not an int.
+        An "epoch" may be a single step. All ranks must run the loop. Raises UsageError if ``count``
+        is not an int.
         """
         expect("s.epochs: count", count, int, "a number of epochs")
         return self._epochs.run(count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, which is a folder.
+        """Write a checkpoint to a folder with this path.
 
-        All ranks call it, at the end of a batch or an epoch. Raises UsageError for a URL, and
-        CheckpointError if the checkpoint would not be complete.
+        All ranks must call this, at the end of a batch or an epoch. Raises UsageError for a URL,
+        and CheckpointError if the checkpoint would not be complete or can't be written.
         """
         if self._resume.pending is not None:
             return self._resume.pending.save_called()
@@ -225,11 +225,11 @@ class Checkpoint:
         self._snapshot.write(self._places.to_write(path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Restore a checkpoint that ``save`` wrote. All ranks call it.
+        """Restore a checkpoint. All ranks must call this.
 
-        Before the first step of this session, it also restores the position of the loop, by replay.
-        Raises UsageError for a URL and during a resume, CheckpointError for a checkpoint that is
-        damaged or belongs to another loop.
+        Before the first step of this session, this also restores the position of the loop, by
+        replay. Raises UsageError for a URL and during a resume, and CheckpointError for a
+        checkpoint that is damaged or belongs to another loop.
         """
         refuse_url(path, f"s.load({str(path)!r})")
         self._resume.refuse_while_pending(path)
@@ -238,8 +238,8 @@ class Checkpoint:
     def save_and_leave(self) -> None:
         """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.
 
-        One rank is enough. It may call it in any thread, at any time, and again. Needs
-        ``checkpoint``. Raises UsageError without it.
+        One rank is enough. It may call this in any thread, at any time, and repeatedly. Raises
+        UsageError if the option ``checkpoint`` is not set.
         """
         if self._session.dry_run:
             return
@@ -269,7 +269,7 @@ BESIDE = ".fast_dev_run"
 
 
 class Places:
-    """Returns the script's own paths; during a trial run, temporary folders beside them."""
+    """Returns the paths that the script passes or, in a trial run, temporary ones beside them."""
 
     def __init__(self, session: Context) -> None:
         self._session = session

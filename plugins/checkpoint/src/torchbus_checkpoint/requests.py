@@ -21,10 +21,11 @@ SIGNALLED = "checkpoint/signal"
 
 
 class Requests:
-    """Requested actions of the ranks at the next boundary.
+    """The actions that are requested for the next boundary.
 
-    ``save``: write a checkpoint. ``leave``: then leave with this exit status, 128 + the signal's
-    number. ``hears_signals``: Python lets only the main thread handle them.
+    ``save`` is True if a checkpoint is to be written. If ``leave`` is not 0, all ranks then exit
+    with this status, 128 + the signal's number. ``hears_signals`` is True if the session began in
+    the main thread, as Python handles signals only there.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Requests:
     # At a boundary -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Return the decision for this boundary, which every rank reaches."""
+        """Update ``save`` and ``leave`` at a boundary, which every rank reaches."""
         decision = self._decisions.look()
         if decision is not None:
             save, leave = decision
@@ -57,7 +58,7 @@ class Requests:
         self.save = False
 
     def ask(self, number: int = signal.SIGUSR1) -> None:
-        """Request the action of this signal. Any thread of any rank may call it, repeatedly."""
+        """Request the action of a signal. Any thread of any rank may call this, repeatedly."""
         if self._signal:
             return
         self._signal = number
@@ -93,7 +94,7 @@ class Requests:
             self._session.job.leave_signals(set())
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        """Request a checkpoint at the first signal; obey a second one at once.
+        """Request a checkpoint at the first signal, and obey a second signal at once.
 
         A signal with which the guard ends this rank is obeyed at once, too.
         """
@@ -114,13 +115,13 @@ class Requests:
             raise SystemExit(128 + number)
 
     def _publish(self, number: int) -> None:
-        """Report it to rank 0. Runs in a thread: the main one may be in a call to the store."""
+        """Report a signal to rank 0, in a thread, as the main thread may be using the store."""
         with contextlib.suppress(RuntimeError, AssertionError):
             self._session.world.shared.set(SIGNALLED, str(int(number)))
 
 
 def seconds(time_limit: str | timedelta) -> float:
-    """Convert ``"1:30:00"``, as SLURM writes it, or a timedelta. Raises UsageError."""
+    """Convert ``"1:30:00"``, as SLURM writes times, or a timedelta. Raises UsageError."""
     limit: float | None = None
     if isinstance(time_limit, timedelta):
         limit = time_limit.total_seconds()
@@ -138,9 +139,10 @@ def seconds(time_limit: str | timedelta) -> float:
 
 @dataclass
 class When:
-    """A checkpoint is due after each of these intervals, counted from the last checkpoint.
+    """A checkpoint is due at each multiple of these numbers of steps and of epochs.
 
-    If none is given, one is due after every epoch.
+    It is also due ``every_minutes`` after the last checkpoint. If nothing is given, a checkpoint is
+    due after every epoch.
     """
 
     every_n_steps: int | None = None
@@ -168,14 +170,14 @@ class When:
             self.every_n_epochs = 1
 
     def is_due(self, steps: int, epochs: int) -> bool:
-        """Whether one is due by the counts, which are equal on all ranks."""
+        """Whether a checkpoint is due by the counts, which are equal on all ranks."""
         return _passed(self.every_n_steps, self._steps, steps) or _passed(
             self.every_n_epochs, self._epochs, epochs
         )
 
     @property
     def time_is_up(self) -> bool:
-        """Whether one is due by the clock of this rank."""
+        """Whether a checkpoint is due by the clock of this rank."""
         return (
             self.every_minutes is not None
             and time.monotonic() - self._time_s >= 60.0 * self.every_minutes

@@ -23,10 +23,10 @@ from torchbus_checkpoint.state.snapshot import LoopSnapshot
 
 
 class Resume:
-    """The replay of this session, if it resumes. ``found``: the checkpoint that it resumes from.
+    """The replay of this session, if it resumes. ``found`` is the checkpoint to resume from.
 
-    ``mirror`` sends checkpoints to a store, on rank 0. ``restored`` is called when the counts of
-    steps and epochs are those of the checkpoint.
+    ``mirror`` sends checkpoints to a store, on rank 0. ``restored`` is called once the counts of
+    steps and epochs are restored.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Resume:
 
     @property
     def pending(self) -> LoopReplay | None:
-        """The replay, while it runs."""
+        """The replay while it runs, and else None."""
         return self._replay if self._replay is not None and self._replay.pending else None
 
     def from_folder(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Resume:
             )
 
     def load(self, chosen: Path, step: int) -> None:
-        """Restore this checkpoint; before the first step, replay the loop to its position."""
+        """Restore a checkpoint. Before the first step, also replay the loop to its position."""
         agree(self._session, f"checkpoint/load/{step}/{chosen}", lambda: choice.verified(chosen))
         begins = not self._position.trains
         replay = self.begin(chosen)
@@ -91,7 +91,7 @@ class Resume:
             replay.drop()
 
     def begin(self, found: Path) -> LoopReplay:
-        """Begin a replay that ends where this checkpoint was written."""
+        """Begin a replay that ends at the position where the checkpoint was written."""
         mine, alike, scale = self._snapshot.local_of(found)
         if mine["position"].get("left"):
             raise UsageError(

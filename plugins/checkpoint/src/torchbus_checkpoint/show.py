@@ -39,7 +39,7 @@ def _verify_one(checkpoint: Path) -> int:
 
 
 def check(checkpoint: Path) -> dict[str, FileEntry]:
-    """Return the files, if all are unchanged and hold no code. Raises CheckpointError."""
+    """Return the files of a checkpoint. Raises CheckpointError if one has changed or holds code."""
     manifest = safely_manifest(checkpoint)
     files = manifest["files"]
     with reading(checkpoint):
@@ -67,7 +67,7 @@ def _read_all(checkpoint: Path, manifest: Manifest) -> None:
 
 
 class Described(TypedDict):
-    """The lines that describe each kind of object. Those for plugins come from rank 0's file."""
+    """The lines that describe each kind of object. The plugins are those in rank 0's file."""
 
     models: list[str]
     optimizers: list[str]
@@ -221,7 +221,7 @@ def _with_size(entry: dict[str, str], state: object) -> str:
 
 
 def _shapes(value: object) -> Iterator[list[int]]:
-    """Yield the shape of each tensor. Of a sharded tensor, the file has a note with its shape."""
+    """Yield the shape of each tensor. For a sharded tensor, the file has a note with the shape."""
     if isinstance(value, Tensor):
         yield list(value.shape)
     elif isinstance(value, dict) and NOTE in value:
@@ -232,10 +232,10 @@ def _shapes(value: object) -> Iterator[list[int]]:
 
 
 def checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoint at the path, or those in the folder.
+    """Return the checkpoint at the path, or the checkpoints in the folder.
 
     A folder with the name of a checkpoint counts as one, even if it has no manifest. Raises
-    UsageError if there are none.
+    UsageError if there is no checkpoint.
     """
     if not path.is_dir():
         raise UsageError(

@@ -1,9 +1,9 @@
 """Private names of DeepSpeed and torch; nothing else in this package uses one.
 
-Imports DeepSpeed and adapts its environment, reports the features of the installed release, and
-accesses ZeRO's optimizers and the parameters and modules that they change. DeepSpeed's were seen in
-0.19.8, torch's in 2.6 to 2.13. Without one of DeepSpeed's: UsageError or AttributeError, when the
-first engine is made.
+This module imports DeepSpeed and adapts its environment, reports the features of the installed
+release, and accesses ZeRO's optimizers and the parameters and modules that they change. DeepSpeed's
+names were seen in 0.19.8, torch's in 2.6 to 2.13. Without one of DeepSpeed's names: UsageError or
+AttributeError when the first engine is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchbus.compat.required import private, require
 from torchbus.plugin import mark_internal, muted
 
 COMM = "deepspeed.comm.torch"
-"""The module. ``import deepspeed.comm.torch as x`` gives torch itself."""
+"""The name of a module, because ``import deepspeed.comm.torch as x`` binds torch itself."""
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def deepspeed() -> Any:
 
 
 def load() -> None:
-    """Import it, with the modules that it imports when it makes its first engine.
+    """Import DeepSpeed, and the modules that it imports when it makes its first engine.
 
     Muon's kernels need torch's compiler, whose import takes longer than DeepSpeed's.
     """
@@ -83,11 +83,12 @@ ALLOWED = (torch.float16, torch.bfloat16, torch.float32, None)
 
 
 def replacements() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
-    """What a session replaces in DeepSpeed: class, method, and a function that makes the new one.
+    """Return what a session replaces in DeepSpeed: (class, method, function that makes a new one).
 
-    The broadcasts, of parameters that are the same already, fail on 0-dim tensors, and on ones in
-    another memory format. Stage 3 refuses models in float64 or with quantised weights where the
-    device has float16, though it uses this dtype for nothing else.
+    DeepSpeed's broadcasts are not needed, as the parameters are already equal, and they fail on
+    0-dim tensors and on tensors in another memory format. Stage 3 refuses models in float64 or with
+    quantised weights if the device supports float16, although it uses this dtype only for the
+    check.
     """
     engine, init = deepspeed().DeepSpeedEngine, deepspeed().zero.Init
     require(engine, "_broadcast_model", "sends rank 0's parameters")
@@ -99,7 +100,7 @@ def replacements() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]
         parameter.partition()
 
     def leave(self: Any) -> None:
-        """Do nothing: torchbus has broadcast them."""
+        """Do nothing, as torchbus has broadcast the parameters."""
 
     def allow_any_dtype(choose: Callable[..., None]) -> Callable[..., None]:
         def set_dtype(self: Any, config: Any, dtype: torch.dtype | None) -> None:
@@ -124,7 +125,7 @@ def hide_model(engine: Any, model: Module) -> None:
 def keep_optimizer(zero: Any, optimizer: Optimizer) -> None:
     """Let DeepSpeed step the given optimizer.
 
-    It would replace torch's Adagrad by another one, with one group for all shards.
+    DeepSpeed replaces torch's Adagrad with a new one, which has one group for all shards.
     """
     made = zero.optimizer
     if made is not optimizer and type(made) is Adagrad:
@@ -182,7 +183,7 @@ def takes_fp16() -> bool:
 
 
 def use_cpu() -> Callable[[], None]:
-    """Let DeepSpeed use the CPU, also on hosts with a GPU. Returns a function that undoes it."""
+    """Let DeepSpeed use the CPU, also on hosts with a GPU. Returns a function that undoes this."""
     deepspeed()
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -202,7 +203,7 @@ def open_comm() -> None:
 
 
 def close_comm() -> None:
-    """Release DeepSpeed's reference to the process group: a next session makes a new one."""
+    """Release DeepSpeed's references to process groups, as the next session makes new ones."""
     from deepspeed.comm import comm
     from deepspeed.utils import groups
 
@@ -214,7 +215,10 @@ def close_comm() -> None:
 
 
 def average(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its mean over ranks, by one of DeepSpeed's collectives per dtype."""
+    """Replace each tensor with its mean over ranks, by one DeepSpeed collective for each dtype.
+
+    All ranks must call this.
+    """
     from deepspeed import comm
 
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -228,10 +232,13 @@ def average(tensors: Sequence[Tensor]) -> None:
 
 
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Tables of a module. Without one: AttributeError at the end of the session."""
+"""The tables of a module's hooks. Without one: AttributeError at the end of the session."""
 
 HOOKS_WITH_KWARGS = "_forward_pre_hooks_with_kwargs"
-"""Which of the first take keyword arguments. Without it: AttributeError at a first forward."""
+"""The set of forward pre-hooks that accept keyword arguments.
+
+Without it: AttributeError at a first forward.
+"""
 
 
 def hook_tables(module: Module) -> list[dict[int, Any]]:
@@ -259,9 +266,9 @@ def pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
 def run_pre_hooks(
     module: Module, known: set[int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Run those that were added during this call, which torch begins to run with the next one.
+    """Run the pre-hooks that were added during this call, which torch runs only from the next on.
 
-    Returns the arguments of the forward.
+    Returns the arguments for the forward.
     """
     for number, hook in list(pre_hooks(module).items()):
         if number not in known and number in getattr(module, HOOKS_WITH_KWARGS):
@@ -273,21 +280,33 @@ def run_pre_hooks(
 
 
 PARTITION_NUMEL = "partition_numel"
-"""A method of parameters under stage 3."""
+"""The name of a method that parameters have under stage 3."""
 
 version: Callable[[Tensor], int] = attrgetter("_version")
-"""Grows with each change in place. Without it: AttributeError when the first engine is made."""
+"""A tensor's version, which grows with each change in place.
+
+Without it: AttributeError when the first engine is made.
+"""
 
 will_execute: Callable[[Node], bool] = private(
     torch._C, "_will_engine_execute_node", "finds the parameters that a backward will reach"
 )
-"""Without it: UsageError at the first backward."""
+"""Whether a backward that is running will reach a node.
+
+Without it: UsageError at the first backward.
+"""
 
 as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
-"""Without it: AttributeError when the package is imported."""
+"""A context in which torch ignores subclasses of Tensor.
+
+Without it: AttributeError when the package is imported.
+"""
 
 SHALLOW_COPY = "_has_compatible_shallow_copy_type"
-"""What ``model.to`` asks of two tensors. Without it: Unsupported at ``model.to`` under stage 3."""
+"""The function by which ``model.to`` compares two tensors.
+
+Without it: Unsupported at ``model.to`` under stage 3.
+"""
 
 
 # ZeRO's optimizers ------------------------------------------------------------------------------
@@ -310,13 +329,13 @@ def masters_of(zero: Any, stage: int) -> list[Tensor]:
 
 
 def shape_of(parameter: Tensor) -> torch.Size:
-    """Return its whole shape; under stage 3 the tensor is empty most of the time."""
+    """Return a parameter's whole shape. Under stage 3 the tensor is empty most of the time."""
     found: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
     return found
 
 
 def begin_backward(zero: Any, stage: int) -> None:
-    """Make each backward count as the first one: earlier gradients are stored elsewhere."""
+    """Make each backward count as the first, as the caller stores earlier gradients elsewhere."""
     zero.clear_backward_seen_flag()
     zero.micro_step_id = 0 if stage == 3 else -1
     zero.set_gradient_accumulation_boundary(True)
@@ -332,13 +351,13 @@ def take_gradient(zero: Any, stage: int, parameter: Tensor, group: int) -> None:
 
 
 def end_backward(engine: Any, zero: Any) -> None:
-    """Reduce the remaining buckets. All ranks call it."""
+    """Reduce the remaining buckets. All ranks must call this."""
     engine.allreduce_gradients()
     zero.backward_epilogue()
 
 
 def averaged(zero: Any, group: int) -> Tensor:
-    """Return a copy of this rank's flat shard of the averaged gradients."""
+    """Return a copy of this rank's flat shard of the averaged gradients, and drop ZeRO's."""
     parts: Sequence[Tensor] = zero.averaged_gradients[group]
     flat = torch.cat([part.reshape(-1) for part in parts])
     zero.averaged_gradients[group] = None
@@ -351,7 +370,7 @@ def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
 
 
 def give_zeros(parameter: Any) -> None:
-    """Set a gradient of zeros with the whole shape, also while the parameter is empty."""
+    """Set a gradient of zeros with the parameter's whole shape and dtype, even if it is empty."""
     data = parameter.data
     shape, dtype, device = shape_of(parameter), parameter.dtype, parameter.device
     parameter.data = torch.zeros(shape, dtype=dtype, device=device)
@@ -359,8 +378,8 @@ def give_zeros(parameter: Any) -> None:
     parameter.data = data
 
 
-# Stage 3's hooks around a module's backward count on these attributes of the module. Without them:
-# the second backward of a retained graph raises RuntimeError.
+# The attributes in which stage 3's hooks around a module's backward count. Without them, the second
+# backward of a retained graph raises RuntimeError.
 COUNTS = ("applied_pre_backward_ref_cnt", "ds_grads_remaining")
 
 
@@ -375,7 +394,7 @@ def backward_counts(model: Module) -> list[tuple[Module, str, int]]:
 
 
 def put_backward_counts(counts: Sequence[tuple[Module, str, int]]) -> None:
-    """Let the same graph run again."""
+    """Restore the counters, so that the same graph can run again."""
     for module, name, count in counts:
         setattr(module, name, count)
 
@@ -388,14 +407,18 @@ def free_parameters(zero: Any, model: Module) -> None:
 
 
 def remove_hooks(zero: Any) -> None:
-    """Remove ZeRO's gradient hooks: gradients reach it through ``take_gradient``."""
+    """Remove ZeRO's gradient hooks, because ``take_gradient`` hands over gradients instead."""
     for hook in zero._grad_acc_hooks:
         hook.remove()
     zero._grad_acc_hooks.clear()
 
 
 def gradient_node(parameter: Any, stage: int) -> Node:
-    """Return the node that accumulates a parameter's gradient; it records the shape at creation."""
+    """Return the node that accumulates a parameter's gradient.
+
+    A new node records the shape, so under stage 3 this gathers the parameter. All ranks must call
+    it.
+    """
     if stage == 3:
         parameter.all_gather()
     with torch.enable_grad():
@@ -417,7 +440,7 @@ def direct_parameters(module: Module) -> dict[str, Any]:
 
 
 def lp_parts(zero: Any) -> list[Tensor]:
-    """Return this rank's flat shards of the model's tensors, stages 1 and 2."""
+    """Return this rank's flat shards of the model's tensors, for stages 1 and 2."""
     return [
         parts[dist.get_rank(group)]
         for parts, group in zip(
@@ -427,16 +450,16 @@ def lp_parts(zero: Any) -> list[Tensor]:
 
 
 def pairs_of_parts(zero: Any, stage: int) -> list[tuple[Tensor, Tensor]]:
-    """Yield the tensors that the optimizer steps, with the model's tensors of the same elements."""
+    """Return each shard that the optimizer steps, with the model's shard of the same elements."""
     parts = zero.fp16_partitioned_groups_flat if stage == 3 else lp_parts(zero)
     pairs = zip(masters_of(zero, stage), parts, strict=True)
-    return [(master, part) for master, part in pairs if part is not None]  # None: it is on disk
+    return [(master, part) for master, part in pairs if part is not None]  # None if it is on disk
 
 
 def share_memory(zero: Any, stage: int) -> None:
     """Alias the optimizer's shards to the model's, if dtype and device are the same.
 
-    So a loop that changes parameters in place (clamping) changes what is stepped, too.
+    So a loop that changes parameters in place (clamping) also changes the stepped shards.
     """
     for master, part in pairs_of_parts(zero, stage):
         if (master.dtype, master.device) == (part.dtype, part.device):
@@ -445,7 +468,10 @@ def share_memory(zero: Any, stage: int) -> None:
 
 @torch.no_grad()
 def take_changes(zero: Any, stage: int) -> None:
-    """Copy elements that differ from their rounded value, for shards in another dtype."""
+    """Copy elements that the loop has changed to the optimizer's shards in another dtype.
+
+    An element has changed if it differs from the rounded value in the optimizer's shard.
+    """
     for master, part in pairs_of_parts(zero, stage):
         if master.data_ptr() != part.data_ptr():
             ours = part.to(master.device)
@@ -460,8 +486,8 @@ def is_gathered(parameter: Any) -> bool:
 
 
 def whole_parameter(parameter: Any) -> Tensor:
-    """Return a copy of the whole parameter under stage 3. All ranks call it."""
-    part = parameter.ds_tensor.detach().reshape(-1).to(parameter.device)  # it may be offloaded
+    """Return a copy of the whole parameter under stage 3. All ranks must call this."""
+    part = parameter.ds_tensor.detach().reshape(-1).to(parameter.device)  # may be offloaded
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, part)
     return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)
@@ -477,26 +503,26 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
 
 
 def equals_local_part(parameter: Any) -> bool:
-    """Whether a gathered parameter equals this rank's shard of it, which may be offloaded."""
+    """Whether a gathered parameter equals this rank's shard, which may be offloaded."""
     mine, part = _local_elements(parameter, parameter)
     return torch.equal(mine, part.to(mine.device))
 
 
 def _local_elements(parameter: Any, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return this rank's elements of a whole value, and the memory of its shard."""
+    """Return this rank's elements of a whole value, and the matching elements of its shard."""
     part, rank = parameter.ds_tensor, dist.get_rank()
     mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]
     return mine, part.data.reshape(-1)[: mine.numel()]
 
 
 def make_plain(parameter: Any, value: Tensor) -> None:
-    """Give a parameter separate memory."""
+    """Turn a parameter into a plain one with this value and no gradient."""
     parameter.__class__ = nn.Parameter
     parameter.data = value
     parameter.grad = None
 
 
 def unwrap_parameters(module: Any) -> None:
-    """Restore the plain dict of a module's parameters; stage 3's dict gathers them."""
+    """Restore the plain dict of a module's parameters. Stage 3's dict gathers them on access."""
     if type(module._parameters) is not dict:
         module._parameters = dict(module._parameters)

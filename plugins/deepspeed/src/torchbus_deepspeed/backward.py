@@ -60,7 +60,7 @@ class ShardedSync(gradients.GradientSync):
 
 
 class ShardedReduction:
-    """Hands gradients of engines to DeepSpeed; averages others once the graph has run."""
+    """Hands gradients of engines to DeepSpeed, and averages others once the graph has run."""
 
     def __init__(
         self, engines: Engines, trained: Sequence[Tensor], buffers: rank0_values.Buffers
@@ -101,11 +101,11 @@ class ShardedReduction:
                 if error is not None:
                     raise error
             finally:
-                error = None  # its traceback refers to this frame
+                error = None  # breaks a cycle, as its traceback refers to this frame
 
     @contextmanager
     def _running(self, roots: engine.Roots) -> Iterator[None]:
-        """Runs the graph in the block; at its end, all ranks reduce the remaining gradients."""
+        """Context in which the graph runs. At its end, all ranks reduce the remaining gradients."""
         again, failed = self._counts_of(roots), True
         with ExitStack() as computing:
             for each in self._engines:
@@ -120,7 +120,7 @@ class ShardedReduction:
                     each.recover() if failed else _compat.put_backward_counts(counts)
 
     def _counts_of(self, roots: engine.Roots) -> list[list[tuple[Module, str, int]]]:
-        """Prepare the same graph to run again under stage 3."""
+        """Return stage 3's counters if the graph is retained, so that it can run again."""
         retained = bool(roots.retain_graph)
         return [
             _compat.backward_counts(each.model) if retained and each.stage == 3 else []
@@ -133,7 +133,7 @@ class ShardedReduction:
 
     @torch.no_grad()
     def _begin(self, seed: Tensor) -> Tensor:
-        """Run first in the graph: exchange which parameters any rank will reach."""
+        """Exchange which parameters any rank will reach. This runs first in the graph."""
         announced = self._others.announced().union(*(each.announced() for each in self._engines))
         present = [id(one) in announced or id(one) in self._local for one in self._trained]
         reported = self.header.complete(self._loss, self._sample(), present)
@@ -158,7 +158,10 @@ class ShardedReduction:
         self._others.finish(self._counts and self.has_reported)
 
     def _sample(self) -> Tensor:
-        """Return a number that must be equal on all ranks: a checksum of writes or an element."""
+        """Return a number that must be equal on all ranks.
+
+        It is a checksum of forwards' writes, or an element of a parameter.
+        """
         written = sum(each.written() for each in self._engines)
         if written:
             return torch.tensor(float(written))
@@ -169,7 +172,7 @@ class ShardedReduction:
 
 
 def refuse_some(engine: ReducingEngine, wanted: set[int], by: Mapping[int, float]) -> None:
-    """Raise Unsupported, on all ranks, if these do not reach the same parameters (stage 3)."""
+    """Raise Unsupported, on all ranks, if the ranks reach different parameters at stage 3."""
     for name, parameter in engine.model.named_parameters() if engine.stage == 3 else ():
         part = by.get(id(parameter), 1.0)
         if id(parameter) in wanted and part < 1.0 - 1e-6:
@@ -179,7 +182,7 @@ def refuse_some(engine: ReducingEngine, wanted: set[int], by: Mapping[int, float
 def weak(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a function that calls a method by a weak reference.
 
-    Python's garbage collector can't see torch's part of a reference cycle.
+    Python's garbage collector can't see the part of a reference cycle that is inside torch.
     """
     reference = weakref.WeakMethod(method)
 
@@ -221,7 +224,7 @@ class ShardedReductions:
 class Others:
     """Averages the gradients of parameters without an engine once the graph has run.
 
-    ``wanted``: the ids of those that some rank reaches, the same on all ranks.
+    ``wanted`` has the ids of the parameters that some rank reaches. It is equal on all ranks.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -231,7 +234,7 @@ class Others:
         self._before: list[Tensor | None] = []
 
     def announced(self) -> set[int]:
-        """Return the ids of those that the graph about to run will reach."""
+        """Return the ids of the parameters that the graph about to run will reach."""
         pairs = zip(self.parameters, self._nodes, strict=True)
         return {id(one) for one, node in pairs if _compat.will_execute(node)}
 
@@ -244,7 +247,10 @@ class Others:
 
     @torch.no_grad()
     def finish(self, counts: bool) -> None:
-        """Average the gradients. All ranks call it; a rank without weight contributes zeros."""
+        """Average the gradients, and add earlier ones. All ranks must call this.
+
+        Unless ``counts``, this rank contributes zeros.
+        """
         for one, old in zip(self.parameters, self._before, strict=True):
             if id(one) in self.wanted:
                 one.grad = _mean(one, one.grad if counts else None)

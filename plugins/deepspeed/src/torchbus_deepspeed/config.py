@@ -24,7 +24,7 @@ Given = Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def read(given: Given) -> dict[str, Any]:
-    """Return a copy of the config; empty if there is none.
+    """Return a copy of the config, or an empty dict if there is none.
 
     Raises UsageError if it is neither a dict nor a readable JSON object.
     """
@@ -83,8 +83,8 @@ NOT_3 = "config: offload_param needs zero_optimization.stage=3, not {}"
 class DeepSpeedConfig:
     """The config: read, validated, and later completed from the loop for each engine.
 
-    ``stage``: the one that the strategy's name says, or None. ``offload``: so does it of optimizer
-    states (and parameters, at stage 3) in main memory.
+    ``stage`` is the stage in the strategy's name, or None. ``offload`` is True if the name asks for
+    optimizer states (and parameters, at stage 3) in main memory.
     """
 
     def __init__(self, given: Given, strategy: str, stage: int | None, offload: bool) -> None:
@@ -107,7 +107,7 @@ class DeepSpeedConfig:
         self.optimizer = OptimizerSection(
             self._given.get("optimizer"), self._is_offloaded("optimizer")
         )
-        """What the section ``optimizer`` means for the loop's own."""
+        """The section ``optimizer``, which is compared with the loop's optimizers."""
 
     @property
     def zero(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class DeepSpeedConfig:
 
     @property
     def clip(self) -> float:
-        """The norm to clip by, if neither loop nor session set one; 0.0 disables clipping."""
+        """The norm to clip by if neither loop nor session set one. 0.0 disables clipping."""
         value = self._given.get("gradient_clipping", AUTO)
         return 0.0 if value == AUTO else float(value)
 
@@ -144,7 +144,7 @@ class DeepSpeedConfig:
         return (self._given.get(name) or {}).get("enabled", False) is True
 
     def check(self, session: Context) -> None:
-        """Raise UsageError if it contradicts the session, or needs something unavailable."""
+        """Raise UsageError if the config contradicts the session, or can't be used here."""
         known.refuse_unknown_zero(self.zero, _compat.zero_keys())
         for name, keys in _compat.section_keys().items():
             known.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
@@ -168,16 +168,16 @@ class DeepSpeedConfig:
         check_offload(self.zero)
 
     def check_batch(self, count: int, world_size: int, windows: int) -> None:
-        """Raise UsageError if a batch size contradicts the loop's.
+        """Raise UsageError if a batch size in the config contradicts the loop's.
 
-        ``count``: the global batch size.
+        ``count`` is the number of samples in a batch of all ranks.
         """
         check_batch(self._given, count, world_size, windows)
 
     def build(self) -> None:
-        """Compile the CPU optimizer before there are ranks that would wait for it.
+        """Compile the CPU optimizer before the ranks start, so that they do not wait for it.
 
-        Raises UsageError if that can't be done.
+        Raises UsageError if that fails.
         """
         kernel = self.optimizer.in_main_memory()
         if kernel is not None and self.stage:
@@ -186,7 +186,7 @@ class DeepSpeedConfig:
     def of_engine(self, optimizer: Optimizer, model: Module, session: Context) -> dict[str, Any]:
         """Return DeepSpeed's config for one engine.
 
-        Batch sizes, accumulation and clipping are removed: the loop does them.
+        Batch sizes, accumulation and clipping are disabled, because the loop and torchbus do them.
         """
         config = copy.deepcopy(self._given)
         for key in ("optimizer", "train_batch_size"):
@@ -241,7 +241,7 @@ def _add_offload(section: dict[str, Any], stage: int) -> None:
 
 
 def _filled(sizes: list[int], stage: int) -> dict[str, Any]:
-    """Limit bucket sizes to the model's: DeepSpeed allocates whole buckets."""
+    """Return bucket sizes limited by the model's size, as DeepSpeed allocates whole buckets."""
     total, largest = max(sum(sizes), 1), max(sizes, default=1)
     found: dict[str, Any] = {"reduce_bucket_size": min(total, 500_000_000)}
     if stage == 3:
@@ -324,7 +324,8 @@ def fill_precision(config: dict[str, Any], options: Mapping[str, Any]) -> None:
 def check_batch(config: Mapping[str, Any], count: int, ranks: int, windows: int) -> None:
     """Raise UsageError for batch sizes that differ from the loop's first batch.
 
-    ``count``: samples of all ranks in it. ``windows``: batches per step.
+    ``count`` is the number of samples of all ranks in this batch. ``windows`` is the number of
+    batches per step.
     """
     sizes = {
         "train_micro_batch_size_per_gpu": (-(-count // ranks), "samples per rank"),

@@ -26,7 +26,10 @@ from torchbus_strategy.internal import making_internal
 
 @torch.no_grad()
 def end(engine: ReducingEngine, gather: Gather) -> None:
-    """Compute whole gradients of parameters. All ranks call it."""
+    """Destroy an engine, and make its model's parameters and gradients whole.
+
+    All ranks must call this.
+    """
     gradients = engine.whole_gradients(gather)
     parameters = list(engine.model.parameters())
     if engine.stage == 3:
@@ -62,10 +65,10 @@ class SessionEngines(Protocol):
 class ReducingEngine:
     """A DeepSpeed engine that only reduces gradients, shards states and steps.
 
-    ``parameters``: those that it trains. ``layout``: where their elements lie. ``masters``: this
-    rank's flat parts, one per group. ``gradients``: tensors of the masters' shapes that take no
-    memory; the ``grad`` of each is this rank's part of the averaged gradients, unscaled.
-    ``kernel``: steps in place of the loop's own class.
+    ``parameters`` are the parameters that it trains, and ``layout`` has the places of their
+    elements. ``masters`` are this rank's flat shards, one for each group. ``gradients`` are tensors
+    of the masters' shapes that use no memory; the ``grad`` of each is this rank's shard of the
+    averaged gradients, without the loss scale. ``kernel`` steps in place of the loop's class.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class ReducingEngine:
         self.watch: AccessGuard | None = None
         self.writes = ForwardWrites(model) if stage == 3 else None
         self.reached: set[int]
-        """The ids of parameters that some rank has reached since gradients were cleared."""
+        """The ids of the parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)
         self.take_gradients({id(one): one.grad for one in self.parameters if one.grad is not None})
         for parameter in self.parameters:
@@ -111,7 +114,7 @@ class ReducingEngine:
         self.gradients = [_holder(master, session.device) for master in self.masters]
 
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
-        """Make DeepSpeed's engine, and record its changes of the model to undo them."""
+        """Make DeepSpeed's engine, and record its changes to the model, to undo them at the end."""
         self.traces = Traces(self.model)
         self.waits = Waits(session, self.model) if self.stage == 3 else None
         place = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
@@ -131,7 +134,7 @@ class ReducingEngine:
         return engine
 
     def take_gradients(self, given: Mapping[int, Tensor]) -> None:
-        """Set these values, by ids of parameters: whole, and the same on all ranks."""
+        """Set whole gradients, by the ids of parameters. They must be equal on all ranks."""
         self.clear()
         inside = [one for one in self.parameters if id(one) in given]
         for number in {self.layout[one].group for one in inside}:
@@ -143,14 +146,17 @@ class ReducingEngine:
             self.reached.add(id(parameter))
 
     def whole_gradients(self, gather: Gather) -> dict[int, Tensor]:
-        """Return the parameters that some rank has reached. All ranks call it."""
+        """Return whole gradients, by the ids of the parameters that some rank has reached.
+
+        They have the parameters' shapes. All ranks must call this.
+        """
         flats = [holder.grad for holder in self.gradients]
         reached = [one for one in self.parameters if id(one) in self.reached]
         return {id(one): whole for one, whole in self.layout.whole(reached, flats, gather)}
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The loop's optimizer, while it is alive."""
+        """The loop's optimizer, or None if it no longer exists."""
         return self._optimizer()
 
     @property
@@ -159,7 +165,7 @@ class ReducingEngine:
         return float(self.zero.loss_scale)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Inside, torch and DeepSpeed may use empty parameters, not the loop's code."""
+        """Context in which torch and DeepSpeed, but not the loop, may use empty parameters."""
         return nullcontext() if self.watch is None else self.watch.paused()
 
     # Backward ------------------------------------------------------------------------------------
@@ -173,14 +179,14 @@ class ReducingEngine:
         }
 
     def begin(self, wanted: set[int], announced: set[int], counts: bool) -> None:
-        """Called when a graph begins to run. ``wanted``: see ``Queue.open``."""
+        """Called when a graph begins to run. For the arguments, see ``Queue.open``."""
         _compat.begin_backward(self.zero, self.stage)
         self.queue.open(wanted, announced, counts)
 
     def finish(self, wanted: set[int], scale: float) -> None:
-        """Reduce the remaining gradients, and store the averages. All ranks call it.
+        """Reduce the remaining gradients, and store the averages. All ranks must call this.
 
-        ``scale``: what all gradients were multiplied by.
+        ``scale`` is the factor by which all gradients were multiplied.
         """
         self.queue.close()
         self.reached |= wanted
@@ -198,7 +204,7 @@ class ReducingEngine:
                     view.zero_()
 
     def written(self) -> int:
-        """Return a checksum of the writes of forwards to parameters since the last call."""
+        """Return a checksum of what forwards have written to parameters since the last call."""
         return 0 if self.writes is None else self.writes.digest.take()
 
     def recover(self) -> None:
@@ -210,7 +216,10 @@ class ReducingEngine:
         _compat.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
 
     def _averaged(self, number: int) -> Tensor:
-        """Move the gradients of an offloaded shard, which ZeRO stores with the shard."""
+        """Return this rank's averaged gradients of a group, on the device.
+
+        If the group is offloaded, ZeRO stores them with the shard.
+        """
         gradient = self.masters[number].grad
         if self.is_offloaded and gradient is not None:
             return gradient.detach().to(self.gradients[number].device, copy=True)
@@ -224,7 +233,7 @@ class ReducingEngine:
     # Step ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Run DeepSpeed's step with the loop's current hyperparameters. All ranks call it."""
+        """Run DeepSpeed's step with the loop's hyperparameters. All ranks must call this."""
         optimizer = self.optimizer
         assert optimizer is not None
         for index, group in zip(self._indices, self.shadow.param_groups, strict=True):
@@ -279,7 +288,7 @@ LATER = {"grad_accum", "ds_grad_is_ready"}
 
 
 class Traces:
-    """Records an engine's changes of a model, from ``__init__`` to ``note``."""
+    """Records the changes that are made to a model between ``__init__`` and ``note``."""
 
     def __init__(self, model: Module) -> None:
         self._things: list[Thing] = [*model.modules(), *model.parameters()]
@@ -288,7 +297,7 @@ class Traces:
         self._hooks = [set(table) for tables in self._tables for table in tables]
 
     def note(self) -> None:
-        """Called when the engine is made."""
+        """Called after the engine was made."""
         self._attributes = [
             set(vars(thing)) - before | LATER
             for thing, before in zip(self._things, self._attributes, strict=True)
@@ -308,9 +317,10 @@ class Traces:
 
 
 class Waits:
-    """Reports to the guard in which layer's forward this rank waits.
+    """Reports to the guard in which layer's forward this rank waits for its parameters.
 
-    Made before DeepSpeed adds its hooks to the model; ``end`` is called afterwards.
+    Created before DeepSpeed adds its hooks to the model. ``end`` is called after that, so that
+    DeepSpeed's hooks run in between.
     """
 
     def __init__(self, session: Context, model: Module) -> None:
@@ -332,7 +342,7 @@ class Waits:
         self._handles.append(module.register_forward_pre_hook(begin))
 
     def end(self) -> None:
-        """Called when the layer has its parameters."""
+        """Add the hooks that run when DeepSpeed's hooks have gathered a layer's parameters."""
 
         def go_on(module: Module, inputs: object) -> None:
             self._job.go_on()

@@ -1,4 +1,4 @@
-"""The engines of a session: made for each model of each optimizer, before its first forward."""
+"""The engines of a session, one for each model of each optimizer, made at its first forward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchbus_deepspeed.states import put_states
 
 
 class Clipping:
-    """Clipping by the norm of all elements on all ranks, which must all call it."""
+    """Clips gradients by the norm of all elements on all ranks. All ranks must clip."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -123,12 +123,12 @@ class InputCast:
 
 
 class Engines:
-    """Makes engines, and finds those of an optimizer."""
+    """Makes engines, and finds the engines of an optimizer."""
 
     def __init__(self, session: Context, config: DeepSpeedConfig, strategy: str) -> None:
         self.session, self.config, self.strategy = session, config, strategy
         self.has_local = False
-        """Backwards without synchronisation have left gradients in ``p.grad``."""
+        """Whether the last backward did not communicate, and left its gradients in ``p.grad``."""
         self._engines: list[ReducingEngine] = []
         self._pending: list[weakref.ref[Optimizer]] = []
         self._hooks: dict[int, list[RemovableHandle]] = {}
@@ -147,7 +147,7 @@ class Engines:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """Register an optimizer. Its constructor, which adds one group at a time, is running."""
+        """Register an optimizer, whose constructor may still be adding groups."""
         if optimizer is None or not self.session.captures(optimizer):
             return
         if self.of(optimizer):
@@ -178,7 +178,7 @@ class Engines:
         ]
 
     def _make_of(self, model: Module) -> None:
-        """Make the engines of the optimizers that hold a model. All ranks call it."""
+        """Make the engines of the optimizers that hold a model. All ranks must call this."""
         for hook in self._hooks.pop(id(model), ()):
             hook.remove()
         inside = {id(parameter) for parameter in model.parameters()}
@@ -193,9 +193,9 @@ class Engines:
 
     @hookimpl(trylast=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Make the engines of an optimizer whose model was never called, only its methods.
+        """Make the engines of an optimizer if the loop has called only methods of its model.
 
-        Its first gradients were averaged whole.
+        The gradients of its first step were averaged without an engine.
         """
         if optimizer in self._waiting():
             self._make(optimizer)
@@ -243,7 +243,10 @@ class Engines:
                 self._engines.remove(each)
 
     def refuse_thawed(self, parameters: Sequence[Tensor]) -> None:
-        """Raise Unsupported if an optimizer holds one that was frozen when its engine was made."""
+        """Raise Unsupported if an optimizer holds a parameter that its engine lacks.
+
+        The parameter was frozen when the engine was made.
+        """
         wanted = {id(parameter) for parameter in parameters}
         for each in self._engines:
             optimizer = each.optimizer
@@ -267,7 +270,7 @@ class Engines:
         for hook in [hook for found in self._hooks.values() for hook in found]:
             hook.remove()
         self._hooks.clear()
-        for each in self._engines:  # an error leaves the block: no further collective
+        for each in self._engines:  # after an error in the block, so without a collective
             each.ds.destroy()
             if each.watch is not None:
                 each.watch.end()
@@ -294,7 +297,10 @@ class Engines:
 
 
 def hook(engines: SessionEngines, engine: ReducingEngine) -> None:
-    """Register hooks on each module, because the script may call a part of the model."""
+    """Make state_dict and load_state_dict whole, by hooks on each module.
+
+    The script may call these methods of a part of the model.
+    """
 
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
         if engine not in engines:

@@ -26,7 +26,10 @@ ACTIVATIONS_UNKNOWN = "config: activation_checkpointing has an unknown key {!r}{
 
 
 def check(section: Any) -> None:
-    """Raise UsageError for keys without effect. Disabled sections are accepted."""
+    """Raise UsageError for keys of ``activation_checkpointing`` that would have no effect.
+
+    A key with the value false, null or "auto" is accepted.
+    """
     if section is None:
         return
     if not isinstance(section, dict):
@@ -65,7 +68,7 @@ def check_numbers(config: Mapping[str, Any]) -> None:
 
 
 def check_objects(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
-    """Raise UsageError for a section that is not an object, and an unknown offload device."""
+    """Raise UsageError for a section that is not an object, and for an unknown offload device."""
     for where, names, such in (
         (config, PRECISIONS, '{"enabled": true}'),
         (zero, OFFLOADS, '{"device": "cpu"}'),
@@ -153,7 +156,10 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
 
 
 def refuse_unknown_zero(section: Mapping[str, Any], known: Iterable[str]) -> None:
-    """The same for ``zero_optimization``. ``known``: the keys of the installed release."""
+    """Raise UsageError for an unknown key of ``zero_optimization``.
+
+    ``known`` has the keys of the installed release.
+    """
     names = sorted(known)
     for key in section:
         if key not in names:

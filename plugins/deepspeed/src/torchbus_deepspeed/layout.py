@@ -29,11 +29,11 @@ def layout_of(zero: Any, stage: int, rank: int) -> ParameterLayout:
 
 
 Gather = Callable[[Tensor], list[Tensor]]
-"""Returns the tensor of every rank, in rank order. All ranks call it."""
+"""Returns the tensors of all ranks, in rank order. All ranks must call it."""
 
 
 class Piece(NamedTuple):
-    """``numel`` elements of a parameter from ``start``, at ``at`` of a rank's flat shard."""
+    """``numel`` elements of a parameter from ``start``, which begin at ``at`` in a flat shard."""
 
     rank: int
     at: int
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class ParameterPlace(NamedTuple):
-    """The place of a parameter: its flat group, and its pieces there."""
+    """The place of a parameter: its flat group, and its pieces in the shards of all ranks."""
 
     group: int
     shape: torch.Size
@@ -84,10 +84,10 @@ class ParameterLayout:
     def whole(
         self, parameters: Iterable[Tensor], flats: Sequence[Tensor | None], gather: Gather
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each parameter with its whole tensor. All ranks call it, and exhaust it.
+        """Yield each parameter with its whole tensor, in the parameter's shape.
 
-        One collective per group. A group whose flat part is None on this rank is None on all, and
-        its parameters are left out.
+        All ranks must call this, and exhaust the iterator. It runs one collective for each group. A
+        group whose shard is None must be None on all ranks, and its parameters are left out.
         """
         wanted = list(parameters)
         for group, flat in enumerate(flats):

@@ -37,10 +37,10 @@ KNOWN = (
 
 
 def refuse_unless_by_element(optimizer: Optimizer, strategy: str) -> None:
-    """Raise UsageError for an optimizer whose numbers would change in flat parts.
+    """Raise UsageError for an optimizer whose result would differ in flat shards.
 
-    Of classes that torch does not have, two small steps are tried: once on two tensors, once on
-    two parts of all their elements.
+    A class that is not one of torch's is tried: it makes two small steps on two tensors, and the
+    same steps on all their elements in two flat parts.
     """
     cls = type(optimizer)
     if cls.__module__.startswith("torch.optim.") and cls.__name__ in KNOWN:
@@ -68,7 +68,7 @@ def _stepped(
 
 
 def _parts(tensors: list[Tensor]) -> list[Tensor]:
-    """Return all elements, flat, in two parts that split a tensor."""
+    """Return all elements in two flat parts. The border lies inside a tensor."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     return [flat[:7].clone(), flat[7:].clone()]
 
@@ -102,9 +102,9 @@ MISPLACED = (
 class Kernel:
     """One optimizer of DeepSpeed.
 
-    ``takes``: the hyperparameters that it reads from a group. ``mode``: its argument for decoupled
-    weight decay (AdamW) instead of decay by the gradient (Adam). ``names``: torch's names by its
-    own. ``in_main_memory``: it steps tensors in main memory.
+    ``takes`` are the hyperparameters that it reads from a group. ``mode`` is its argument for
+    decoupled weight decay (AdamW) instead of decay by the gradient (Adam). ``names`` has torch's
+    names of its states by DeepSpeed's names. ``in_main_memory`` is True if it steps tensors there.
     """
 
     name: str
@@ -114,36 +114,36 @@ class Kernel:
     mode: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     has_count: bool = True
-    """In the loop's layout the state has a count of steps."""
+    """Whether the state in the loop's layout has a count of steps."""
     on_cpu: bool = True
-    """It has code for a CPU."""
+    """Whether it has code for a CPU."""
     unused: tuple[str, ...] = ()
-    """What it keeps, and never reads."""
+    """The states that it stores but never reads."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     is_loops: bool = False
-    """The loop's own optimizer is of this class."""
+    """Whether the loop's optimizer is of this class."""
 
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
-        """Return an optimizer for DeepSpeed to hold, as ``shadow.shadow_of`` does."""
+        """Return an optimizer of this kernel for DeepSpeed to hold, like ``shadow.shadow_of``."""
         keys = ("params", *self.takes)
         groups = [group.items() for group in groups_with(optimizer, parameters)]
         return self.made([{key: one for key, one in group if key in keys} for group in groups])
 
     def made(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Make it. Raises UsageError if its operator can't be built or loaded."""
+        """Make the optimizer. Raises UsageError if its operator can't be built or loaded."""
         try:
             with making_internal(), _compat.quiet():
                 made: Optimizer = _compat.optimizer_class(self.module, self.name)(
                     groups, **self.arguments
                 )
-        except Exception as error:  # of compilers, loaders and devices
+        except Exception as error:  # compilers, loaders and devices raise many kinds of errors
             cause = str(error.__cause__ or error).splitlines() or [type(error).__name__]
             raise UsageError(UNBUILT.format(self.name, cause[0].rstrip("."))) from error
         unhook(made)
         return made
 
     def build(self) -> None:
-        """Compile and load its operator, which ranks that are forked later inherit."""
+        """Compile and load the operator. Ranks that are forked later inherit it."""
         self.made([{"params": [nn.Parameter(torch.zeros(1))]}])
 
     # States --------------------------------------------------------------------------------------
@@ -200,7 +200,8 @@ KINDS: dict[str, tuple[Kernel | None, Kernel]] = {
     "adagrad": (None, CPU_ADAGRAD),
     "lion": (FUSED_LION, CPU_LION),
 }
-"""What DeepSpeed makes of a type, without offload and with it. None: torch's own."""
+"""The kernels that DeepSpeed uses for a type, without and with offload. None means torch's class.
+"""
 
 
 ALL = {kernel.name: kernel for kernel in (CPU_ADAM, FUSED_ADAM, CPU_ADAGRAD, CPU_LION, FUSED_LION)}
@@ -208,14 +209,14 @@ ALL = {kernel.name: kernel for kernel in (CPU_ADAM, FUSED_ADAM, CPU_ADAGRAD, CPU
 
 NAMED = {name.lower(): kernel for name, kernel in ALL.items()}
 OF_KERNELS = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach", "set_grad_none")
-"""Parameters of a type that are not hyperparameters of a group."""
+"""Entries of ``optimizer.params`` that are not hyperparameters of a group."""
 GIVEN = {"bias_correction": True}
-"""What torch's classes do, and don't name."""
+"""The values of hyperparameters that torch's classes do not have as an option."""
 ADAMW = "adamw"
 
 
 class OptimizerSection:
-    """The section ``optimizer``. ``is_offloaded``: optimizer states are offloaded."""
+    """The section ``optimizer``. ``is_offloaded`` is True if optimizer states are offloaded."""
 
     def __init__(self, section: Mapping[str, Any] | None, is_offloaded: bool) -> None:
         self._section = section or {}
@@ -225,7 +226,7 @@ class OptimizerSection:
         refuse_compressed(self._kind)
 
     def of(self, optimizer: Optimizer, device: torch.device) -> Kernel | None:
-        """Return the kernel that replaces the loop's step; None: the loop's class steps.
+        """Return the kernel that replaces the loop's step, or None if the loop's class steps.
 
         Raises UsageError if the section contradicts the optimizer.
         """
@@ -242,8 +243,8 @@ class OptimizerSection:
     def meant(self, device: torch.device) -> Kernel | None:
         """Return the kernel of the section's type, independent of the loop's optimizer.
 
-        On a CPU without offload, a type such as "AdamW" leaves the loop's own class, whose numbers
-        are the same, and needs no compiler.
+        Returns None if the loop's class steps. On a CPU without offload, that is so for a type such
+        as "AdamW", as torch's class gives the same numbers and needs no compiler.
         """
         kind = self._kind.lower()
         if kind in NAMED:
@@ -260,12 +261,12 @@ class OptimizerSection:
         self.check(optimizer)
 
     def in_main_memory(self) -> Kernel | None:
-        """Return the kernel for offload, which is known before the device is."""
+        """Return the kernel for offload, which does not depend on the device, or None."""
         found = self.meant(torch.device("cpu")) if self._is_offloaded else None
         return found if found is not None and found.in_main_memory else None
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise UsageError for a class, weight decay or number that differs from the loop's."""
+        """Raise UsageError if class, weight decay or a hyperparameter differs from the loop's."""
         mine, kind = type(optimizer).__name__, self._kind.lower()
         if kind != AUTO and _family(kind) != _family(mine.lower()):
             raise UsageError(OTHER_CLASS.format(mine, self._kind))
@@ -278,7 +279,10 @@ class OptimizerSection:
             self._check_decay(optimizer)
 
     def _check_decay(self, optimizer: Optimizer) -> None:
-        """In DeepSpeed, "Adam" means AdamW, unless ``adam_w_mode`` is false."""
+        """Raise UsageError if the kinds of weight decay differ.
+
+        In DeepSpeed, "Adam" means AdamW, unless ``adam_w_mode`` is false.
+        """
         ours = _is_decoupled(optimizer)
         theirs = self._is_adamw(ours)
         decays = [group["weight_decay"] for group in optimizer.param_groups]
@@ -387,7 +391,7 @@ def stepped(
     start: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
 ) -> list[Tensor]:
-    """Return the tensors after the steps of an optimizer that holds only them."""
+    """Return the tensors, in their shapes, after the steps of an optimizer that holds only them."""
     parameters = [tensor.clone().requires_grad_() for tensor in start]
     known = shadow.param_groups[0] if shadow.param_groups else {}
     shadow.param_groups = [{**known, **hyperparameters, "params": parameters}]
@@ -415,11 +419,11 @@ NOT_HERE = (
 Entry = dict[str, Any]
 STEP = "step"
 MODES = "adam_w_mode"
-"""An attribute of DeepSpeed's Adams."""
+"""The attribute of DeepSpeed's Adam classes that selects AdamW."""
 
 
 def of_loop(optimizer: Optimizer) -> Kernel | None:
-    """Return the kernel for a DeepSpeed optimizer that the loop has made."""
+    """Return the kernel for a DeepSpeed optimizer that the loop has made, or None for others."""
     cls = type(optimizer)
     kernel = ALL.get(cls.__name__)
     if kernel is None or not cls.__module__.startswith("deepspeed.ops."):

@@ -1,6 +1,6 @@
 """Parameters under stage 3, which are empty except while a module computes with them.
 
-An operation on an empty tensor succeeds and means nothing: a clamp has no effect, a norm is 0.0.
+An operation on an empty tensor succeeds with a wrong result: a clamp has no effect, a norm is 0.0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMPTY = (
 )
 GET, SET = "__get__", "__set__"
 VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
-"""Attributes that hold numbers. All others are facts, such as the dtype."""
+"""Attributes that need the values. All others are facts, such as the dtype."""
 FACTS = (
     "__hash__",
     "__repr__",
@@ -47,9 +47,12 @@ FACTS = (
     "untyped_storage",
 )
 SHAPES = ("__len__", "dim", "ndim", "ndimension", "nelement", "numel", "shape", "size", "stride")
-"""What is answered for the whole parameter."""
+"""Functions and attributes that are answered with the whole shape of the parameter."""
 ALIASES = (*VALUES, "detach", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
-"""What torch's modules do to all parameters, in ``state_dict``, ``load_state_dict`` and ``to``."""
+"""The functions that torch's modules apply to all parameters.
+
+They do so in ``state_dict``, ``load_state_dict`` and ``to``.
+"""
 
 
 class Partitioned(nn.Parameter):
@@ -57,7 +60,7 @@ class Partitioned(nn.Parameter):
 
     ds_shape: torch.Size
     torchbus_called: tuple[str, str]
-    """Its name, and that of the strategy."""
+    """The name of the parameter, and the name of the strategy."""
 
     @classmethod
     def __torch_function__(
@@ -80,9 +83,9 @@ class Partitioned(nn.Parameter):
 
 
 class AccessGuard:
-    """Switches a model's parameters to the raising class in the loop's code.
+    """Switches a model's parameters to the raising class while the loop's code runs.
 
-    Not inside torch and DeepSpeed, where it would cost time.
+    Inside torch and DeepSpeed they have torch's class, because the raising class would cost time.
     """
 
     def __init__(self, model: Module, strategy: str) -> None:
@@ -129,7 +132,7 @@ class AccessGuard:
 
 
 def is_empty(value: object) -> bool:
-    """Whether it is a parameter of stage 3 that is empty now."""
+    """Whether a value is a parameter of stage 3 that is empty now."""
     return isinstance(value, Partitioned) and not _compat.is_gathered(value)
 
 
@@ -156,7 +159,7 @@ def _is_onto_itself(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _alias(made: Any, of: Partitioned) -> Any:
-    """A tensor derived from an empty parameter, which must not be computed with either."""
+    """Mark a tensor that is derived from an empty parameter, so that reading its values raises."""
     if type(made) is Tensor:
         made = made.as_subclass(Partitioned)
         made.torchbus_called = of.torchbus_called
@@ -165,5 +168,5 @@ def _alias(made: Any, of: Partitioned) -> Any:
 
 
 def _on_meta(empty: Partitioned) -> Tensor:
-    """Return an empty tensor that reports the whole shape."""
+    """Return a tensor on the meta device that has the whole shape, and the dtype."""
     return torch.empty(_compat.shape_of(empty), dtype=empty.dtype, device="meta")

@@ -1,7 +1,8 @@
 """Hands gradients to DeepSpeed in the same order on all ranks, as soon as they are ready.
 
-DeepSpeed puts them into buckets in the order in which they come, and reduces a bucket when it is
-full. If the ranks' graphs differ, so does that order, and unlike parameters would be added up.
+DeepSpeed puts gradients into buckets in the order in which it gets them, and reduces full buckets.
+If the ranks' graphs differ, so does this order, and gradients of different parameters would be
+added up.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ REENTRANT = (
 
 
 class Queue:
-    """Hands gradients of ``parameters`` to ``take``, in their order.
+    """Hands the gradients of ``parameters`` to ``take``, in this order.
 
-    ``at_once``: while the graph runs; else at its end.
+    With ``at_once``, this happens while the graph runs, and otherwise at its end.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Queue:
         self._next = 0
 
     def open(self, wanted: set[int], announced: set[int], counts: bool) -> None:
-        """Called when the graph begins to run. All arguments are ids of parameters.
+        """Called when the graph begins to run.
 
-        ``wanted``: those that some rank reaches, the same on all ranks. ``announced``: those that
-        this rank's graph reaches. If this rank doesn't count, its gradients become zeros.
+        ``wanted`` has the ids of the parameters that some rank reaches, equal on all ranks.
+        ``announced`` has the ids of the parameters that this rank's graph reaches. Unless
+        ``counts``, this rank contributes zeros.
         """
         self._next, self._wanted, self._awaited = 0, wanted, announced & self._index.keys()
         self._before = None if counts else _copies(self._parameters)
@@ -57,7 +59,10 @@ class Queue:
             self._advance()
 
     def close(self) -> None:
-        """Hand over the rest after the graph has run or failed, the same on all ranks."""
+        """Hand over the remaining gradients after the graph has run or failed.
+
+        All ranks hand over the same parameters.
+        """
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -86,7 +91,8 @@ class Queue:
     def _contribute(self, parameter: Tensor) -> None:
         """Set the parameter's gradient to this rank's contribution.
 
-        In place: at stage 3 the parameter is empty, and takes no other gradient.
+        This changes the gradient in place, because at stage 3 the parameter is empty, and torch
+        rejects a new gradient of another shape.
         """
         gradient = parameter.grad
         if gradient is None:
@@ -102,5 +108,5 @@ class Queue:
 
 
 def _copies(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Return what earlier backwards have left in ``p.grad``."""
+    """Return copies of the gradients that earlier backwards have left in ``p.grad``, by id."""
     return {id(one): one.grad.clone() for one in parameters if one.grad is not None}

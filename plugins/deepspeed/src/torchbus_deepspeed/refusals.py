@@ -1,4 +1,4 @@
-"""Errors about what ZeRO can't do, with the offender and the remedy."""
+"""Errors about what ZeRO can't do. Each names the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NO_GRADIENT = (
 )
 
 OF_SIZES = re.compile(r"\[0\]|\(0\)|\b1-D\b|\bsize 0\b|must be a matrix")
-"""What torch says of an operation with an empty tensor in place of a matrix."""
+"""Matches torch's errors for an operation with an empty tensor in place of a matrix."""
 
 
 def refuse_together(optimizer: Optimizer, strategy: str) -> None:
@@ -117,7 +117,7 @@ def refuse_shared(
 
 
 def refuse_compiled(models: Iterable[Module], strategy: str) -> None:
-    """Raise Unsupported, for stage 3, if torch's compiler makes the calls of a part of a model."""
+    """Raise Unsupported, for stage 3, if a model or a part of it is compiled."""
     for compiled in map(_compat.compiled_in, models):
         if compiled is not None:
             raise Unsupported(COMPILED.format(strategy, type(compiled).__name__))
@@ -126,7 +126,7 @@ def refuse_compiled(models: Iterable[Module], strategy: str) -> None:
 def refuse_partial(
     models: Iterable[Module], held: Iterable[Tensor], strategy: str, optimizer: str
 ) -> None:
-    """Raise Unsupported, for stage 3, if an optimizer lacks a trained part of a model."""
+    """Raise Unsupported, for stage 3, if an optimizer lacks a trained parameter of a model."""
     inside = {id(parameter) for parameter in held}
     for model in models:
         for name, parameter in model.named_parameters():
@@ -138,7 +138,7 @@ def refuse_partial(
 def translate(
     error: BaseException | None, engines: Sequence[ReducingEngine], strategy: str
 ) -> Unsupported | None:
-    """Explain an error of a loop that reads ``p.grad``, or a parameter that is empty."""
+    """Return an explanation if the loop's error comes from ``p.grad`` or an empty parameter."""
     if isinstance(error, TorchbusError):
         return None
     if isinstance(error, RuntimeError) and any(each.stage == 3 for each in engines):

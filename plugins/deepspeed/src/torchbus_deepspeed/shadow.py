@@ -1,7 +1,7 @@
 """Shadow: a copy of the loop's optimizer for DeepSpeed to hold.
 
-DeepSpeed puts flat parts into the groups of its optimizer, and steps it once per group. The loop's
-own optimizer keeps its groups, its hooks and its schedulers."""
+DeepSpeed puts flat shards into the groups of its optimizer, and steps it once for each group. So
+the groups, hooks and schedulers of the loop's optimizer remain unchanged."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from torchbus_deepspeed import _compat
 from torchbus_strategy.checks.constants import Digest
 
 NOT_COPIED = ("step", "state", "param_groups")
-"""A scheduler counts calls of the loop's own ``step``."""
+"""Attributes that are not copied. A scheduler counts the calls of the loop's ``step``."""
 
 
 def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
     """Return an optimizer of the same class with the same hyperparameters, and no state.
 
-    It holds those of ``parameters`` (ids) that require gradients. No hook runs around its ``step``.
+    It holds the optimizer's parameters that are in ``parameters`` (ids) and require gradients. No
+    hooks run around its ``step``.
     """
     cls = type(optimizer)
     shadow: Any = object.__new__(cls)
@@ -42,7 +43,10 @@ def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
 
 
 def groups_with(optimizer: Optimizer, parameters: set[int]) -> list[dict[str, Any]]:
-    """Return copies of its groups, with those of ``parameters`` (ids) that require gradients."""
+    """Return copies of an optimizer's groups, with only some of their parameters.
+
+    These are in ``parameters`` (ids) and require gradients.
+    """
     return [
         {
             **group,
@@ -55,7 +59,7 @@ def groups_with(optimizer: Optimizer, parameters: set[int]) -> list[dict[str, An
 
 
 def unhook(shadow: Any) -> None:
-    """Disable hooks around its ``step``."""
+    """Disable the hooks around the shadow's ``step``."""
     unhooked = torch.no_grad()(inspect.unwrap(type(shadow).step))
     shadow.step = types.MethodType(unhooked, shadow)
 
@@ -70,7 +74,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 CLOSELY = 3
-"""Forwards of each parameter in which its numbers are compared: ``data`` hides a write."""
+"""In how many forwards a parameter's values are compared, as ``data`` hides writes."""
 
 
 class ForwardWrites:
@@ -81,7 +85,7 @@ class ForwardWrites:
         self._forwards: Counter[int] = Counter()
         self._hidden: set[int] = set()
         self.digest = Digest()
-        """Of what was kept: the same on ranks that agree."""
+        """A digest of the writes that were copied, which is equal on ranks that agree."""
         self._hooks = [
             module.register_forward_hook(self._keep, prepend=True)
             for module in model.modules()
@@ -104,9 +108,9 @@ class ForwardWrites:
                 _compat.put_parameter(parameter, parameter)
 
     def _is_hidden(self, parameter: Tensor) -> bool:
-        """Whether it was written through ``data``.
+        """Whether a parameter was written through ``data``.
 
-        Only ranks that hold a written element detect it.
+        Only ranks whose shard has a written element detect this.
         """
         key = id(parameter)
         if self._forwards[key] < CLOSELY and key not in self._hidden:

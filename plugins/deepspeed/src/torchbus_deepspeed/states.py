@@ -1,7 +1,7 @@
 """Converts an optimizer's state between flat shards and torch's layout.
 
-For each kind of number that the optimizer keeps per element (momentum), the state of a flat part
-has a tensor of the part's size. It also has what all elements share (the count of steps).
+The state of a flat shard has a tensor of the shard's size for each value that the optimizer stores
+per element (momentum). It also has the values that all elements share (the count of steps).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchbus_deepspeed.layout import Gather
 from torchbus_deepspeed.shadow import parameters_of
 
 MASTER = "deepspeed_master"
-"""In 16 bits, a parameter's value as DeepSpeed steps it, in float32."""
+"""The key of a parameter's float32 value that DeepSpeed steps, if the model is in 16 bits."""
 UNLIKE = (
     "{}.load_state_dict: {!r} of parameters {} and {} differ ({} and {}), and DeepSpeed has one for"
     " all parameters of a group. Load states whose parameters have been stepped together, or use"
@@ -32,7 +32,10 @@ Entry = dict[str, Any]
 def whole_states(
     engine: ReducingEngine, parameters: Sequence[Tensor], gather: Gather
 ) -> dict[int, Entry]:
-    """Return the whole state of each of the ``parameters`` with one, by id. All ranks call it."""
+    """Return the whole states of the ``parameters`` that have a state, by id.
+
+    All ranks must call this.
+    """
     parts = [engine.shadow.state.get(master, {}) for master in engine.masters]
     names = sorted({name for part in parts for name in part})
     found: dict[int, Entry] = {}
@@ -60,7 +63,7 @@ def whole_states(
 
 
 def put_states(engine: ReducingEngine, entries: Mapping[int, Mapping[str, Any]]) -> None:
-    """Load the state of whole parameters, by their ids, into the shards."""
+    """Load states of whole parameters, by their ids, into the shards."""
     if engine.kernel is not None:
         entries = {key: engine.kernel.inward(entry) for key, entry in entries.items()}
     for number, master in enumerate(engine.masters):
@@ -145,7 +148,10 @@ class CheckpointEvents:
 
     @hookimpl(optionalhook=True)
     def put_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool | None:
-        """Restore gradients; without an engine into ``p.grad``, where a new engine finds them."""
+        """Restore gradients into the engines.
+
+        If there are none yet, the checkpoint writes ``p.grad``, where a new engine finds them.
+        """
         held = self._engines.of(optimizer)
         pairs = zip(parameters_of(optimizer), gradients, strict=False)
         whole = {id(one): gradient for one, gradient in pairs if gradient is not None}
@@ -155,7 +161,10 @@ class CheckpointEvents:
 
 
 def hook(engines: SessionEngines, optimizer: Optimizer) -> None:
-    """Patches both methods until the end of the session. All ranks must call them."""
+    """Make an optimizer's ``state_dict`` and ``load_state_dict`` whole, until the session ends.
+
+    All ranks must call these methods.
+    """
 
     def whole(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
         return _whole(engines, optimizer, state_dict)
@@ -183,7 +192,7 @@ def _whole(
 
 
 def gathering(engines: SessionEngines) -> Any:
-    """Gathers the shards of all ranks."""
+    """Return a function that gathers the shards of all ranks."""
 
     def gather(flat: torch.Tensor) -> list[torch.Tensor]:
         job = engines.session.job
@@ -201,7 +210,7 @@ def _divide(
 ) -> dict[str, Any] | None:
     """Load the states into the shards, and let torch load the rest.
 
-    torch itself would round them to the dtype of the parameters.
+    torch would round the states to the dtype of the parameters.
     """
     held = engines.of(optimizer)
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -219,7 +228,7 @@ def _divide(
 
 
 def give_back(engines: SessionEngines, engine: ReducingEngine) -> None:
-    """Give the loop's optimizer whole states at the end of the block. All ranks call it."""
+    """Give the loop's optimizer whole states at the end of the block. All ranks must call this."""
     optimizer = engine.optimizer
     if optimizer is None:
         return

@@ -22,9 +22,9 @@ from torchbus_strategy.loss.gradients import isolated_gradients
 
 
 class Intake:
-    """Reduces gradients in ``p.grad`` before a step that no synchronised backward has made.
+    """Reduces gradients in ``p.grad`` before a step, if no synchronised backward has reduced them.
 
-    They come from ``s.no_sync()``, or from ``torch.autograd.grad``.
+    Such gradients come from ``s.no_sync()``, or from ``torch.autograd.grad``.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -62,7 +62,7 @@ class Intake:
 class DeepSpeedSteps:
     """Runs DeepSpeed's step as the last hook before the loop's step.
 
-    That one finds no gradients, and so does nothing.
+    The loop's step then finds no gradients, so it does nothing.
     """
 
     def __init__(self, engines: Engines, clip: float) -> None:
@@ -131,7 +131,7 @@ class DeepSpeedSteps:
 
     @torch.no_grad()
     def _clear(self, parameters: list[Tensor]) -> None:
-        """Handle ``module.zero_grad()`` of a part of a model."""
+        """Called at ``module.zero_grad()``, for a model or a part of it."""
         for each in self._engines:
             inside = [one for one in parameters if one in each.layout]
             if len(inside) == len(each.parameters):
@@ -151,16 +151,16 @@ COUNTS = "it has had such a step before, and the optimizer's count of steps woul
 
 
 class Unreached:
-    """Raises Unsupported if a step with zeros differs from no step."""
+    """Raises Unsupported if a step with zeros as the gradient would differ from no step."""
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
         self._stepped: weakref.WeakSet[ReducingEngine] = weakref.WeakSet()
         self._reached: dict[int, bool] = {}
-        """By the id of a parameter: whether the steps so far had a gradient for it."""
+        """Whether the last step had a gradient for a parameter, by the parameter's id."""
 
     def refuse(self, engine: ReducingEngine, optimizer: Optimizer) -> None:
-        """Inspect one step that is about to run."""
+        """Check the step that is about to run."""
         plain = isinstance(optimizer, SGD) and not optimizer.defaults["dampening"]
         for name, parameter in engine.model.named_parameters():
             if parameter in engine.layout:

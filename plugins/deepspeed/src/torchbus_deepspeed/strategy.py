@@ -36,17 +36,17 @@ class DeepSpeed(Strategy):
     """DeepSpeed's ZeRO engines under an unchanged loop: one for each model of each optimizer.
 
     Args:
-        config: DeepSpeed's config, a dict or the path of a JSON file; None: the file that
-            DEEPSPEED_CONFIG names. Values "auto" are filled from the loop. The default stage is 2.
+        config: DeepSpeed's config as a dict or the path of a JSON file. With None, it is the file
+            that DEEPSPEED_CONFIG names. Values "auto" are filled from the loop. The default stage
+            is 2.
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
-        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
+        loss_weight: what weights a rank's gradient in the mean: "auto", "samples" or "tokens", as
             for ddp.
-        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
-        backend: torch.distributed backend; None: the usual one of the device.
+        sync_loss: whether the loss tensor has the mean (sum) over all ranks after ``backward``.
+        backend: a backend of torch.distributed, or None for the usual one of the device.
 
     Raises:
-        UsageError: DeepSpeed is missing or too old; the config has unknown keys, or contradicts
-            the loop.
+        UsageError: if DeepSpeed is missing or too old, or the config is invalid.
 
     Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models, SC 2020; https://www.deepspeed.ai/docs/config-json.
@@ -57,9 +57,9 @@ class DeepSpeed(Strategy):
     steps_in = torch.float32
     unfreezes = False
     stage: ClassVar[int | None] = None
-    """The ZeRO stage; None: the config says it."""
+    """The ZeRO stage, or None if the config sets it."""
     offload: ClassVar[bool] = False
-    """Optimizer states, and at stage 3 parameters, are in main memory."""
+    """Whether optimizer states, and at stage 3 parameters, are in main memory."""
 
     def __init__(
         self,
@@ -90,19 +90,23 @@ class DeepSpeed(Strategy):
         """Do nothing with a single rank.
 
         Raises:
-            UsageError: the config asks for what needs a process group.
+            UsageError: if the config asks for features that need a process group.
         """
         if self.config.describe():
             raise UsageError(ONE_RANK.format(self.name, self.config.describe().lstrip("; ")))
 
     def average(self, tensors: list[Tensor]) -> None:
-        """Replace each gradient by its mean over ranks, in its dtype, at stage 0. All ranks call
-        it.
+        """At stage 0, replace each gradient with its mean over ranks, in its dtype.
+
+        All ranks must call this.
         """
         _compat.average(tensors)
 
     def division(self, session: Context) -> options.Division:
-        """A rank without samples runs its backward as well, for ZeRO's collectives in it."""
+        """Return the division of data, in which ranks without samples also run their backward.
+
+        ZeRO's collectives in it need all ranks.
+        """
         if self.config.stage == 0:
             return super().division(session)
         return options.Division(
@@ -110,7 +114,7 @@ class DeepSpeed(Strategy):
         )
 
     def start(self, session: Context) -> None:
-        """Start DeepSpeed. All ranks call it."""
+        """Start DeepSpeed. All ranks must call this."""
         self._open(session)
         if self.config.stage == 0:
             session.bus.register(self.config.optimizer, f"{self.name}.optimizer")
@@ -148,7 +152,7 @@ class DeepSpeed(Strategy):
         session.bus.register(Intake(engines), f"{self.name}.intake")
         if self.config.is_low_precision:
             session.bus.register(InputCast(engines), f"{self.name}.inputs")
-        # last of all: clipping must see every gradient
+        # registered last, as clipping must see every gradient
         clip = 0.0 if session.options.get("gradient_clip_val") else self.config.clip
         session.bus.register(DeepSpeedSteps(engines, clip), f"{self.name}.steps")
 

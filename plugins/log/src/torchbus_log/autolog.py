@@ -20,10 +20,10 @@ from torchbus_strategy.loss.intermediate_values import unscaled
 class Autolog:
     """Logs loss, learning rates, gradient norm, samples per second and seconds per step.
 
-    The loss is that of the last backward before each optimizer's step, without the factors (of a
-    scaler, say) by which the loop has multiplied a variable. There is a gradient norm
-    only if something computes it. Samples are those of all ranks. If the loop logs a value under
-    the same name, that one is used.
+    The loss is the loss of the last backward before each optimizer's step, without factors by which
+    the loop has multiplied it (those of a scaler, say). The gradient norm is logged only if another
+    plugin or the loop computes it. Samples are counted over all ranks. If the loop logs a value
+    under one of these names, only that value is logged.
 
     Nothing is reduced here: with ``strategy="ddp"``, backward makes the loss the mean over ranks.
     """
@@ -64,11 +64,11 @@ class Autolog:
 
     @hookimpl(trylast=True)
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Note the rates of this step: a warm-up puts the script's back after it."""
+        """Record the rates of this step, because a warm-up restores the script's rates after it."""
         self._used[optimizer] = [group.get("lr") for group in optimizer.param_groups]
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
-        """An optimizer has made a step. ``steps`` is the number so far."""
+        """Called after an optimizer's step. ``steps`` is the number of steps so far."""
         self._steps = steps
         if self._since is None:  # in a loop without a loader, only the end of a step is known
             self._since = (time.perf_counter(), steps, self._passes.samples_trained_on)
@@ -83,11 +83,11 @@ class Autolog:
             self._loss = None
 
     def pause(self) -> None:
-        """A pass over the training data has ended. Time until the next batch belongs to no step."""
+        """Called after a pass over the training data. Time until the next batch is not counted."""
         self._since, self._paused = None, time.perf_counter()
 
     def records(self, but: Collection[str]) -> list[LoggedValue]:
-        """Return what is known at a log point, without names that the loop uses itself."""
+        """Return the values of this log point, except those with a name in ``but``."""
         found = [(name, steps, value) for name, steps, value in self._all() if name not in but]
         self._losses.clear()
         self._norm = None
@@ -108,7 +108,7 @@ class Autolog:
             names = _names(optimizer) if optimizer is not None else []
             for name, rate in zip(names, rates, strict=False):
                 label = _label("lr", place) + (f"/{name}" if len(rates) > 1 else "")
-                # an optimizer may have no rate, or find its own
+                # an optimizer may have no rate, or compute it
                 if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):
                     yield label, self._steps, rate if isinstance(rate, Tensor) else float(rate)
         if self._norm is not None:
@@ -129,7 +129,7 @@ class Autolog:
 
 
 def _names(optimizer: Optimizer) -> list[str]:
-    """Return the names of its groups, or their numbers, if some have no separate name."""
+    """Return the names of an optimizer's groups, or ``group0`` ... if these are not distinct."""
     named = [group.get("name") for group in optimizer.param_groups]
     clear = len(set(map(str, named))) == len(named)
     return [
@@ -139,7 +139,7 @@ def _names(optimizer: Optimizer) -> list[str]:
 
 
 def _label(name: str, place: int) -> str:
-    """Return the name for an optimizer. The first one's has no number."""
+    """Return the name with the number of the optimizer. The first optimizer has no number."""
     return name if place == 0 else f"{name}_{place + 1}"
 
 

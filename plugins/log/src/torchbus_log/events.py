@@ -13,7 +13,7 @@ HOT = ("skip_logging", "log_metrics")
 
 @hookspec
 def hyperparameters(values: dict[str, Any]) -> None:
-    """``s.log_hyperparams`` was called: values as the user gave them. Once per call."""
+    """``s.log_hyperparams`` was called. ``values`` are as the user passed them."""
 
 
 @hookspec
@@ -25,25 +25,25 @@ def image_ready(name: str, image: Image, step: int, epoch: int | None) -> None:
 
 @hookspec
 def histogram_ready(name: str, values: Values, step: int, epoch: int | None) -> None:
-    """``s.log_histogram`` was called. Loggers listen to this. ``values.counted()`` counts them on
-    their device, so call it only on a rank that reports.
+    """``s.log_histogram`` was called. Loggers listen to this. ``values.counted()`` uses the device,
+    so call it only on a rank that reports.
     """
 
 
 @hookspec
 def table_ready(name: str, table: LoggedTable, step: int) -> None:
-    """A plugin has a table or a curve to show. Sent on rank 0 only. Loggers may listen to this."""
+    """A plugin has a table or a curve to show. Fired on rank 0 only. Loggers may listen to this."""
 
 
 @hookspec(firstresult=True)
 def skip_logging() -> bool | None:
-    """*Hot.* ``s.log``, ``s.log_dict`` or a verb beside them runs. True: nothing is logged."""
+    """*Hot.* ``s.log``, ``s.log_dict`` or a similar verb runs. Return True to log nothing."""
 
 
 @hookspec
 def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
-    """*Hot.* ``s.log`` or ``s.log_dict`` was called: values as the user gave them, and the keyword
-    options of the call.
+    """*Hot.* ``s.log`` or ``s.log_dict`` was called. ``metrics`` are as the user passed them, and
+    ``options`` are the keyword arguments of the call.
     """
 
 
@@ -51,7 +51,7 @@ def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
 def monitored_name() -> str | None:
     """Which logged value does the plugin judge? Fired once, when the session starts.
 
-    All ranks return the same.
+    All ranks must return the same name.
     """
 
 
@@ -59,7 +59,7 @@ def monitored_name() -> str | None:
 def optional_name() -> str | None:
     """Which monitored name may be missing without an error? Fired once, when the session starts.
 
-    All ranks return the same.
+    All ranks must return the same name.
     """
 
 
@@ -68,9 +68,9 @@ def monitored_value(name: str, value: float, is_first: bool) -> None:
     """A value that some plugin monitors is complete: at ``s.log``, or with ``on_epoch`` when the
     pass over the loader ends.
 
-    It is reduced over ranks: the same on all of them, and the one that loggers get. Sent on every
-    rank. ``is_first``: the loop logs this name for the first time, so values before it were
-    automatic ones (see ``autolog``) and no longer count.
+    The value is reduced over ranks, so it is equal on all ranks, and loggers get the same value.
+    Fired on every rank. ``is_first`` is True if the loop logs this name for the first time after
+    automatic values (see ``autolog``), which then no longer count.
     """
 
 
@@ -80,9 +80,9 @@ def metrics_ready(
 ) -> None:
     """A log point has been reached. Loggers listen to this.
 
-    ``metrics`` are plain numbers by name, reduced over ranks if that was asked for. ``step`` is the
-    number of real optimizer steps that they belong to. ``epoch`` counts passes over the training
-    loader from 0, and is None before the first. ``prog_bar`` are the names for a progress bar. Sent
-    on every rank, from the loop's own thread, by torchbus-log. The last ones come after
-    ``session_end``, at a last log point: close on ``session.on_close``.
+    ``metrics`` are plain numbers by name, reduced over ranks where the call of ``s.log`` asked for
+    it. ``step`` is the number of real optimizer steps to which they belong. ``epoch`` counts passes
+    over the training loader from 0, and is None before the first pass. ``prog_bar`` are the names
+    for a progress bar. Fired on every rank, on the loop's thread. The last log point comes after
+    ``session_end``, so close files and connections on ``session.on_close``.
     """

@@ -29,7 +29,7 @@ def over_ranks(
     ready: Sequence[LoggedValue],
     metrics: Sequence[tuple[str, Metric, int]],
 ) -> list[float]:
-    """Return the value of each record, reduced over ranks if it is to be. All ranks call it.
+    """Return the value of each record, reduced over ranks if ``sync``. All ranks must call this.
 
     The exchange also checks that all ranks have the same metric objects.
     """
@@ -52,7 +52,8 @@ def computed(
 ) -> tuple[list[LoggedValue], dict[str, Tensor]]:
     """Return the values of a metric object, which reduces itself over ranks.
 
-    First those that are one number, and then others (a confusion matrix) by name.
+    The first result has the values that are one number. The second has other tensors with 1 or 2
+    dimensions by name, such as a confusion matrix.
     """
     value = metric.compute()
     named = value if isinstance(value, Mapping) else {name: value}
@@ -69,15 +70,15 @@ def computed(
 
 
 EXTREMES = {"max": 1.0, "min": -1.0}
-PART = 2**19  # the sum of the squares of such numbers is exact, for up to 2**15 ranks
-ALIKE = 8  # slots: four numbers that all ranks must have in common, and their squares
+PART = 2**19  # a sum of squares of numbers below this is exact, for up to 2**15 ranks
+ALIKE = 8  # slots for four numbers that must be equal on all ranks, and for their squares
 NUMBERS_AT_FIRST = 512
 Pair = tuple[float, float]
-"""A number, and the samples that it stands for."""
+"""A number, and the number of samples that it stands for."""
 
 
 class Key(NamedTuple):
-    """The identity of a number, for comparing ranks. ``may_lack``: a rank may not have it."""
+    """The identity of a number, compared between ranks. If ``may_lack``, a rank may not have it."""
 
     name: str
     reduce: str
@@ -88,7 +89,7 @@ class Key(NamedTuple):
 class NumberExchange:
     """Reduces numbers over ranks, in a message whose size does not depend on the number of ranks.
 
-    It has the same size on all ranks, and grows when all ranks need more.
+    The message has the same size on all ranks, and grows when all ranks need more.
     """
 
     def __init__(self, session: Context) -> None:
@@ -96,11 +97,11 @@ class NumberExchange:
         self._capacity = NUMBERS_AT_FIRST
 
     def reduced(self, step: int, keys: Sequence[Key], mine: Sequence[Pair]) -> list[float]:
-        """Return the number of each key over all ranks. All ranks call it.
+        """Return the number of each key over all ranks. All ranks must call this.
 
-        ``mine`` are those of the first keys; the others have none. This takes one collective,
-        another one if there are extremes, and another if there are more numbers than ever before.
-        Raises RanksDiverged on all ranks if their keys or their steps differ.
+        ``mine`` are this rank's numbers for the first keys; the other keys are only compared. This
+        takes one collective, another for extremes, and another if there are more numbers than ever
+        before. Raises RanksDiverged on all ranks if their keys or their steps differ.
         """
         if self._session.world_size == 1:
             return [merged(key.reduce, [pair]) for key, pair in zip(keys, mine, strict=False)]
@@ -122,7 +123,7 @@ class NumberExchange:
     def _with_extremes(
         self, step: int, keys: Sequence[Key], mine: Sequence[Pair], summed: Sequence[Pair]
     ) -> list[float]:
-        """Return the values of the sums, and those of extremes, which need a collective."""
+        """Return the values of all keys. Extremes need another collective."""
         found = [merged(key.reduce, [pair]) for key, pair in zip(keys, summed, strict=False)]
         places = [place for place in range(len(mine)) if keys[place].reduce in EXTREMES]
         if places:
@@ -156,7 +157,7 @@ class NumberExchange:
         ]
 
     def _all_reported(self, reported: Sequence[float], summed: Sequence[float]) -> bool:
-        """Whether all ranks have sent the same numbers."""
+        """Whether all ranks have sent the same numbers, judged by their sum."""
         ranks = self._session.world_size
         return all(ranks * one == total for one, total in zip(reported, summed, strict=False))
 
@@ -178,7 +179,7 @@ class NumberExchange:
         return answer
 
     def _raise_diverged(self, step: int, keys: Sequence[Key]) -> None:
-        """Gather what the ranks have, and raise RanksDiverged, which names the difference."""
+        """Gather the keys of all ranks, and raise RanksDiverged, which names the difference."""
         answers = self._session.all_gather_object((step, [tuple(key) for key in keys]))
         steps = [rank_step for rank_step, _ in answers]
         if len(set(steps)) > 1:
@@ -212,7 +213,7 @@ def _refuse_unequal_counts(step: int, counts: Sequence[Counter[str]]) -> None:
 
 
 def _numbered(keys: Sequence[Sequence[object]]) -> list[tuple[tuple[object, ...], int]]:
-    """Number the occurrences of each key."""
+    """Return each key with the number of its earlier occurrences."""
     seen: Counter[tuple[object, ...]] = Counter()
     found = []
     for key in map(tuple, keys):
@@ -222,7 +223,7 @@ def _numbered(keys: Sequence[Sequence[object]]) -> list[tuple[tuple[object, ...]
 
 
 def _sent(key: Key, pair: Pair) -> Pair:
-    """Return what this rank adds to the sums: of an extreme, whether it is NaN."""
+    """Return what this rank adds to the sums: its number or, for an extreme, whether it is NaN."""
     number, weight = pair
     if not weight:
         return 0.0, 0.0
@@ -234,7 +235,7 @@ def _or_empty(number: float, weight: float) -> float:
 
 
 def _alike(*numbers: int) -> list[float]:
-    """Return whole numbers of up to 38 bits in parts, and the squares of these."""
+    """Return whole numbers of up to 38 bits in two parts each, and the squares of these parts."""
     parts = [float(part) for number in numbers for part in divmod(number % PART**2, PART)]
     return [*parts, *[part * part for part in parts]]
 
@@ -251,9 +252,9 @@ def _by_rank(values: Sequence[int]) -> str:
 class LoggedValue(NamedTuple):
     """One name's contribution to a log point.
 
-    ``parts`` are numbers, or tensors that are still on their device. ``reduce`` combines them to
-    one number, which is multiplied by ``scale`` and stands for ``weight`` samples. ``sync``: reduce
-    it over ranks. ``may_lack``: other ranks may have no value of this name.
+    ``parts`` are numbers, or 0-dim tensors that are still on their device. ``reduce`` combines them
+    to one number, which is multiplied by ``scale`` and stands for ``weight`` samples. If ``sync``,
+    this number is reduced over ranks. If ``may_lack``, other ranks may have no value of this name.
     """
 
     name: str
@@ -280,7 +281,7 @@ class LogLine(NamedTuple):
 def numbers_of(records: Sequence[LoggedValue]) -> list[tuple[float, float]]:
     """Return the total of each record, and the samples that it stands for.
 
-    All tensors are copied to the host at once.
+    Tensors are copied to the host together, in one copy for each device and dtype.
     """
     host = iter(to_host(part for record in records for part in record.parts))
     totals = [
@@ -291,7 +292,7 @@ def numbers_of(records: Sequence[LoggedValue]) -> list[tuple[float, float]]:
 
 
 def merged(reduce: str, numbers: Iterable[tuple[float, float]]) -> float:
-    """Combine numbers of several ranks, without those that stand for no samples."""
+    """Combine the numbers of several ranks. Numbers that stand for no samples are left out."""
     there = [(total, weight) for total, weight in numbers if weight]
     if not there:
         return 0.0 if reduce == "sum" else float("nan")
@@ -300,7 +301,7 @@ def merged(reduce: str, numbers: Iterable[tuple[float, float]]) -> float:
 
 
 def lines(records: Iterable[LoggedValue], values: Iterable[float]) -> list[LogLine]:
-    """Group numbers by step, in order. A name that comes twice at one step begins a new line."""
+    """Group numbers by step, in order. A name's second value at one step begins a new line."""
     found: dict[int, list[LogLine]] = {}
     seen: Counter[tuple[int, str]] = Counter()
     for record, value in zip(records, values, strict=True):

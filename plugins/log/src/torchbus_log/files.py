@@ -1,6 +1,4 @@
-"""The folder of a run: files that are complete up to their last line, on disks that may fail.
-
-Of ranks and metrics, it knows only names and numbers."""
+"""The folder of a run: files that are complete up to their last line, on disks that may fail."""
 
 from __future__ import annotations
 
@@ -29,22 +27,23 @@ from torchbus_redaction.redactor import Redactor
 DEFAULT_ROOT = "torchbus-logs"
 PICTURES = "media"
 RUNNING = "running.lock"
-"""Is there, and locked, while rank 0 writes."""
+"""The name of a file that exists, and is locked, while rank 0 writes."""
 
 
 class Local:
     """Writes a folder ``<log_dir>/<YYYYMMDD-HHMMSS-xxxx>/``.
 
-    It has config.json, and for each rank metrics-rank0.jsonl and system-rank0.jsonl. Each line has
-    "step", "epoch" (not before the first one), "time_s" since the session began, and the values by
-    name. Rank 0 writes a line in media.jsonl for each histogram, table and picture. A picture is a
-    PNG file in media/.
+    The folder contains config.json, and for each rank N metrics-rankN.jsonl and system-rankN.jsonl.
+    Each line has "step", "epoch" (except before the first epoch), "time_s" since the session began,
+    and the values by name. Rank 0 writes a line in media.jsonl for each histogram, table and
+    picture. A picture is a PNG file in media/.
 
-    If a record can't be written, training continues (see ``Patient``). The session warns, counts
-    it, and tries again with the next record. The first line after a gap has "records_lost".
+    If a record can't be written, training continues (see ``Patient``). The session warns once,
+    counts the record as lost, and tries again with the next one. The first line after a gap has
+    "records_lost".
 
     Args:
-        log_dir: the folder in which each run gets its own.
+        log_dir: the parent folder, in which each run creates a folder.
     """
 
     companions = ("log",)
@@ -112,10 +111,10 @@ class Local:
 
     @hookimpl
     def image_ready(self, name: str, image: Image, step: int) -> None:
-        """Rank 0 writes a PNG file, and then its line."""
+        """On rank 0, write a PNG file, and then a line that names it."""
         if self._media is None or self.folder is None:
             return
-        image.pixels()  # copied now: the loop may change the tensor
+        image.pixels()  # copied now, as the loop may change the tensor
         self._pictures += 1
         place = f"{PICTURES}/{self._pictures:06}.png"
         path, record = self.folder / place, {**self._now(step), "image": name, "file": place}
@@ -123,7 +122,7 @@ class Local:
 
     @hookimpl
     def histogram_ready(self, name: str, values: Values, step: int) -> None:
-        """Rank 0 writes a line."""
+        """On rank 0, write a line with the counts."""
         if self._media is not None:
             found = values.counted()
             counts, edges = found.counts, [found.edges[0], found.edges[-1]]
@@ -132,7 +131,7 @@ class Local:
 
     @hookimpl
     def table_ready(self, name: str, table: LoggedTable, step: int) -> None:
-        """Rank 0 writes a line."""
+        """On rank 0, write a line with the table."""
         if self._media is not None:
             record = {"table": name, **dataclasses.asdict(table)}
             self._have_written(self._media, {**self._now(step), **record})
@@ -155,7 +154,7 @@ class Local:
         record: dict[str, object],
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a line on the disk's thread, and what must be there ``before`` it."""
+        """Write a line on the disk's thread, after a call of ``before``."""
         if os.getpid() != self._pid:
             return  # the loop has forked this process
 
@@ -168,7 +167,7 @@ class Local:
                 self._disk.write(put)
 
     def _begin(self, lost: int) -> bool:
-        """Create the folder. Runs on the disk's thread, as everything that follows there."""
+        """Create the folder. Runs on the disk's thread, like all later writes."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._config is not None:
@@ -204,7 +203,7 @@ class Local:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write how the run has ended, and close its files."""
+        """Write how the run has ended, and close the files."""
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if self._config is not None:
             self._config = {**self._config, "ended": type(error).__name__ if failed else "finished"}
@@ -240,12 +239,12 @@ class Local:
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
-    """Write config.json, whole. Raises OSError, and then leaves what was there before."""
+    """Write config.json atomically. If this raises OSError, the previous file remains."""
     write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole. Raises OSError, and then leaves what was there before."""
+    """Write a file atomically. If this raises OSError, the previous file remains."""
     part = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -260,8 +259,8 @@ def write_whole(path: Path, content: bytes) -> None:
 class JsonLines:
     """A file with one JSON object per line.
 
-    One system call writes a line, so it stays even if the process dies. NaN and infinities become
-    strings. The first line creates the file, and its folder if needed.
+    One system call writes a line, so the line remains even if the process dies. NaN and infinities
+    become strings. The first line creates the file, and its folder if needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -270,9 +269,9 @@ class JsonLines:
         self._is_ragged = False
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Write a line. Raises OSError if there is no room for all of it.
+        """Write a line. Raises OSError if the disk has no room for the whole line.
 
-        Then the file has nothing of it, or its part is ended before the next line.
+        Then the written part is removed. If that fails, the next line begins after a line break.
         """
         line = json.dumps({name: _safe(value) for name, value in record.items()}).encode() + b"\n"
         try:
@@ -283,7 +282,7 @@ class JsonLines:
                 self._take_back(descriptor, written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self.close()  # the next time, the file may be another one: a folder mounted again
+            self.close()  # the next time, the path may lead to another file, as after a new mount
             raise
         self._is_ragged = False
 
@@ -300,7 +299,7 @@ class JsonLines:
         return self._descriptor
 
     def _take_back(self, descriptor: int, written: int) -> None:
-        """Remove the beginning of a line, if there was no room for its end."""
+        """Remove the beginning of a line whose end had no room."""
         self._is_ragged = written > 0
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
@@ -327,11 +326,11 @@ PASSING = (
     errno.ENOTCONN,
     errno.EROFS,
 )
-"""Errors of the disk, not of the folder's name. They may be over by the next time."""
+"""Errors of the disk and not of the folder's path. A later call may succeed."""
 
 
 class DiskCall:
-    """One call on the disk's thread. ``done`` is locked until it is over."""
+    """One call on the disk's thread. ``done`` is locked until the call has returned or raised."""
 
     def __init__(self, function: Callable[[int], bool], is_record: bool) -> None:
         self.function = function
@@ -341,17 +340,18 @@ class DiskCall:
         self.error: Exception | None = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for it. Return whether it is over."""
+        """Wait for the call. Return False if it is not done after ``timeout_s``."""
         return self.done.acquire(timeout=timeout_s)
 
 
 class Patient:
     """Writes records in order on a separate thread.
 
-    The loop waits for each, so that the record is there even if the process dies. It waits at most
-    ``PATIENCE_S``. If that is too short, it does not wait again until the thread has caught up.
+    The loop waits for each record to be written, so that it remains even if the process dies. It
+    waits at most ``PATIENCE_S``. If that is too short, it does not wait again until the thread has
+    caught up.
 
-    ``asked``: the number of records. ``lost``: how many of them could not be written.
+    ``asked`` is the number of records, and ``lost`` is how many of them could not be written.
     """
 
     def __init__(self, name: str) -> None:
@@ -376,7 +376,8 @@ class Patient:
     def write(self, function: Callable[[int], bool]) -> None:
         """Call ``function(lost)`` on the thread: ``lost`` records before this one were not written.
 
-        The function returns whether it has noted that. Its errors are raised here, but no OSError.
+        The function returns whether it has written this number. An error that is not an OSError is
+        raised here, if the function ends while the loop waits.
         """
         self.asked += 1
         if self.asked - self.lost - self._written > WAITING_AT_MOST:
@@ -391,7 +392,7 @@ class Patient:
                 raise call.error
 
     def end(self, function: Callable[[int], bool]) -> int:
-        """Wait for the thread, for some seconds at most. Return how many records are lost."""
+        """Call ``function`` last, and wait for some seconds. Return how many records are lost."""
         call = self._submitted(function, False)
         self._calls.put(None)
         if not call.wait(ENDS_WITHIN_S):
@@ -421,7 +422,7 @@ class Patient:
             self.first_error = self.first_error or why
             if call.is_record:
                 self._lose(why)
-        except Exception as error:  # the record is to blame, not the disk: the caller gets it
+        except Exception as error:  # caused by the record and not the disk, so the caller gets it
             call.error = error
 
     def _lose(self, why: str) -> None:

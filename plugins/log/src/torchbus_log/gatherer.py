@@ -32,19 +32,19 @@ from torchbus_log.trackers.values import Values, table_of
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
 TABLE_AT_MOST, BINS = 1024, 64
-_new = tuple.__new__  # takes half the time of Record(...), in a call that every step makes
+_new = tuple.__new__  # half the time of LoggedValue(...), in a call that every step makes
 
 
 class Gatherer:
-    """Sends values at log points, at which all ranks are together.
+    """Sends values at log points, which all ranks reach together.
 
-    There is one every ``log_every_n_steps`` real steps, and one at the end of each training pass.
-    The last one comes when the session has ended on all ranks. The end of an evaluation is not a
-    log point, because maybe only rank 0 evaluates: its values wait for the next one.
+    A log point comes every ``log_every_n_steps`` real steps, and at the end of each training pass.
+    The last log point comes when the session has ended on all ranks. The end of an evaluation is
+    not a log point, because rank 0 may evaluate alone: its values wait for the next log point.
 
-    ``steps`` is the number of real steps so far. Optimizers that step in turn make one step
-    together (see ``Rounds``). ``names`` are those that the loop logs itself. ``monitored`` are
-    those that plugins judge. ``listens``: there is a logger; else only monitored values matter.
+    ``step`` is the number of real steps so far. Optimizers that step in turn make one step
+    together. ``names`` are the names that the loop logs. ``monitored`` are the names that plugins
+    judge. ``listens`` is True if there is a logger; otherwise only monitored values matter.
     """
 
     hears_trials = False
@@ -94,7 +94,7 @@ class Gatherer:
     # What the loop logs --------------------------------------------------------------------------
 
     def add(self, name: str, number: Value, how: How) -> None:
-        """Gather a value for this step, or until the pass over the current loader ends, or both."""
+        """Gather a value for this step, for the end of the pass over this loader, or for both."""
         if self._monitors is not None:
             if self._is_monitored(name, how.on_epoch):
                 how = dataclasses.replace(how, sync_dist=True)
@@ -166,9 +166,10 @@ class Gatherer:
         return self.passes.samples if how.batch_size is None else float(how.batch_size)
 
     def add_metric(self, name: str, metric: Metric, prog_bar: bool) -> None:
-        """Compute a metric object when the pass ends, or outside of a pass now.
+        """Compute and reset a metric object when the pass ends.
 
-        It is reset then, or outside of a pass when the next one begins.
+        Outside of a pass, compute it with its present values, and reset it when the next pass
+        begins.
         """
         if prog_bar:
             self._on_bar.add(name)
@@ -186,7 +187,7 @@ class Gatherer:
             self.passes.current.metrics[name] = metric
 
     def _computed(self, name: str, metric: Metric, step: int) -> list[LoggedValue]:
-        """Compute a metric object on all ranks. Send what is not one number; return the rest."""
+        """Compute a metric object on all ranks. Return the numbers, and send tables at once."""
         records, more = computed(name, metric, step, self.passes.epoch)
         records = [one._replace(prog_bar=name in self._on_bar) for one in records]
         for one, found in more.items() if self._session.is_main else ():
@@ -199,7 +200,7 @@ class Gatherer:
         return records
 
     def logged(self) -> None:
-        """The loop has logged something. Just after a log point, send local values at once."""
+        """Called when the loop has logged a value. Just after a log point, send local values."""
         if self._point == self._steps.count > 0 or len(self.waiting) > LOCAL_VALUES_WAITING_AT_MOST:
             self._send_local()
 
@@ -216,7 +217,7 @@ class Gatherer:
 
     @hookimpl
     def loader_opened(self) -> None:
-        """The pass before is over by now, even if a wrapper had read it ahead of the loop."""
+        """Called when a pass begins. The previous one is over, even if a wrapper had read ahead."""
         for metric, before in self._logged_outside:
             if updates(metric) == before:  # otherwise the loop still uses it, or has reset it
                 metric.reset()
@@ -270,7 +271,7 @@ class Gatherer:
     # Log points ----------------------------------------------------------------------------------
 
     def reach_point(self, automatic: bool = True) -> None:
-        """Send everything, with or without the automatic values. All ranks call it."""
+        """Send everything, with or without the automatic values. All ranks must call this."""
         if self._autolog is not None and automatic:
             self.names.update([record.name for record in self.waiting])
             records = self._autolog.records(self.names)
@@ -300,7 +301,7 @@ class Gatherer:
     ) -> None:
         """Send everything at the end of the session.
 
-        If a rank has failed, each sends only its local values.
+        If a rank has failed, each rank sends only its local values.
         """
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.reach_point()

@@ -13,8 +13,8 @@ from torchbus_log.exchange import Key, LoggedValue, NumberExchange, Pair, merged
 class Monitors:
     """Reduces each monitored value over ranks once, when it is complete.
 
-    That number is judged, and written. A value that is logged ``on_epoch`` has its name, and its
-    name with ``_epoch``.
+    Monitors judge this number, and loggers write it. A value that is logged ``on_epoch`` can be
+    monitored by its name, or by its name with ``_epoch``.
     """
 
     def __init__(self, session: Context, exchange: NumberExchange, names: Iterable[str]) -> None:
@@ -23,29 +23,29 @@ class Monitors:
         self._names = frozenset(names)
         self._missing = set(self._names).difference(session.bus.hook.optional_name())
         self._logged: set[str] = set()
-        self._automatic: set[str] = set()  # names of which only automatic values have come
+        self._automatic: set[str] = set()  # names that only ``autolog`` has logged so far
         self._bases: dict[str, str] = {}
         self._alone: dict[str, int] = {}
         self._evaluated: tuple[int | None, int] | None = None
-        self._first_epoch: int | None = None  # of this process: a run may resume in a later one
+        self._first_epoch: int | None = None  # of this process, as a run may resume in a later one
         self._has_warned = False
 
     def logs(self, name: str, on_epoch: bool = False) -> bool:
-        """The loop logs this name. Whether it is monitored."""
+        """Called when the loop logs a name. Return whether the name is monitored."""
         self._logged.add(name)
         return bool(self._matching(name, on_epoch) or f"{name}_step" in self._names)
 
     def named(self, written: str, name: str) -> None:
-        """An epoch's value of ``name`` will be written as ``written``."""
+        """Record that an epoch's value of ``name`` will be written as ``written``."""
         self._bases[written] = name
 
     def judged(
         self, records: Sequence[LoggedValue], *, divided: bool = False, automatic: bool = False
     ) -> list[LoggedValue]:
-        """Reduce the monitored ones of these, and pass them to their monitors. Returns all records.
+        """Reduce the monitored records, and fire ``monitored_value``. Return all records.
 
-        All ranks call it. ``divided``: some ranks may lack some of them. ``automatic``: the loop
-        has not logged them.
+        All ranks must call this. With ``divided``, some ranks may lack some of the records. With
+        ``automatic``, they are from ``autolog`` and not from the loop.
         """
         found = list(records)
         asked = {index: self._names_of(one) for index, one in enumerate(found)}
@@ -102,7 +102,7 @@ class Monitors:
         return [one for one in names if one in self._names]
 
     def refuse_second(self, name: str, step: int) -> None:
-        """Raise UsageError for a second value ``on_epoch`` where no loader shows their end."""
+        """Raise UsageError for a second value ``on_epoch`` at one step outside of a pass."""
         if self._alone.get(name) == step:
             raise UsageError(
                 f"s.log({name!r}, ..., on_epoch=True) came twice outside of a pass over a"
@@ -115,22 +115,23 @@ class Monitors:
 
     @property
     def found(self) -> list[str]:
-        """The names that have come, in this run or the one that it continues."""
+        """The monitored names that were logged, in this run or the run that it continues."""
         return sorted(self._names - self._missing)
 
     def resumed(self, found: Collection[str]) -> None:
-        """These have come in the run that this one continues."""
+        """Record the names that were logged in the run that this one continues."""
         self._missing.difference_update(found)
 
     def evaluation(self, epoch: int | None, steps: int) -> None:
-        """A pass over an evaluation's loader has ended."""
+        """Called when a pass over an evaluation's loader has ended."""
         if self._missing and steps and not self._session.bus.hook.skip_logging():
             self._evaluated = self._evaluated or (epoch, steps)
 
     def training(self, epoch: int | None, steps: int) -> None:
-        """A backward has run. Raises UsageError for names that should have come by now.
+        """Called after a backward. Raises UsageError for names that should have been logged by now.
 
-        Without an evaluation so far they may come with the first one, unless they look misspelt.
+        Before the first evaluation, this is an error only if a name looks misspelt, and otherwise a
+        warning.
         """
         if not self._missing or self._session.bus.hook.skip_logging():
             return
@@ -146,7 +147,7 @@ class Monitors:
             self._say_once(when)
 
     def end(self) -> None:
-        """Warn of names that have never come. An error would lose what follows the block."""
+        """Warn of names that were never logged. An error would skip the code after the block."""
         if self._missing and not self._has_warned and self._logged:
             self._say_once("in this session: nothing was judged by it")
 

@@ -17,9 +17,10 @@ from torchbus_strategy.batches import collect
 class LoggedPass:
     """One pass over a loader, and the values that are logged in it ``on_epoch``.
 
-    ``trains``: it has fed a backward. ``goes_on``: an earlier run has begun it. ``began``: when its
-    first batch came, in seconds. ``alike``: all ranks have the same batches.
-    ``divided_evaluation``: ranks have different batches, or none.
+    ``trains`` is True if a backward has used its batches. ``goes_on`` is True if an earlier run
+    began the pass. ``began`` is the time of its first batch, in seconds. ``alike`` is True if all
+    ranks have the same batches, and ``divided_evaluation`` if the ranks of an evaluation have
+    different batches, or none.
     """
 
     def __init__(self, iterator: LoaderIterator | None) -> None:
@@ -36,7 +37,7 @@ class LoggedPass:
         self.metrics: dict[str, Metric] = {}
 
     def total(self, name: str, reduce: str, sync: bool, prog_bar: bool) -> Total:
-        """The running total of one name, logged in one way."""
+        """Return the running total of a name with these options. It is created if needed."""
         key = (name, reduce, sync, prog_bar)
         if key not in self.totals:
             self.totals[key] = Total(reduce)
@@ -47,7 +48,7 @@ class LoggedPass:
         return [[list(key), to_host(one.parts()), one.weight] for key, one in self.totals.items()]
 
     def take(self, totals: list[Any]) -> None:
-        """Add the values that an earlier run had logged in this pass."""
+        """Add the values that an earlier run logged in this pass."""
         for key, parts, weight in totals:
             self.total(*key).put(parts, weight)
 
@@ -58,9 +59,10 @@ class LoggedPass:
 
 
 class OpenPasses:
-    """The open passes. The last one gave the latest batch.
+    """The open passes. The last one yielded the latest batch.
 
-    ``epoch`` counts the passes that train, from 0.
+    ``epoch`` counts the passes that train, from 0. ``outside`` stands for the time outside of all
+    passes.
     """
 
     def __init__(self, session: Context) -> None:
@@ -74,7 +76,7 @@ class OpenPasses:
         self._earlier: list[Any] = []
 
     def open_totals(self) -> list[Any]:
-        """Return the values so far of each pass that trains: for a run that resumes in them."""
+        """Return the values so far of each pass that trains, for a run that resumes in it."""
         return [one.written() for one in self._open if one.trains and not one.was_left]
 
     def go_on(self, totals: list[Any]) -> None:
@@ -83,7 +85,7 @@ class OpenPasses:
 
     @property
     def current(self) -> LoggedPass:
-        """The open pass that gave the latest batch."""
+        """The open pass that yielded the latest batch, or ``outside``."""
         return self._open[-1] if self._open else self.outside
 
     def record(self, batch: object, iterator: LoaderIterator) -> None:
@@ -112,14 +114,14 @@ class OpenPasses:
             current.everywhere = float(share.count or current.everywhere)
 
     def trained(self) -> None:
-        """A backward has run."""
+        """Called after a backward."""
         for batch in self._session.batches.current:
             known = (
                 next((one for one in self._open if one.origin is batch.origin), None)
                 if batch.origin.ahead
                 else None
             )
-            if known is not None:  # the loop has got another batch since
+            if known is not None:  # a wrapper has fetched later batches since
                 self._weigh(known, batch.rows, batch.share)
         # an evaluation in the middle of the pass has ended by now
         still = [one for one in self._fresh if one in self._open and not one.was_left]
@@ -138,34 +140,34 @@ class OpenPasses:
 
     @property
     def samples(self) -> float:
-        """How many samples of this rank a value logged now is about.
+        """The number of this rank's samples that a value logged now stands for.
 
-        It is 0 on a rank that only repeats some.
+        This is 0 on a rank whose batch only repeats samples.
         """
         if self._open:
             return self._open[-1].samples
         share = self._session.share
-        if share is self._share or not share.count:  # it belongs to a pass that is over
+        if share is self._share or not share.count:  # the share of a pass that is over
             return 1.0
         return share.weight * share.count / self._session.world_size
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's part of a sum counts. Of ranks with equal data, the first counts."""
+        """Whether this rank's part of a sum counts. Of ranks with equal data, only the first's."""
         place, world = self._session.world.data, self._session.world
         if self.current.alike or place.parts == 1:
             return world.is_main
         return world.member == 0
 
     def has(self, loader: DataLoader[object]) -> bool:
-        """Whether a pass over the loader is open: a rank without batches has none."""
+        """Whether a pass over the loader is open. On a rank without batches, none is."""
         iterators = [one.iterator() for one in self._open if one.iterator is not None]
         return any(one is not None and one.loader is loader for one in iterators)
 
     def end(self, loader: DataLoader[object]) -> LoggedPass | None:
-        """A loader is exhausted. Take out its latest pass, and return it.
+        """Called when a loader is exhausted. Remove its latest pass, and return it.
 
-        If a wrapper has fetched batches ahead, return None.
+        If the loop has not yet used all batches that a wrapper fetched, return None instead.
         """
         for one in reversed(self._open):
             iterator = None if one.iterator is None else one.iterator()
@@ -179,7 +181,7 @@ class OpenPasses:
         return None
 
     def left(self) -> list[LoggedPass]:
-        """Take out the passes that the loop has left without exhausting their loaders."""
+        """Remove and return the passes that the loop has left without exhausting their loaders."""
         lost = [one for one in self._open if one.was_left]
         if lost:
             self._open = [one for one in self._open if not one.was_left]

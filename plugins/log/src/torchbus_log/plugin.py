@@ -36,13 +36,14 @@ class Log:
     """Gathers values, and sends them to the loggers at log points. Without a logger, does nothing.
 
     Args:
-        log_every_n_steps: real optimizer steps between two log points.
-        autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
-        log_grad_norms: at log points, log the norm of the gradients of each "layer" (a module that
-            has parameters directly) or "parameter", after clipping.
+        log_every_n_steps: the number of real optimizer steps between two log points.
+        autolog: whether to log loss, learning rates, gradient norm, samples per second and step
+            time automatically.
+        log_grad_norms: "layer" or "parameter": at log points, log the norm of the gradients of each
+            layer (a module that has parameters directly) or parameter, after clipping.
 
     Raises:
-        UsageError: an option has another type or value.
+        UsageError: if an option has a wrong type or value.
     """
 
     hears_trials = False
@@ -81,15 +82,15 @@ class Log:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
-        prog_bar=False, step=None``. All ranks must log a value that is reduced over ranks, in the
-        same order; any rank may log another one. Raises UsageError for other values and options.
+        prog_bar=False, step=None``. All ranks must log values that are reduced over ranks, in the
+        same order; any rank may log others. Raises UsageError for other values and options.
         """
         self._send("log", {name: value}, options)
 
     def log_dict(self, metrics: Mapping[str, object], **options: Unpack[LogOptions]) -> None:
         """Log several values by name, with the options of ``log``, on the same ranks.
 
-        Raises UsageError for what is not a mapping.
+        Raises UsageError if ``metrics`` is not a mapping.
         """
         if not isinstance(metrics, Mapping):
             raise UsageError(
@@ -98,11 +99,11 @@ class Log:
         self._send("log_dict", dict(metrics), options)
 
     def log_image(self, name: str, image: object, *, step: int | None = None) -> None:
-        """Log a picture. The loggers of rank 0 get it at once; other ranks may call it or not.
+        """Log a picture. The loggers of rank 0 get it at once. Other ranks may call this, too.
 
-        ``image``: a tensor (height, width) or (channels, height, width), or an array of NumPy or a
-        PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
-        in [0, 1], integers uint8. Rank 0 waits for the device. Raises UsageError for other images.
+        ``image`` is a tensor (height, width) or (channels, height, width), or a NumPy array or PIL
+        image (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are in
+        [0, 1], integers uint8. Rank 0 waits for the device. Raises UsageError for other images.
         """
         if self._wants(name, "log_image", step):
             self._pass_on("image_ready", name, step, image=Image(name, image))
@@ -112,16 +113,16 @@ class Log:
     ) -> None:
         """Log how the values of a tensor or an array are distributed, at once.
 
-        ``values``: real numbers of any shape and dtype. ``bins``: the number of equal bins. Rank 0
-        counts its own values, on their device, and waits for it. It counts a whole DTensor: then
-        all ranks call this. Raises UsageError for other values.
+        ``values`` are real numbers of any shape and dtype, and ``bins`` is the number of equal
+        bins. Rank 0 counts only its values, on their device, and waits for it. A DTensor is
+        gathered, so all ranks must call this for it. Raises UsageError for other values.
         """
         if self._wants(name, "log_histogram", step):
             whole = sharding.whole(values) if isinstance(values, Tensor) else values
             self._pass_on("histogram_ready", name, step, values=Values(name, whole, bins))
 
     def log_hyperparams(self, values: object = None, **more: object) -> None:
-        """Give the run's settings to the loggers. All ranks call it.
+        """Pass the run's settings to the loggers. All ranks must call this.
 
         Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
         """
@@ -129,7 +130,7 @@ class Log:
         self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
 
     def _wants(self, name: str, verb: str, step: int | None) -> bool:
-        """Whether a verb has something to do. Raises UsageError outside of the session."""
+        """Whether a verb has anything to log. Raises UsageError for a wrong name or step."""
         check_name(name, verb)
         check_step(step, verb)
         if self._skips is None:
@@ -165,7 +166,7 @@ class Log:
         self._skips = session.bus.listeners("skip_logging")
         self._listeners = session.bus.listeners("log_metrics")
         if session.is_inside:
-            return  # the first s.log of a session without a logger has created this plugin
+            return  # the first s.log in a session without a logger has created this plugin
         listens = any(session.all_gather_object(session.bus.has_listeners("metrics_ready")))
         refuse_unused(session.options, listens)
         monitored = {name for name in session.bus.hook.monitored_name() if name}
@@ -243,7 +244,7 @@ class Log:
 def refuse_unused(options: Mapping[str, object], listens: bool) -> None:
     """Raise UsageError for options of log points if there are none.
 
-    If the call says ``logger=None`` or ``False``, the options are accepted.
+    With ``logger=None`` or ``logger=False``, the options are accepted.
     """
     asked = [
         f"{name}={options[name]!r}"
@@ -275,8 +276,8 @@ def _mapping(values: object) -> dict[str, object]:
 class GradNorms:
     """Logs norms of the gradients that a step uses: averaged over ranks, unscaled and clipped.
 
-    Strategies whose ranks hold parts of gradients answer for the whole of them, as they do to
-    ``clip_grad_norm_``. So all ranks ask for the same parts, even those that have no gradient.
+    Strategies whose ranks hold parts of gradients compute the norm of the whole gradients, as for
+    ``clip_grad_norm_``. So all ranks compute the same norms, even ranks without a gradient.
     """
 
     hears_trials = False

@@ -18,7 +18,7 @@ class Total:
     """All values of one name in one pass, as a few numbers.
 
     ``reduce`` is "mean" (weighted by samples), "sum", "max" or "min". Tensors are collected, and
-    reduced on their device, many at once, in float64.
+    reduced together on their device, in float64 (on MPS in float32).
     """
 
     def __init__(self, reduce: str) -> None:
@@ -29,7 +29,7 @@ class Total:
         self._count = 0
 
     def add(self, value: Value, weight: float) -> None:
-        """Add the value of ``weight`` samples. Without samples, it does not count."""
+        """Add the value of ``weight`` samples. A value with weight 0 is ignored."""
         if weight == 0.0:
             return
         self.weight += weight
@@ -45,7 +45,7 @@ class Total:
             self._count = len(self._parts) % FOLD_AT
 
     def put(self, parts: Sequence[float], weight: float) -> None:
-        """Add what ``parts`` and ``weight`` of another total were."""
+        """Add the ``parts()`` and the ``weight`` of another total."""
         self._parts += parts
         self._count += len(parts)
         self.weight += weight
@@ -128,13 +128,13 @@ def check_step(step: object, verb: str = "log") -> None:
 
 
 def to_value(name: str, value: Any) -> Value:
-    """Return the value of a number, or of a tensor with one element in the host's memory.
+    """Return a number as a float, and a tensor with one element on the CPU as a float, too.
 
-    A tensor on a device is copied there: to read it would take long, and the loop may change it in
-    place. Raises UsageError, which names the metric.
+    A tensor on another device is cloned on that device as a 0-dim tensor, because reading it would
+    block, and because the loop may change it in place. Raises UsageError, which names the metric.
     """
     try:
-        # reading it blocks nothing, and takes a tenth of the time of a copy
+        # reading a CPU tensor does not block, and takes a tenth of the time of a copy
         if type(value) is Tensor and value.is_cpu:
             number: Any = value.tolist()
             return number if type(number) is float else float(_only_element(name, value).item())

@@ -17,33 +17,44 @@ from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.nn import Module
 
 as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
-"""Without it: AttributeError when the package is imported."""
+"""A context in which torch ignores subclasses of Tensor.
+
+Without it: AttributeError when the package is imported.
+"""
 
 parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-"""Of one module, by name. Without one of the two: AttributeError when a model is divided."""
+"""The parameters and buffers of one module, by name.
+
+Without one of the two names: AttributeError when a model is divided.
+"""
 
 FOREACH = "_foreach_"
-"""What the names of functions of lists begin with. Without it: Unsupported, if a loop writes into
-lists of parameters of which some are elsewhere.
+"""The prefix of the names of functions on lists of tensors.
+
+Without it: Unsupported if a loop writes into a list with parameters that another rank has.
 """
 
 version: Callable[[Tensor], int] = attrgetter("_version")
-"""Grows with each change in place. Without it: AttributeError at the second forward of 1f1b."""
+"""A tensor's version, which grows with each change in place.
+
+Without it: AttributeError at the second forward of 1f1b.
+"""
 
 is_view: Callable[[Tensor], bool] = Tensor._is_view
-"""Without it: AttributeError when the package is imported."""
+"""Whether a tensor is a view. Without it: AttributeError when the package is imported."""
 
 Order = list[tuple[str, int, int]]
-"""What a rank computes: ("F" or "B", stage, micro-batch), one after the other."""
+"""The actions of a rank in order: ("F" or "B", stage, micro-batch)."""
 
 
 def interleaved_order(
     local_stages: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
 ) -> Order:
-    """Return this rank's actions in torch's interleaved schedule. ``local_stages``: its stages.
+    """Return this rank's actions in torch's interleaved schedule.
 
-    Without ``pipeline_order``: AttributeError at the second forward.
+    ``local_stages`` are the stages of this rank. Without ``pipeline_order``: AttributeError at the
+    second forward.
     """
     device = torch.device("cpu")
     made: Any = [
@@ -60,6 +71,6 @@ def interleaved_order(
 
 
 class _NoLayers(nn.Module):
-    """A placeholder module for torch's stages: the layers stay in the loop's model."""
+    """A placeholder module for torch's stages, as the layers remain in the loop's model."""
 
     torchbus_internal = True

@@ -1,4 +1,4 @@
-"""``backward`` under the pipeline: the stages run theirs inside it, and ranks are compared."""
+"""``backward`` under the pipeline: it runs the stages' backwards, and compares the ranks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PipelineBackward:
             self._job.go_on()
 
     def _sync(self, what: str, loss: Tensor | None) -> None:
-        """Wait for all ranks. Those of one pipeline must have the same batch."""
+        """Wait for all ranks. The ranks of one pipeline must have the same batch."""
         batch = f" of {batch_of(loss)}" if isinstance(loss, Later) else ""
         if batch and self._parts > 1:
             self._barrier.sync_in_pipeline(what + batch)
@@ -132,7 +132,7 @@ class PipelineBackward:
         error: Exception | None,
         parts: list[Tensor],
     ) -> strategy_header.Header:
-        """Compare the ranks' positions. Raises, on all ranks, the error of one of them."""
+        """Compare the ranks' positions. If a rank has an error, raise it on all ranks."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
         header = strategy_header.make_header(place, 0)
         progress = self._job.backwards * 7 + self._steps
@@ -160,13 +160,13 @@ class PipelineBackward:
             first_steps.SameLoss("pipeline").look(mean, sent)
 
     def _parts_of_loss(self, call: BackwardCall, count: Count) -> list[Tensor]:
-        """The loop's tensors on the way to the loss, which differ between pipelines."""
+        """Return the loop's intermediate values of the loss, which differ between pipelines."""
         loss = _scalar(call)
         averages = self._parts > 1 and call.sync and not isinstance(loss, Later)
         return writable_parts(call, loss, count) if averages else []
 
     def _give_loss(self, header: strategy_header.Header, call: BackwardCall, scale: float) -> None:
-        """Average the loss over pipelines. The ranks of one have the same."""
+        """Average the loss over pipelines. The ranks of one pipeline have the same loss."""
         loss = _scalar(call)
         if (
             self._parts > 1
@@ -206,7 +206,7 @@ def refuse(call: BackwardCall) -> None:
 
 
 def _known(call: BackwardCall) -> Tensor | None:
-    """Return the loss if this rank has it; if the last layers have failed, only they do."""
+    """Return the loss, or None if it is not a scalar or, being lazy, has not been computed."""
     loss = _scalar(call)
     return loss.value if isinstance(loss, Later) else loss
 
@@ -231,7 +231,11 @@ class PipelineReplicas:
 
     @torch.no_grad()
     def average(self, trained: list[Tensor]) -> None:
-        """Average the gradients. One that no pipeline has stays None. All ranks call it."""
+        """Average the gradients over pipelines. All ranks must call this.
+
+        A gradient that no pipeline has remains None. One that only some have counts as zeros in the
+        others.
+        """
         group = self._team.replicas
         if group is None or not trained:
             return
@@ -244,7 +248,7 @@ class PipelineReplicas:
         averaging.mean_over([one.grad for one in made if one.grad is not None], group)
 
     def copy_buffers(self) -> None:
-        """Give all pipelines the buffers of the first. All ranks call it."""
+        """Copy the buffers of the first pipeline to the others. All ranks must call this."""
         group = self._team.replicas
         for buffer in self._buffers() if group is not None else ():
             dist.broadcast(buffer, self._first, group=group)

@@ -32,7 +32,7 @@ from torchbus_pipeline.passes import ForwardPass, Link, MicroBatchRun, PassGener
 
 @dataclass
 class CallSequence:
-    """A sequence of layer calls in progress. ``token``: what the last layer returned."""
+    """A sequence of layer calls in progress. ``token`` is what the latest layer returned."""
 
     x: Any
     extras: list[Extra]
@@ -68,7 +68,7 @@ class LayerCalls:
         self._runs: list[MicroBatchRun] = []
 
     def add(self, cut: Cut) -> None:
-        """Wrap a model's layers. All ranks call it."""
+        """Wrap a model's layers. All ranks must call this."""
         self._holders[id(cut.found.holder)] = cut
         if isinstance(cut.found.holder, nn.Sequential):
             self._surround.add(cut.found.holder)
@@ -97,7 +97,7 @@ class LayerCalls:
     def _layer(
         self, cut: Cut, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
-        """Record a layer's arguments. The call of the last layer runs all of them."""
+        """Record a layer's arguments. The call of the last layer computes all layers."""
         begins = layer is cut.layers[0] and not (args and isinstance(args[0], Between))
         row = (
             CallSequence(args[0] if args else None, [])
@@ -150,7 +150,7 @@ class LayerCalls:
         return self._compute(self._pass(cut, inputs, trains))
 
     def _compute(self, one: ForwardPass) -> Tensor:
-        """Return the output, after all forwards. All ranks of the pipeline call it."""
+        """Run all forwards, and return the output. All ranks of the pipeline must call this."""
         before, self._computes = self._computes, True
         try:
             whole = passes.forward(one)
@@ -165,7 +165,10 @@ class LayerCalls:
         return made
 
     def _may_wait(self, cut: Cut) -> bool:
-        """Whether the output may be computed in backward: the loss may be a mean over samples."""
+        """Whether the output may be computed in backward.
+
+        The schedule must allow it, and the loss must be a mean or a sum over samples, or unknown.
+        """
         device = self._session.device.type
         return (
             self._options.schedule != GPIPE
@@ -176,7 +179,7 @@ class LayerCalls:
     def _later(self, cut: Cut, inputs: ChainInputs) -> Tensor:
         """Return an output that is computed in backward.
 
-        It is computed now if its shape or the loss is not known yet.
+        It is computed now if its shape, or the kind of the loss, is not known yet.
         """
         x = inputs.x
         source = Deferred(
@@ -193,7 +196,7 @@ class LayerCalls:
         return x.requires_grad or any(map(cut.needs_gradients, range(cut.stages)))
 
     def _rows_of(self, cut: Cut, x: Tensor, extras: list[Extra]) -> frozenset[int]:
-        """Return the extra tensors with a row for each sample."""
+        """Return the places of the extra tensors that have a row for each sample."""
         found = rows_in(x, extras)
         known = self._by_rows.setdefault(id(cut), {})
         known.update({place: rows for place, rows in found.items() if place not in known})
@@ -215,7 +218,7 @@ class LayerCalls:
 
     @contextmanager
     def driven(self, retain: bool) -> Iterator[list[MicroBatchRun]]:
-        """Context of a backward of the loop. Yields the passes that it goes through."""
+        """Context of a backward of the loop. Yields a list of the passes that the backward uses."""
         self._driven, self._runs, self._computes = retain, [], True
         try:
             yield self._runs

@@ -18,12 +18,12 @@ from torchbus_pipeline._compat import as_plain_tensors
 
 
 class Cut:
-    """Consecutive layers, of which each stage has some, and each place of the pipeline some stages.
+    """Consecutive layers. Each stage has some of them, and each place of the pipeline some stages.
 
-    ``balance``: how many layers each stage has. ``owners``: each layer's stage. Stage ``s`` is at
-    place ``s`` modulo the number of places. ``loss_kind``: the loss was seen to be a "mean" or a
-    "sum" over samples, or neither (""); None before it was seen. ``measured``: words about the
-    times of layers, if they were measured.
+    ``balance`` is the number of layers of each stage, and ``stage_of`` the stage of each layer.
+    Stage ``s`` is at place ``s`` modulo the number of places. ``loss_kind`` is "mean" or "sum" if
+    the loss is one over samples, "" if it is neither, and None before the first backward.
+    ``measured`` is a text about the times of layers, if they were to be measured.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Cut:
         self.loss_kind: str | None = None
 
     def layers_of(self, stage: int) -> list[tuple[int, Module]]:
-        """The layers of a stage, with their numbers."""
+        """Return the layers of a stage, with their numbers."""
         return [
             (index, layer)
             for index, (layer, owner) in enumerate(zip(self.layers, self.stage_of, strict=True))
@@ -66,7 +66,7 @@ class Cut:
     # Dividing ------------------------------------------------------------------------------------
 
     def refuse_shared(self) -> None:
-        """Raise UsageError if a parameter belongs to two stages, or also to what is outside."""
+        """Raise UsageError if two stages, or a layer and a module outside, share a parameter."""
         names = self.found.names()
         first: dict[int, int] = {}
         for index, layer in enumerate(self.layers):
@@ -90,7 +90,7 @@ class Cut:
         )
 
     def divide(self, ranks: Sequence[int], marks: Marks) -> None:
-        """Record the owner of each layer, and free the values of the others'."""
+        """Mark each layer with its place, and free the values of layers of other places."""
         for name, layer, stage in zip(self.found.names(), self.layers, self.stage_of, strict=True):
             place = self.place_of(stage)
             where = f"{name} of {self.name} is on rank {ranks[place]}"
@@ -150,9 +150,10 @@ AUTO = "auto"
 
 
 class LayerRange(NamedTuple):
-    """Consecutive layers. ``path`` names their list in the model, "" if that is the model.
+    """Consecutive layers. ``path`` names their list in the model, and is "" for the model itself.
 
-    ``holder`` is the nn.Sequential that calls them, or an nn.ModuleList, whose model does.
+    ``holder`` is the nn.Sequential that calls the layers, or an nn.ModuleList whose layers the
+    model calls.
     """
 
     path: str
@@ -167,8 +168,8 @@ class LayerRange(NamedTuple):
 def find(model: Module, blocks: str) -> LayerRange | None:
     """Return the layers of a model: an nn.Sequential itself, else its longest list of blocks.
 
-    ``blocks`` is "auto", or the path of the list. None if there is none.
-    Raises UsageError if ``blocks`` names something else.
+    ``blocks`` is "auto", or the path of the list. Returns None if "auto" finds no list. Raises
+    UsageError if ``blocks`` names something else.
     """
     if blocks != AUTO:
         return LayerRange(blocks, _named(model, blocks))
@@ -189,7 +190,7 @@ def _has_local_forward(model: nn.Sequential) -> bool:
 
 
 def _repeats(module: nn.Sequential | nn.ModuleList) -> bool:
-    """Whether these are blocks: at least two, all with parameters and of one class."""
+    """Whether a list has at least two modules, all of one class and with parameters."""
     kinds = {type(one) for one in module}
     return (
         len(module) > 1
@@ -221,10 +222,10 @@ MARK = "torchbus_pipeline_mark"
 
 
 class ModuleMark:
-    """A mark on a module.
+    """A mark on a module, with the ``place`` that has its values.
 
-    ``number``: in the order in which marks were made and copied. All ranks copy the same models in
-    the same order, so the numbers identify the copies.
+    ``number`` is consecutive, in the order in which marks are made and copied. All ranks copy the
+    same models in the same order, so the numbers identify the copies.
     """
 
     def __init__(self, place: int, numbers: Iterator[int]) -> None:
@@ -246,7 +247,7 @@ class Marks:
 
 
 def mark_of(module: Module) -> ModuleMark | None:
-    """Return the mark of a module; None if every rank has its values."""
+    """Return the mark of a module, or None if every rank has its values."""
     found: ModuleMark | None = vars(module).get(MARK)
     return found
 
@@ -256,6 +257,6 @@ def unmark(module: Module) -> None:
 
 
 def first_mark(model: Module) -> int | None:
-    """Return the smallest number of a mark in a model; None without marks."""
+    """Return the smallest number of the marks in a model, or None without marks."""
     found = [mark.number for module in model.modules() if (mark := mark_of(module))]
     return min(found, default=None)

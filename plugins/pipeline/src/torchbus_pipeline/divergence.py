@@ -24,7 +24,7 @@ REMEDY = (
 class CheckedBarrier:
     """Verifies over separate process groups that all ranks are about to run the same collective.
 
-    There, mismatched collectives can't pair up.
+    In these groups, only the barrier's collectives can pair up.
     """
 
     def __init__(self, session: Context, pipelines: list[list[int]]) -> None:
@@ -46,9 +46,10 @@ class CheckedBarrier:
         self._steps += 1
 
     def sync(self, what: str, fails: bool = False) -> bool:
-        """Wait for all ranks. Returns whether this one ``fails`` or another one.
+        """Wait for all ranks. Returns whether any rank ``fails``.
 
-        Raises RanksDiverged, on all ranks, if one of them is here for something else.
+        ``what`` describes the place in the loop. Raises RanksDiverged, on all ranks, if a rank is
+        at another place.
         """
         return self._sync(what, fails, *self._groups[0])
 
@@ -72,18 +73,20 @@ class CheckedBarrier:
         return any(failures)
 
     def gather_in_pipeline(self, what: object) -> list[Any]:
-        """All-gather within this pipeline, by place. All its ranks call it."""
+        """Return the values of this pipeline's ranks, by place. All its ranks must call this."""
         group, ranks = self._groups[-1]
         return list(all_gather_object(what, len(ranks), group))
 
     def broadcast(self, what: Any) -> Any:
-        """Broadcast rank 0's value. All ranks call it."""
+        """Return rank 0's value. All ranks must call this."""
         group, ranks = self._groups[0]
         return all_gather_object(what, len(ranks), group)[0]
 
     def raise_common(self, error: BaseException | None, everywhere: bool = False) -> None:
-        """Raise one error on all ranks of the pipeline (``everywhere``: of the session), which all
-        call it: that of the first rank that has one.
+        """Raise an error on all ranks of the pipeline or, if ``everywhere``, of the session.
+
+        All these ranks must call this. A rank without an ``error`` raises the error of the first
+        rank that has one.
         """
         group, ranks = self._groups[0 if everywhere else -1]
         reported = all_gather_object(None if error is None else _sendable(error), len(ranks), group)
@@ -100,7 +103,7 @@ class CheckedBarrier:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return the error without its traceback, or one that can be pickled."""
+    """Return the error without its traceback, or a RuntimeError if it can't be pickled."""
     try:
         made = type(error)(str(error))
         pickle.loads(pickle.dumps(made))
@@ -111,10 +114,11 @@ def _sendable(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True)
 class PipelineRanks:
-    """The ranks of one pipeline. This process is at ``place`` in it.
+    """The ranks of one pipeline, in which this process is at ``place``.
 
-    ``ranks``: the global ranks by place. ``group``: these ranks, None for all of the session.
-    ``replicas``: the ranks at the same place of all pipelines, None if there is one pipeline.
+    ``ranks`` are the global ranks by place, and ``parts`` is the number of pipelines. ``group`` has
+    the ranks of this pipeline, or is None if that is all ranks. ``replicas`` has the ranks at the
+    same place of all pipelines, or is None if there is only one pipeline.
     """
 
     place: int
@@ -125,7 +129,7 @@ class PipelineRanks:
 
     @property
     def pipelines(self) -> list[list[int]]:
-        """Return the global ranks of each pipeline."""
+        """The global ranks of each pipeline."""
         return [list(range(part * self.size, (part + 1) * self.size)) for part in range(self.parts)]
 
     @property
@@ -133,16 +137,16 @@ class PipelineRanks:
         return len(self.ranks)
 
     def spread(self, tensor: Tensor, place: int) -> Tensor:
-        """Broadcast a tensor from one place; the others pass one to write to.
+        """Broadcast a tensor from one place. Other ranks pass a tensor of its shape to write to.
 
-        All ranks of the pipeline call it. Returns the tensor.
+        All ranks of the pipeline must call this. Returns the tensor.
         """
         dist.broadcast(tensor, self.ranks[place], group=self.group)
         return tensor
 
 
 def make_team(session: Context, size: int) -> PipelineRanks:
-    """Make pipelines of ``size`` consecutive ranks. All ranks call it."""
+    """Make pipelines of ``size`` consecutive ranks. All ranks must call this."""
     world, place = session.world_size, session.world.member
     part, parts = session.world.data
     if parts == 1:

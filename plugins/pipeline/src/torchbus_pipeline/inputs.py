@@ -22,7 +22,7 @@ SHARED_TYPES = (
     *(str, bytes, int, float, complex, types.NoneType),
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType),
 )
-"""What all micro-batches have in common."""
+"""The types of objects that all micro-batches share."""
 WRITTEN = (
     "{} of {} under strategy='pipeline': layers have written to it, each micro-batch's to a copy"
     " on some rank, so it does not hold what one process would have in it. If it is a"
@@ -57,7 +57,7 @@ def mutable_in(value: object) -> list[object]:
 
 
 def held_in(value: object) -> list[object]:
-    """Return the leaves that are neither containers nor objects, each once."""
+    """Return the values of ``SHARED_TYPES`` in a nested value. Each container is read once."""
     return list(_held(value, set()))
 
 
@@ -73,7 +73,7 @@ def _held(value: object, seen: set[int]) -> Iterator[object]:
 
 
 def copied(value: T, known: dict[int, object]) -> T:
-    """Return a deep copy that shares only ``SHARED_TYPES``. ``known``: existing copies, by id."""
+    """Return a deep copy that shares only ``SHARED_TYPES``. ``known`` has earlier copies by id."""
     for one in held_in(value):
         if isinstance(one, Tensor | Module | torch.Generator):
             known.setdefault(id(one), one)
@@ -92,9 +92,10 @@ class LayerArgument:
         self._before, self._versions = held_in(copy), _versions(copy)
 
     def is_written(self, layer: str) -> bool:
-        """Whether the layer has written.
+        """Whether the layer has written to its copy.
 
-        Raises Unsupported if reads of the loop can't be prevented.
+        Raises Unsupported if the write was to a tensor, list, dict or set, because the loop can't
+        be prevented from reading such an object.
         """
         name, versions = type(self.original).__name__, _versions(self._copy)
         if any(versions.get(key, now) != now for key, now in self._versions.items()):
@@ -137,11 +138,11 @@ NO_EXTRA: Extra = ((), {})
 
 
 class ChainInputs(NamedTuple):
-    """Inputs of a chain. ``x``: with samples in dim 0. ``extras``: each layer's other arguments.
+    """The inputs of a chain of layers.
 
-    ``by_rows``: the places, among all leaves of the extras, of tensors that have a row for each
-    sample. ``originals``: the containers and objects that each layer gets from the loop; the
-    extras have copies of them.
+    ``x`` has samples in dim 0, and ``extras`` are each layer's other arguments. ``by_rows`` has the
+    places, among all leaves of the extras, of tensors with a row for each sample. ``originals`` are
+    the containers and objects that each layer gets from the loop, of which ``extras`` has copies.
     """
 
     x: Tensor
@@ -156,7 +157,7 @@ class ChainInputs(NamedTuple):
     def extra(self, layer: int, index: int, count: int, known: dict[int, object]) -> Extra:
         """Return the extra arguments of a layer for one micro-batch.
 
-        ``known``: the micro-batch's own copies of what layers could write to.
+        ``known`` has the copies, for this micro-batch, of objects that layers could write to.
         """
         before = sum(len(leaves(one)) for one in self.extras[:layer])
         numbers = iter(
@@ -191,9 +192,10 @@ def tensors_in(extra: Extra) -> list[Tensor]:
 
 
 def rows_in(x: Tensor, extras: list[Extra]) -> dict[int, bool]:
-    """Return, for the leaves of the extras, which tensors have a row per sample.
+    """Return, for each tensor in the extras, whether it has a row for each sample.
 
-    By their places: a mask may be None in one batch, and a tensor in another.
+    Tensors are identified by their place among all leaves, as a mask may be None in one batch and a
+    tensor in another.
     """
     found = [leaf for extra in extras for leaf in leaves(extra)]
     return {

@@ -54,10 +54,13 @@ class OutputSource(Protocol):
     device: torch.device
 
     def numbers(self) -> Tensor:
-        """Compute the output now, as a whole, with its graph. All ranks call it."""
+        """Compute the output now, as a whole, with its graph. All ranks must call this."""
 
     def value_of(self, later: Later) -> Tensor | None:
-        """Return the values of the loss's operands after a 1F1B backward, on all ranks."""
+        """Return the value of an operand of the loss after a 1F1B backward, or else None.
+
+        All ranks must call this.
+        """
 
 
 class Node(NamedTuple):
@@ -71,9 +74,10 @@ class Node(NamedTuple):
 
 
 class Later(Tensor):
-    """A lazy tensor. ``node``: its operation; None for the output. ``value``: if known.
+    """A lazy tensor, which is a tensor on the meta device with the shape and the dtype.
 
-    Underneath is a tensor on the meta device, which has the shape and the dtype.
+    ``node`` is the operation that makes it, or None for a model's output. ``value`` is None until
+    it is known.
     """
 
     node: Node | None
@@ -117,12 +121,12 @@ def laters_in(nested: object) -> list[Later]:
 
 
 def numbers_of(nested: Any) -> Any:
-    """Replace lazy tensors in a nested structure by their values. All ranks call it."""
+    """Replace lazy tensors in a nested structure with their values. All ranks must call this."""
     return map_tensors(nested, lambda one: number(one) if isinstance(one, Later) else one)
 
 
 def number(later: Later) -> Tensor:
-    """Return its values; compute the output now if they are not known. All ranks call it."""
+    """Return the values of a lazy tensor, and compute them if needed. All ranks must call this."""
     if later.value is None:
         later.value = later.source.value_of(later)
     if later.value is None:
@@ -163,7 +167,10 @@ def _noted(
     kwargs: dict[str, Any],
     source: OutputSource,
 ) -> Later | None:
-    """Return an operation's result, if it is one tensor whose shape does not depend on values."""
+    """Record an operation, and return its lazy result.
+
+    Returns None unless the result is one tensor whose shape does not depend on values.
+    """
     try:
         with as_plain_tensors(), torch.no_grad():
             on_meta = map_tensors((tuple(args), kwargs), _to_meta)
@@ -207,7 +214,7 @@ def _backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    """``loss.backward()`` as in Tensor: the session patches ``torch.autograd.backward``."""
+    """Run ``loss.backward()`` by ``torch.autograd.backward``, which the session patches."""
     _refuse_local_function(loss)
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
@@ -215,7 +222,7 @@ def _backward(
 def _refuse_local_function(later: Later) -> None:
     """Raise Unsupported for the result of a torch.autograd.Function.
 
-    Its operations were noted, and its own backward was not.
+    Its operations were recorded, but not its backward.
     """
     with as_plain_tensors():
         made_by = later.grad_fn
@@ -228,7 +235,7 @@ def _refuse_local_function(later: Later) -> None:
 
 
 OF_A_PART = (RuntimeError, ValueError, IndexError, TypeError)
-"""What a loss raises for some of the samples if something in it names their number."""
+"""The errors that a loss raises for a part of the batch if it contains the number of samples."""
 
 
 def bounds_of(rows: int, count: int) -> list[tuple[int, int]]:
@@ -246,9 +253,9 @@ def weights_of(kind: str, rows: int, count: int) -> list[float]:
 
 
 def kind_of(replay: LossReplay, output: Tensor, count: int) -> str | None:
-    """Return "mean" or "sum"; None if the loss is neither for this output.
+    """Return "mean" or "sum", or None if the loss is neither for this output.
 
-    The same on all ranks.
+    All ranks get the same result.
     """
     rows = len(output)
     if count < 2:
@@ -289,7 +296,7 @@ def _slope(replay: LossReplay, output: Tensor, start: int, end: int) -> tuple[Te
 
 
 def total_of(losses: Sequence[Tensor], kind: str, rows: int) -> Tensor:
-    """Return the loss of a batch from those of its micro-batches."""
+    """Return the loss of a batch, computed from the losses of its micro-batches."""
     weights = weights_of(kind, rows, len(losses))
     return torch.stack([weight * one for weight, one in zip(weights, losses, strict=True)]).sum()
 
@@ -297,9 +304,9 @@ def total_of(losses: Sequence[Tensor], kind: str, rows: int) -> Tensor:
 class LossReplay:
     """The operations between a model's output and the loss.
 
-    ``outside``: other tensors that they use and that require gradients, such as the weights of a
-    head. In their place, the replay uses ``inner``, whose gradients add up. ``path``: what the loss
-    is made of. ``values``: the numbers of these in the last replay, by id.
+    ``outside`` has the other tensors that they use and that require gradients, such as the weights
+    of a head. In their place, the replay uses ``inner``, in which gradients add up. ``path`` has
+    the lazy operands of the loss, and ``values`` their values in the last replay, by id.
     """
 
     def __init__(self, loss: Later, rows: int) -> None:
@@ -313,7 +320,7 @@ class LossReplay:
         }
 
     def loss_of(self, output: Tensor, start: int, end: int) -> Tensor:
-        """Return the loss of some rows: ``output`` has those from ``start`` to ``end``."""
+        """Return the loss of the rows from ``start`` to ``end``, whose output is ``output``."""
         known: dict[int, Tensor] = {}
         self.values = known
 
@@ -333,9 +340,9 @@ class LossReplay:
     def _taker(
         self, node: Any, value_of: Callable[[Later], Tensor], start: int, end: int
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function that replaces a tensor by its rows.
+        """Return a function that replaces a tensor with its rows for these samples.
 
-        A tensor with a row, or several, for each sample is cut like the output.
+        A tensor is cut like the output if it has one or more rows for each sample.
         """
         lengths = {len(one) for one in laters_in((node.args, node.kwargs)) if one.dim()}
         whole = (start, end) == (0, self._rows)
@@ -353,7 +360,7 @@ class LossReplay:
 
 
 def path_of(loss: Later) -> list[Later]:
-    """Return the lazy operands of the loss, with itself."""
+    """Return all lazy operands of the loss, and the loss itself."""
     return list(_path(loss, {}).values())
 
 

@@ -33,9 +33,9 @@ from torchbus_strategy.loss.gradients import isolated_gradients
 
 
 def batch_of(loss: Later) -> str:
-    """Errors with a digest of the input, and of the other operands of the loss.
+    """Describe the batch by a checksum of the input and of the other operands of the loss.
 
-    Tensors with gradients are left out: they come from the model.
+    Tensors that require gradients are left out, because they come from the model.
     """
     source = loss.source
     assert isinstance(source, Deferred)
@@ -53,10 +53,10 @@ Compute = Callable[[ForwardPass], Tensor]
 
 
 class Deferred:
-    """A deferred output. ``compute``: runs a whole pass forward.
+    """A deferred output. ``compute`` runs a whole pass forward, and ``again`` makes a new pass.
 
-    ``again``: makes the same pass again. After the backward, the weights may change. So the last
-    place stores the values of all operands of the loss.
+    After the backward, the weights may change. So the last place stores the values of all operands
+    of the loss.
     """
 
     def __init__(
@@ -70,14 +70,17 @@ class Deferred:
         self._values: dict[int, Tensor] = {}
 
     def numbers(self) -> Tensor:
-        """Compute the output now, as a whole, with its graph. All ranks call it."""
+        """Compute the output now, as a whole, with its graph. All ranks must call this."""
         if self.output is None:
             with torch.enable_grad():
                 self.output = self._compute(self.one)
         return self.output
 
     def value_of(self, later: Later) -> Tensor | None:
-        """Return the values of the loss's operands, after backward. All ranks call it."""
+        """Return the value of an operand of the loss after the backward, or else None.
+
+        All ranks must call this.
+        """
         if id(later) not in self._path:
             return None
         run = self.one.run
@@ -86,19 +89,19 @@ class Deferred:
         return self.one.link.spread(self._values.get(id(later)), last)
 
     def finished(self, replay: LossReplay) -> None:
-        """Called when the backward has run. The last place has the values."""
+        """Called when the backward has run. On the last place, store the operands' values."""
         self._path = {id(later) for later in replay.path}
         self._values = {key: value.detach() for key, value in replay.values.items()}
 
     def start_again(self) -> None:
-        """Drop the pass, to compute it as a whole."""
+        """Replace the pass with a new one, which can be computed as a whole."""
         self.one = self._again()
 
 
 class LazyResult(NamedTuple):
-    """A pass's result. ``loss``: of the whole batch. ``holds``: it is the mean or sum of its parts.
+    """The result of a pass. ``loss`` is the loss of the whole batch, or None after an error.
 
-    None for ``loss``: the pass has failed.
+    ``holds`` is True if the loss is the mean or sum of the micro-batches' losses.
     """
 
     loss: Tensor | None
@@ -108,7 +111,7 @@ class LazyResult(NamedTuple):
 class OnePass:
     """Runs one pass in a given order.
 
-    ``kind``: of the loss, "mean" or "sum". ``seed``: the gradient of the loss.
+    ``kind`` says whether the loss is a "mean" or a "sum". ``seed`` is the gradient of the loss.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class OnePass:
         self._takes_no_part = False
 
     def run(self) -> LazyResult:
-        """Run forward and backward of all micro-batches. All ranks of the pipeline call it."""
+        """Run all micro-batches forward and backward. All ranks of the pipeline must call this."""
         with self._one.stream.drawn_from(), torch.enable_grad():
             for kind, stage, index in self._order:
                 if kind == "F":
@@ -173,7 +176,7 @@ class OnePass:
     def outside(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors outside the stages that the pass has reached, with their gradients.
 
-        The same on all ranks, which all call it.
+        All ranks must call this, and get the same result.
         """
         x, roots, gradients = self._run.inputs.x, [], []
         found = [self._spread(inner.grad) for inner in self._replay.inner]
@@ -200,9 +203,9 @@ NEITHER = (
 
 
 class LaterBackward:
-    """Classifies the loss in step 1 as a mean or a sum over samples; then runs 1F1B.
+    """Classifies the loss in step 1 as a mean or a sum over samples, and then runs 1F1B.
 
-    A loss that is neither, in a later step too, is trained by GPipe from then on.
+    Once the loss of a step is neither, this and all later steps use GPipe.
     """
 
     def __init__(self, schedule: str, orders: Orders, speaks: bool) -> None:
@@ -216,7 +219,11 @@ class LaterBackward:
         retain: bool | None,
         holders: list[Tensor],
     ) -> None:
-        """``seed``: the gradient of the loss, None for 1. ``holders``: this rank's parameters."""
+        """Run the backward of a lazy loss.
+
+        ``seed`` is the gradient of the loss, where None stands for 1. ``holders`` are the
+        parameters that this rank trains.
+        """
         source = loss.source
         assert isinstance(source, Deferred)
         run = source.one.run
@@ -241,7 +248,7 @@ class LaterBackward:
         engine: strategy_engine.BackwardFunction,
         retain: bool | None,
     ) -> None:
-        """Run GPipe. In step 1 the loss is classified."""
+        """Run GPipe. In step 1, also classify the loss."""
         made, cut = number(loss), source.one.run.cut
         if cut.loss_kind is None and source.output is not None:
             replay = LossReplay(loss, len(source.output))
@@ -256,7 +263,7 @@ class LaterBackward:
         seed: Tensor | None,
         engine: strategy_engine.BackwardFunction,
     ) -> bool:
-        """Run 1F1B. Returns False if the loss is not a mean or sum over samples this time."""
+        """Run 1F1B. Returns False if the loss is not a mean or sum over samples in this step."""
         one = source.one
         one.begin_backward(one.run)
         assert one.run.cut.loss_kind is not None
@@ -284,8 +291,8 @@ class LaterBackward:
 class Orders:
     """The order of this rank's forwards and backwards in a pass.
 
-    With one stage on each rank it is the order of torch's ``Schedule1F1B``, else torch's
-    ``ScheduleInterleaved1F1B``.
+    With one stage on each rank this is the order of torch's ``Schedule1F1B``, and otherwise of
+    torch's ``ScheduleInterleaved1F1B``.
     """
 
     def __init__(self, team: PipelineRanks) -> None:
@@ -293,7 +300,7 @@ class Orders:
         self._known: dict[tuple[int, int], Order] = {}
 
     def of(self, cut: Cut, count: int) -> Order | None:
-        """Return the actions; None if the schedule needs more micro-batches (a small batch)."""
+        """Return the actions, or None if the batch is too small for the schedule."""
         if count < cut.stages or count % max(1, count // cut.places):
             return None
         key = (cut.stages, count)

@@ -30,7 +30,7 @@ NOT_CALLED = (
 class CutModels:
     """The cut models, and the parameters outside of them.
 
-    ``on_cut`` are called with each cut model, on all ranks.
+    The functions in ``on_cut`` are called with each new ``Cut``, on all ranks.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CutModels:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """Cut the models that own the parameters. All ranks call it with the same ones."""
+        """Cut the models that own the parameters, which must be the same on all ranks."""
         if optimizer is not None:
             if not self._session.captures(optimizer):
                 return
@@ -84,7 +84,7 @@ class CutModels:
         what: str,
         made_with: hyperparameters.Settings,
     ) -> None:
-        """Broadcast rank 0's values of new tensors. All ranks call it."""
+        """Broadcast rank 0's values of new tensors. All ranks must call this."""
         new = {id(one): one for one in tensors if id(one) not in self._shared}
         if new:
             self._barrier.sync(f"the parameters of {what}")
@@ -131,14 +131,14 @@ class CutModels:
         return f"{name} has {has} layers, and there are {needed} stages{per}: use fewer devices"
 
     def refuse_uncut(self) -> None:
-        """Raise UsageError if there is a model, and none of them could be cut."""
+        """Raise UsageError if there are models but none could be cut."""
         if self._whole and not len(self._cuts):
             raise UsageError(f"strategy='pipeline': {'; '.join(self._whole.values())}")
 
     # For the backward ----------------------------------------------------------------------------
 
     def inside(self) -> set[int]:
-        """Return the ids of the parameters of all layers, on whichever rank."""
+        """Return the ids of the parameters of all layers, including those of other ranks."""
         return {
             id(parameter)
             for cut in self
@@ -147,7 +147,7 @@ class CutModels:
         }
 
     def trained(self) -> list[Tensor]:
-        """The parameters that this rank has and trains, in the same order on all replicas."""
+        """Return the parameters that this rank has and trains, in one order on all replicas."""
         models = [model for cut in self if (model := cut.model()) is not None]
         found = [one for model in models for one in model.parameters()]
         every = {id(one): one for one in [*found, *self._shared.values()]}
@@ -158,12 +158,12 @@ class CutModels:
         ]
 
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers that are alive, in the same order on all ranks."""
+        """Return the optimizers that are alive, in the same order on all ranks."""
         found = [reference() for reference in self._optimizers]
         return [one for one in dict.fromkeys(found) if one is not None]
 
     def optimizer_settings(self) -> hyperparameters.Settings:
-        """The hyperparameters that optimizers have now."""
+        """Return the present hyperparameters of the optimizers."""
         return hyperparameters.of_numbered(list(enumerate(self.optimizers())))
 
     def _forget(self) -> None:
@@ -196,7 +196,7 @@ def _measured(seconds: list[float] | None, why: str) -> str:
 
 
 def refuse_optimizer(optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer whose step looks at parameters of several ranks."""
+    """Raise UsageError for an optimizer whose step needs the parameters of several ranks."""
     if isinstance(optimizer, LBFGS):
         raise UsageError(
             "strategy='pipeline' with LBFGS: its step looks at all parameters together, of which a"

@@ -42,7 +42,7 @@ class PipelineOptions:
     def ranks_of_pipeline(self, world_size: int) -> int:
         """Return the number of ranks per pipeline.
 
-        Raises UsageError if it does not divide the world.
+        Raises UsageError if ``world_size`` is not a multiple of it.
         """
         size = self.stages if self.stages is not None else world_size
         if world_size % size:
@@ -53,7 +53,7 @@ class PipelineOptions:
         return size
 
     def stages_of_rank(self) -> int:
-        """The minimum number of stages per rank."""
+        """Return the minimum number of stages per rank."""
         return 2 if self.schedule == INTERLEAVED else 1
 
     def balance_of(
@@ -61,7 +61,7 @@ class PipelineOptions:
     ) -> list[int]:
         """Return the number of layers per stage. Raises UsageError if ``balance`` doesn't fit.
 
-        ``seconds``: how long each layer computes, if that was measured.
+        ``seconds`` are the times of the layers, or None if they were not measured.
         """
         stages = ranks * self.stages_of_rank()
         if isinstance(self.balance, str):
@@ -97,9 +97,9 @@ def read_balance(balance: object) -> tuple[int, ...] | str:
 
 
 def by_weight(weights: Sequence[float], stages: int) -> list[int]:
-    """Cut a row of weights into consecutive groups, so that the heaviest is as light as possible.
+    """Cut weights into consecutive groups, so that the heaviest group is as light as possible.
 
-    Each group has at least one member.
+    Each group has at least one member. Returns the sizes of the groups.
 
     >>> by_weight([1, 1, 1, 9, 1, 1], 3)
     [3, 1, 2]

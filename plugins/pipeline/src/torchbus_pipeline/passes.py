@@ -22,11 +22,12 @@ Key = tuple[int, int]
 
 
 class MicroBatchRun:
-    """A pass of ``count`` micro-batches. ``trains``: it stores what the backward needs.
+    """A pass of ``count`` micro-batches. If ``trains``, it stores the tensors for the backward.
 
-    An error of a layer is stored in ``error``, and the pass continues without values. So the other
-    ranks are not left waiting. ``is_broken``: something else ended it here, such as an exception
-    out of a signal handler: the others wait for messages that do not come.
+    An error of a layer is stored in ``error``, and the pass continues without values, so that the
+    other ranks do not wait for its messages. ``is_broken`` is True if something else has ended the
+    backward on this rank, such as an exception from a signal handler. Then other ranks wait for
+    messages that will not come.
     """
 
     def __init__(self, cut: Cut, link: Link, inputs: ChainInputs, count: int, trains: bool) -> None:
@@ -48,7 +49,10 @@ class MicroBatchRun:
     # Forward -------------------------------------------------------------------------------------
 
     def forward(self, stage: int, index: int) -> Tensor | None:
-        """Compute a micro-batch of one stage, and send it on. Returns its output."""
+        """Compute a micro-batch of one stage, and send its output to the next stage.
+
+        Returns the output, or None after an error of this or an earlier stage.
+        """
         given = self._input(stage, index)
         made = None if given is None else self._compute(stage, index, given)
         if stage == self._last:
@@ -88,7 +92,7 @@ class MicroBatchRun:
         return made
 
     def _note_written(self, number: int, watched: list[LayerArgument]) -> None:
-        """Disable objects that a layer has written to: the loop would read stale values."""
+        """Disable objects that a layer has written to, as the loop would read stale values."""
         for one in watched:
             if one.is_written(f"{self.cut.found.names()[number]} of {self.cut.name}"):
                 self.cut.written.add(type(one.original))
@@ -120,8 +124,8 @@ class MicroBatchRun:
     ) -> None:
         """Run the backward of ``forward``.
 
-        For the last stage, ``seed`` is the gradient of its output, or ``root`` a loss computed from
-        it.
+        For the last stage, pass the gradient of its output as ``seed``, or a loss that was computed
+        from the output as ``root``.
         """
         made, given = self._made.get((stage, index)), self._given.get((stage, index))
         if given is None:
@@ -164,7 +168,7 @@ class MicroBatchRun:
         return torch.cat([torch.zeros_like(one) if one.grad is None else one.grad for one in parts])
 
     def finish(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all messages are sent."""
         self._link.finish()
 
     def _tag(self, stage: int, index: int) -> int:
@@ -186,13 +190,13 @@ class Link:
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
     def send(self, place: int, tag: int, tensor: Tensor | None) -> None:
-        """Send activations, or None: an earlier stage has failed, or this one."""
+        """Send activations, or None if this or an earlier stage has failed."""
         self._send(place, tag, HEAD, self._head(tensor))
         if tensor is not None:
             self._send(place, tag, BODY, tensor.detach().contiguous())
 
     def receive(self, place: int, tag: int) -> Tensor | None:
-        """Receive a message of ``send``."""
+        """Receive the activations, or None, that another place passed to ``send``."""
         head = torch.empty(MOST_DIMS + 2, dtype=torch.int64, device=self._device)
         self._receive(place, tag, HEAD, head)
         made = self._like(head)
@@ -210,7 +214,10 @@ class Link:
         return gradient
 
     def spread(self, tensor: Tensor | None, place: int) -> Tensor | None:
-        """Broadcast the tensor of one place to the pipeline. None: it has failed."""
+        """Broadcast the tensor of one place to the pipeline, or None if that place has failed.
+
+        All ranks of the pipeline must call this. The other ranks need not know the shape or dtype.
+        """
         mine = self._team.place == place
         head = self._head(tensor)
         self._team.spread(head, place)
@@ -220,7 +227,7 @@ class Link:
         return made
 
     def finish(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all messages are sent."""
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
@@ -249,7 +256,7 @@ class Link:
 
 
 def forward(one: ForwardPass) -> Tensor | None:
-    """Return the whole output on all ranks; None on all if a layer has failed on some rank."""
+    """Return the whole output on all ranks, or None on all ranks if any layer has failed."""
     run, ours = one.run, one.run.cut.local_stages
     with one.stream.drawn_from():
         for stage in ours:
@@ -267,7 +274,7 @@ def forward(one: ForwardPass) -> Tensor | None:
 class Chain(torch.autograd.Function):
     """The chain of layers, as one operation of the loop's graph.
 
-    ``anchor`` requires gradients, so that the output does, whatever the input.
+    ``anchor`` requires gradients, so that the output does even if the input does not.
     """
 
     @staticmethod
@@ -283,11 +290,14 @@ class Chain(torch.autograd.Function):
 
 
 def backward(one: ForwardPass, gradient: Tensor, needs_input: bool) -> Tensor | None:
-    """Run the stages' backwards. Returns the gradient of the input on all ranks, if needed."""
+    """Run the stages' backwards.
+
+    Returns, on all ranks, the gradient of the input in its shape, or None unless ``needs_input``.
+    """
     run = one.run
     retain = one.begin_backward(run)
     seeds = gradient.tensor_split(run.count)
-    run.is_broken = True  # until all stages are through
+    run.is_broken = True  # reset once all stages have run
     for stage in reversed(run.cut.local_stages):
         for index in reversed(range(run.count)):
             run.backward(stage, index, retain, seeds[index] if _is_last(one, stage) else None)
@@ -305,8 +315,8 @@ def _is_last(one: ForwardPass, stage: int) -> bool:
 class ForwardPass:
     """One forward of the loop with its backward.
 
-    ``begin_backward``: raises Unsupported unless the session runs a backward; returns whether the
-    loop keeps the graph.
+    ``begin_backward`` raises Unsupported unless the session runs a backward. It returns whether the
+    loop retains the graph.
     """
 
     run: MicroBatchRun
@@ -323,8 +333,8 @@ class ForwardPass:
 class PassGenerators:
     """Generators seeded for each pass from the common stream, which does not advance.
 
-    A pass is known by the clock of the session and its number since that moved. So a run that
-    resumes from a checkpoint draws the numbers that it would have drawn.
+    The seed depends on the session's clock and on the number of passes since it last advanced. So a
+    run that resumes from a checkpoint draws the same numbers as an uninterrupted run.
     """
 
     def __init__(self, session: Context) -> None:

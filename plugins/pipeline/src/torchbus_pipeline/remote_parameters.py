@@ -1,4 +1,4 @@
-"""Parameters of another rank's layers: they keep their shape without memory."""
+"""Parameters of another rank's layers, which have a shape but no memory for values."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ FACTS += ("register_hook", "register_post_accumulate_grad_hook", "get_device", "
 class Elsewhere(nn.Parameter):
     """A parameter of a layer that another rank has.
 
-    What takes such tensors only gives such a tensor, and what writes into one does nothing: the
-    rank that has the values does the work. What needs the values raises Unsupported.
+    A function of only such tensors returns another such tensor. A function that writes into one
+    does nothing, as the rank that has the values does the work. A function that needs the values
+    raises Unsupported.
     """
 
     torchbus_where: str
@@ -80,14 +81,14 @@ def refuse_pickling(where: str) -> NoReturn:
 
 
 def empty(parameter: nn.Parameter, where: str) -> None:
-    """Free the values of a parameter. ``where``: a text about the rank that has them."""
+    """Free the values of a parameter. ``where`` is a text about the rank that has them."""
     parameter.data = _filler(parameter)
     parameter.__class__ = Elsewhere
     parameter.torchbus_where = where  # type: ignore[attr-defined]
 
 
 def fill(parameter: Elsewhere) -> None:
-    """Allocate a parameter again, and restore its class. The values are undefined."""
+    """Allocate memory for a parameter again, and restore its class. The values are undefined."""
     with as_plain_tensors():
         parameter.data = torch.empty(
             parameter.shape, dtype=parameter.dtype, device=parameter.device
@@ -97,7 +98,7 @@ def fill(parameter: Elsewhere) -> None:
 
 
 def make(like: Tensor, where: str, requires_grad: bool = False) -> Elsewhere:
-    """Return another such tensor."""
+    """Return a new such tensor with the shape, dtype and device of ``like``."""
     made = _filler(like).as_subclass(Elsewhere)
     with as_plain_tensors():
         made.requires_grad_(requires_grad)
@@ -106,7 +107,10 @@ def make(like: Tensor, where: str, requires_grad: bool = False) -> Elsewhere:
 
 
 def _filler(like: Tensor) -> Tensor:
-    """One element in memory. Code that bypasses the class reads NaN, if the dtype has it."""
+    """Return a tensor of the same shape and dtype that has only one element in memory.
+
+    Code that bypasses the class reads NaN, if the dtype has it.
+    """
     with as_plain_tensors():
         number = float("nan") if like.is_floating_point() or like.is_complex() else 0
         device = "cpu" if like.is_meta else like.device
@@ -122,13 +126,13 @@ def _writes_into(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _set(tensor: Any, value: Tensor) -> None:
-    """``p.data = value``: only the shape, the dtype and the device matter here."""
+    """Set ``p.data``. Only the shape, dtype and device of the value are used."""
     with as_plain_tensors():
         Tensor.data.__set__(tensor, _filler(value))  # type: ignore[attr-defined]
 
 
 def _each(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``torch._foreach_*_``: for the tensors that are here."""
+    """Call ``torch._foreach_*_`` for the tensors that this rank has."""
     here = [not isinstance(one, Elsewhere) for one in args[0]]
     size = len(here)
 

@@ -55,7 +55,7 @@ class End:
 def refuse_gradient(error: BaseException, models: CutModels) -> None:
     """Raise Unsupported for an error of a loop that has used the ``grad`` of another rank's layer.
 
-    That is None, as the values are elsewhere.
+    Such a ``grad`` is None, because another rank has it.
     """
     read_from_none = isinstance(error, AttributeError) and error.obj is None and any(models)
     if read_from_none and hasattr(Tensor, str(error.name)):  # type: ignore[attr-defined]
@@ -67,9 +67,9 @@ def refuse_gradient(error: BaseException, models: CutModels) -> None:
 
 
 class Gather:
-    """A hook by which a layer's owner broadcasts its values. All ranks call it.
+    """A hook by which a layer's owner broadcasts its values. All ranks must call it.
 
-    Copies of a model have it too.
+    Copies of a model have this hook, too.
     """
 
     def __init__(self, session: Context, team: PipelineRanks) -> None:
@@ -111,7 +111,7 @@ class SyncHook:
 class WholeModules:
     """Makes the states of models and their copies whole, and at the end the models.
 
-    Checkpoints get whole states: a part of a pipeline's model is nothing that others can load.
+    So checkpoints have whole states, which any number of ranks can load.
     """
 
     def __init__(self, session: Context, team: PipelineRanks, barrier: CheckedBarrier) -> None:
@@ -126,7 +126,7 @@ class WholeModules:
             stack.callback(module.register_state_dict_post_hook(self._gather).remove)
 
     def make_whole(self) -> None:
-        """Gather all values of models and their copies on all ranks, which all call it."""
+        """Gather all values of models and their copies on all ranks. All ranks must call this."""
         found = [(first_mark(model), model) for model in objects.alive(Module)]
         marked = [(number, model) for number, model in found if number is not None]
         roots = objects.outermost(model for _, model in marked)
@@ -146,7 +146,7 @@ class WholeModules:
 
 
 def _from_place(team: PipelineRanks, held: Tensor, place: int) -> Tensor:
-    """Broadcast the values of one place, into the same tensor."""
+    """Broadcast the values of one place. Other places get a new tensor of this shape and dtype."""
     if team.place == place:
         if held.numel():
             team.spread(held.detach().contiguous(), place)
@@ -189,7 +189,7 @@ class WholeNorm:
     def _combined(
         self, gradients: list[Tensor], kind: float, run: Callable[[float], Tensor]
     ) -> Tensor:
-        """Return the norm over all ranks of the pipeline, which all call it."""
+        """Return the norm over all ranks of the pipeline. All these ranks must call this."""
         norms = [torch.linalg.vector_norm(one, kind) for one in gradients]
         device = self._session.device
         mine = torch.zeros((), dtype=torch.float64, device=device)
@@ -206,13 +206,13 @@ class WholeNorm:
         return mine.to(self._dtype())
 
     def _dtype(self) -> torch.dtype:
-        """Return the same on all ranks, some of which may have no gradient."""
+        """Return the dtype of the norm, which is the same on ranks with and without gradients."""
         model = next((model for cut in self._models if (model := cut.model()) is not None), None)
         return torch.get_default_dtype() if model is None else next(model.parameters()).dtype
 
 
 class WholeOptimizers:
-    """Gathers the optimizer states of all places. All ranks call it."""
+    """Gathers the optimizer states of all places. All ranks must call its methods."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
@@ -254,7 +254,7 @@ class WholeOptimizers:
 
     @hookimpl(optionalhook=True)
     def whole_gradients(self, optimizer: Optimizer) -> list[Tensor | None]:
-        """The gradients of all layers, after a step whose loop may not clear them."""
+        """Return the gradients of all layers, in the parameters' shapes and dtypes."""
         gradients = dict(enumerate(one.grad for one in _parameters(optimizer)))
         whole = self._whole({index: one for index, one in gradients.items() if one is not None})
         return [whole.get(index) for index in gradients]
@@ -267,7 +267,7 @@ class WholeOptimizers:
         return True
 
     def make_whole(self) -> None:
-        """Gather all states on all ranks, which call it while parameters are distributed."""
+        """Gather all states on all ranks. Must be called before the parameters are whole again."""
         for optimizer in sharding.alive_on_all(self._session, self._known):
             mine = {
                 index: optimizer.state[one]
@@ -282,7 +282,7 @@ class WholeOptimizers:
 
 
 def _keep_local(optimizer: Optimizer) -> None:
-    """Drop the state of other ranks' parameters: loaded, or from before the block."""
+    """Drop the state of other ranks' parameters, which was loaded or is from before the block."""
     for parameter in _parameters(optimizer):
         if isinstance(parameter, Elsewhere):
             optimizer.state.pop(parameter, None)

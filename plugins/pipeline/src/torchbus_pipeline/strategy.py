@@ -23,28 +23,29 @@ from torchbus_strategy.strategy import Strategy
 class Pipeline(Strategy):
     """Pipeline parallel: consecutive layers on consecutive ranks, batches in micro-batches.
 
-    All ranks of a pipeline see the same batch. Each keeps the values, gradients and optimizer
-    states of its own layers. What is outside the list of layers, and the loss, is computed by every
-    rank.
+    All ranks of a pipeline get the same batch. Each has the values, gradients and optimizer states
+    of its layers only. Every rank computes the loss, and the modules outside the list of layers.
 
     Args:
-        balance: how many layers each stage has, such as [2, 3]; "auto" or "parameters": so that the
-            largest stage is as small as possible; "time": so that the slowest stage is as fast as
-            possible, measured by rank 0 at the model's first call.
-        microbatches: into how many parts the rows of a batch are cut.
-        schedule: "gpipe": all forwards, then all backwards; "1f1b": one forward and one backward in
-            turn, which stores less; "interleaved": 1f1b with two or more stages on each rank.
-        blocks: the path of the nn.Sequential or nn.ModuleList whose layers are divided; "auto": the
-            model itself, or its longest list of repeated blocks.
-        stages: the number of ranks of a pipeline; with more ranks there are several, each with its
-            share of the data; None: one pipeline.
+        balance: the number of layers of each stage, such as [2, 3]. With "auto" or "parameters",
+            the largest stage is as small as possible. With "time", the slowest stage is as fast as
+            possible, as measured by rank 0 at the model's first call.
+        microbatches: the number of parts into which the rows of a batch are cut.
+        schedule: "gpipe" for all forwards and then all backwards, "1f1b" for one forward and one
+            backward in turn, which stores less, or "interleaved" for 1f1b with two or more stages
+            on each rank.
+        blocks: the path of the nn.Sequential or nn.ModuleList whose layers are divided. "auto"
+            stands for the model itself, or its longest list of repeated blocks.
+        stages: the number of ranks of a pipeline. If the session has more ranks, there are several
+            pipelines, each with its share of the data. None makes one pipeline of all ranks.
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
-        loss_weight: what a pipeline's gradient counts in the mean: "auto", "samples" or "tokens",
+        loss_weight: what weights a pipeline's gradient in the mean: "auto", "samples" or "tokens",
             as for ddp.
-        backend: torch.distributed backend; None: the usual one of the device.
+        backend: a backend of torch.distributed, or None for the usual one of the device.
 
     Raises:
-        UsageError: an option has another type or value, or the ranks don't divide by ``stages``.
+        UsageError: if an option has a wrong type or value, or the number of ranks is not a multiple
+            of ``stages``.
 
     Source: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., PipeDream, SOSP 2019;
     torch.distributed.pipelining.
@@ -83,11 +84,11 @@ class Pipeline(Strategy):
         parts = world.world_size // size
         self.divides_data = parts > 1
         if session.job is not None:
-            session.job.begin_alike = False  # stages send each other different numbers of messages
+            session.job.begin_alike = False  # ranks exchange different numbers of messages
         return groups.arrange_ranks(session, dp=parts, pp=size)
 
     def start(self, session: Context) -> None:
-        """Start to cut models into stages."""
+        """Register the parts of the strategy. From here on, models are cut into stages."""
         refuse_options(session)
         session.replace(GradScaler, "scale", refuse_scaling)
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))

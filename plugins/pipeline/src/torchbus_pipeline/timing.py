@@ -27,11 +27,11 @@ COPIED = (
 )
 Timing = tuple[list[float] | None, str]
 Divide = Callable[[list[float] | None, str], None]
-"""Gets the seconds of each layer, or None and why there are none."""
+"""Gets the seconds of each layer and "", or None and the reason."""
 
 
 class FirstCalls:
-    """Waits for the first call of each model; rank 0 measures, and all ranks get its times."""
+    """Waits for the first call of each model. Rank 0 measures, and all ranks get its times."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
         self._session, self._barrier = session, barrier
@@ -66,12 +66,12 @@ class FirstCalls:
 
 
 def is_waiting(model: Module) -> bool:
-    """Whether a model is still to be divided."""
+    """Whether a model waits to be divided at its first call."""
     return MARK in vars(model)
 
 
 class _Undivided:
-    """A mark in a model that waits for its first call; it raises if the model is copied."""
+    """A mark in a model that waits for its first call. It raises if the model is copied."""
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise Unsupported(COPIED)
@@ -92,7 +92,7 @@ def _marked(model: Module, handle: RemovableHandle) -> Callable[[], None]:
 
 
 REPEATS = 3
-"""Each layer computes so often, and the shortest time counts: the first is often longer."""
+"""How often each layer is timed. The shortest time counts, as the first is often longer."""
 
 
 def seconds_of(
@@ -100,7 +100,8 @@ def seconds_of(
 ) -> list[float]:
     """Return the seconds of each layer's forward and backward in one call of the model.
 
-    Nothing of it reaches the model itself. Random numbers are drawn: put them back.
+    This runs a copy, so the model itself does not change. It draws random numbers, so the caller
+    must restore the random state.
     """
     copied = copy.deepcopy(model)
     mark_internal(copied)
@@ -114,7 +115,7 @@ def seconds_of(
 
 
 class _Clock:
-    """Hooks the forward of a layer, and repeats it alone."""
+    """A hook that repeats the forward of a layer, with a backward, and measures the time."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self._seconds, self._runs = seconds, False

@@ -1,6 +1,6 @@
 """``torchbus report --live``: a server on this machine whose pages follow runs in a browser.
 
-It reads what a training has written, in a separate process, which yields to all others.
+It reads the files of the local logger in a separate process with a low priority.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from torchbus_report.runs.files import showable
 
 ADDRESS, PORT = "127.0.0.1", 8265
 HOSTS = ("127.0.0.1", "localhost")
-"""The names of this machine in a request. A page from elsewhere that has got to it has another."""
+"""The names of this machine in a request. Requests with another name may come from a foreign page.
+"""
 MOST_RUNS, MOST_PAGES = 16, 32
 SHORTEST_PAUSE_S, PART_OF_TIME = 1.0, 0.05
 SILENT_S, NICE = 30.0, 10
@@ -46,7 +47,10 @@ HEADERS = {
 
 
 def serve(folder: Path, port: int | None) -> int:
-    """Serve until Ctrl+C. Raises UsageError if the port is taken; without one, any may do."""
+    """Serve until Ctrl+C. Raises UsageError if the port is taken.
+
+    If ``port`` is None, use the default port, or a free one if that is taken.
+    """
     key = secrets.token_hex(16)
     with _server(Site(folder), port, key) as server:
         print(
@@ -82,7 +86,7 @@ def _server(site: Site, port: int | None, key: str) -> LiveServer:
 
 @dataclass(frozen=True)
 class CachedPage:
-    """A page that was made, which is served again until ``until_s``."""
+    """A finished page, which is served again until ``until_s``."""
 
     text: str
     kind: str = "text/html"
@@ -102,7 +106,7 @@ LOCKED = CachedPage(
 
 
 class Site:
-    """Makes pages about the runs in a folder, one at a time, in a small part of the time."""
+    """Makes pages about the runs in a folder, one at a time, with a small share of CPU time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -112,7 +116,7 @@ class Site:
         self._answers: dict[str, CachedPage] = {}
 
     def answer(self, target: str) -> CachedPage:
-        """Return the page at an address, as it is or was a moment ago."""
+        """Return the page at an address, which may be some seconds old."""
         with self._lock:
             found = self._answers.get(target)
             if found is None or time.monotonic() >= found.until_s:
@@ -145,7 +149,7 @@ class Site:
         try:
             runs = self._runs()
             chosen = columns.chosen(runs, wish)
-        except UsageError as error:  # no folder yet, or a name under which nothing is known
+        except UsageError as error:  # no folder yet, or a name that no run has
             return index.page([], wish, str(error))
         note = "" if chosen else f"no {'such ' if runs else ''}run in {self._folder}"
         return index.page(chosen, wish, note)
@@ -160,7 +164,7 @@ class Site:
         return page([self._reader(folders[name]).read() for name in names], live=True)
 
     def _runs(self) -> list[Known]:
-        """Return what is known of all runs. One that has not changed is not read again."""
+        """Return what is known of all runs. A run that has not changed is not read again."""
         for folder in (folders := self._folders()):
             stamp = reading.stamp(folder)
             if folder not in self._known or self._known[folder][0] != stamp:
@@ -183,9 +187,9 @@ def _wish(query: Mapping[str, Sequence[str]]) -> Wish:
 
 
 class PageHandler(BaseHTTPRequestHandler):
-    """Answers GET from this machine, with the key: other users of it can connect, too.
+    """Answers GET requests from this machine that have the key, as other users can connect, too.
 
-    A browser that has come with the key in the address gets it as a cookie.
+    A browser that opens an address with the key gets the key as a cookie.
     """
 
     pages: Site
@@ -198,15 +202,15 @@ class PageHandler(BaseHTTPRequestHandler):
         try:
             given = self._given_key()
             answer = self.pages.answer(self.path) if given else LOCKED
-        except Exception as error:  # the page is lost, and the server continues
+        except Exception as error:  # only this page is lost, and the server continues
             text = index.problem(showable(f"{type(error).__name__}: {error}"))
             answer = CachedPage(text, status=HTTPStatus.INTERNAL_SERVER_ERROR)
             given = ""
-        with suppress(ConnectionError):  # the reader has left
+        with suppress(ConnectionError):  # the browser has closed the connection
             self._send(answer, given)
 
     def _given_key(self) -> str:
-        """Return the key, in the request's address or cookie; "" without the right one."""
+        """Return the key from the request's address or cookie, or "" if it is missing or wrong."""
         if urlsplit(f"//{self.headers.get('Host')}").hostname not in HOSTS:
             return ""
         cookies = self.headers.get("Cookie", "").split("; ")
@@ -216,7 +220,7 @@ class PageHandler(BaseHTTPRequestHandler):
         return next((one for one in given if one.isascii() and self.is_key(one)), "")
 
     def _cookie_name(self) -> str:
-        """Return a name of this server's own: browsers send cookies to all ports."""
+        """Return a name that differs by port, because browsers send cookies to all ports."""
         return f"torchbus-{self.connection.getsockname()[1]}"
 
     def _send(self, answer: CachedPage, key: str) -> None:
@@ -237,4 +241,4 @@ class PageHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of each request."""
+        """Log nothing for a request."""

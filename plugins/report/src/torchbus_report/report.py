@@ -82,7 +82,10 @@ def _parser() -> Parser:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the whole page, or leave what was there before. Raises UsageError."""
+    """Write a file atomically. If it can't be written, the previous file remains.
+
+    Raises UsageError.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         part.unlink(missing_ok=True)  # left by a command that was killed

@@ -17,7 +17,10 @@ from torchbus_accumulate.windows.sums import WindowSum
 
 VALUES_READ = 20
 VALUES_WAITED_FOR = 5
-"""Backwards in which values are compared. ``parameter.data`` hides changes from the version."""
+"""The number of first backwards in which values are compared, on the CPU and on other devices.
+
+A version counter misses changes through ``parameter.data``.
+"""
 
 
 class ParameterMark(NamedTuple):
@@ -32,9 +35,9 @@ class ParameterMark(NamedTuple):
 class WindowChanges:
     """Compares parameters from one backward to the next one, and gradients from backward to step.
 
-    Within one batch, changed parameters are refused: SAM would move them by the gradient of one
-    rank and one batch. Between batches the session warns: what the loop does once per step happens
-    for each batch. A real step resets the record.
+    Parameters that change between two backwards of one batch are an error: SAM would move them by
+    the gradient of one rank and one batch. If they change between batches, the session warns that
+    the loop does for each batch what it should do once per step. A real step resets the record.
     """
 
     def __init__(self, session: Context, optimizers: WindowSums) -> None:
@@ -83,7 +86,7 @@ class WindowChanges:
         one.gradient = value if value is not None else one.gradient
 
     def before_commit(self, one: WindowSum, optimizer: Optimizer) -> None:
-        """Compare the gradients with what the last backward has left."""
+        """Compare the gradients with those after the last backward."""
         before, one.gradient = one.gradient, None
         now = None if before is None else self._value(_gradient_of(one))
         if now is not None and now != before:
@@ -109,7 +112,10 @@ class WindowChanges:
         return self._backwards <= VALUES_READ
 
     def _value(self, tensor: Tensor | None) -> complex | None:
-        """Return a sum of the values, in the first backwards; a GPU's makes the host wait."""
+        """Return the sum of the values, or None after the first backwards.
+
+        On a GPU there are fewer of these, as the host waits for the sum.
+        """
         if tensor is None:
             return None
         most = VALUES_READ if tensor.device.type == "cpu" else VALUES_WAITED_FOR
@@ -131,7 +137,7 @@ def _gradient_of(one: WindowSum) -> Tensor | None:
 
 
 def _are_renormalised(parameters: Sequence[Tensor]) -> bool:
-    """Whether a forward changes one of them, as that of an Embedding with ``max_norm`` does."""
+    """Whether a forward changes a parameter, as an Embedding with ``max_norm`` does."""
     mine = set(map(id, parameters))
     tables = objects.alive(nn.Embedding, nn.EmbeddingBag)
     return any(one.max_norm is not None and id(one.weight) in mine for one in tables)

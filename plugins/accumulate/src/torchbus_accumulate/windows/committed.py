@@ -20,7 +20,7 @@ class HeldGradients:
 
     def __init__(self) -> None:
         self.drop()
-        self.would_be_cleared = False  # if there were any, at the next backward
+        self.would_be_cleared = False  # whether the loop clears gradients before the next backward
 
     def take(self, parameters: list[Tensor]) -> None:
         """Hold the gradients that the parameters have now."""
@@ -35,7 +35,7 @@ class HeldGradients:
         self._versions = list(map(version, gradients))
 
     def load(self, parameters: list[Tensor], gradients: list[Tensor | None]) -> None:
-        """Hold gradients from a checkpoint, sharded as the parameters are."""
+        """Hold gradients from a checkpoint, sharded like their parameters; None is left out."""
         placed = [
             (parameter, as_parameter(gradient.to(parameter.device), parameter))
             for parameter, gradient in zip(parameters, gradients, strict=True)
@@ -44,7 +44,7 @@ class HeldGradients:
         self._hold([parameter for parameter, _ in placed], [gradient for _, gradient in placed])
 
     def drop(self) -> None:
-        """Hold nothing."""
+        """Release all held gradients."""
         self._hold([], [])
 
     def of(self, parameters: list[Tensor]) -> list[Tensor | None]:
@@ -53,41 +53,42 @@ class HeldGradients:
         return [found.get(id(parameter)) for parameter in parameters]
 
     def has_all(self, gradients: list[Tensor]) -> bool:
-        """Whether all of these are held."""
+        """Whether all these gradients are held."""
         return {*map(id, self._gradients)}.issuperset(map(id, gradients))
 
     def put_back(self, as_copies: bool) -> None:
-        """Make them the parameters' gradients, so that the next backward adds to them."""
+        """Make the held gradients the parameters' again, so that the next backward adds to them."""
         copies = [one.clone() for one in self._gradients] if as_copies else self._gradients
         for parameter, gradient in zip(self._parameters, copies, strict=True):
             parameter.grad = gradient
 
     def merge(self) -> None:
-        """Add them to the gradients that the loop has made since they were set aside."""
+        """Add the held gradients to those that the loop has computed since."""
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             mine = parameter.grad
             parameter.grad = gradient if mine is None or mine is gradient else gradient + mine
 
     def clear_parameters(self) -> None:
-        """Set the gradients of the parameters to None. The held ones stay."""
+        """Set the parameters' gradients to None. The held gradients remain."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def are_cleared(self) -> bool:
         """Whether the gradients of all parameters are None.
 
-        A rank without samples holds none: it infers them from the loop's earlier steps.
+        A rank without samples holds no gradients, so it infers the answer from how the loop has
+        cleared gradients before (``would_be_cleared``).
         """
         if not self._parameters:
             return self.would_be_cleared
         return set(map(type, map(gradient_of, self._parameters))) == NONE
 
     def scale(self, factor: Number) -> None:
-        """Multiply them in place."""
+        """Multiply the held gradients in place."""
         scale_all(self._gradients, factor)
 
     def check_untouched(self) -> None:
-        """Raise Unsupported if the loop has changed one in place since the commit."""
+        """Raise Unsupported if the loop has changed a held gradient in place since the commit."""
         if list(map(version, self._gradients)) != self._versions:
             raise Unsupported(
                 "gradients were changed in place between optimizer.step() and the next backward, in"
@@ -97,18 +98,21 @@ class HeldGradients:
 
 
 def is_part(tensor: object) -> bool:
-    """Whether it is a DTensor. This does not import that class."""
+    """Whether a tensor is a DTensor, found out without an import of that class."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(part: Any) -> Tensor:
-    """Gather the whole gradient. All ranks call it."""
+    """Return the whole gradient of a DTensor. All ranks must call this."""
     gathered: Tensor = part.full_tensor()
     return gathered
 
 
 def as_parameter(gradient: Tensor, parameter: Any) -> Tensor:
-    """Shard a gradient as its parameter is sharded. A whole one must be the same on all ranks."""
+    """Shard a whole gradient, which must be the same on all ranks, like its parameter.
+
+    A gradient that is sharded already is returned as it is.
+    """
     if not is_part(parameter) or is_part(gradient):
         return gradient
     from torch.distributed.tensor import distribute_tensor

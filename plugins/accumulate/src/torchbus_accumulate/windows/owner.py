@@ -29,8 +29,9 @@ from torchbus_strategy.batches import TrackedBatch
 class Steady:
     """Gives every backward the weight of the first one in its window.
 
-    That is right for a loop with one optimizer, without a loader and without its own counts. The
-    share of the data and the optimizers must stay the same. It saves a few microseconds per batch.
+    This is right for a loop with one optimizer, without a loader, and without calls of
+    ``s.backward_weight``. The share of the data and the optimizers must stay the same. It saves a
+    few microseconds per batch.
     """
 
     __slots__ = (
@@ -53,7 +54,7 @@ class Steady:
         ending: WindowEnd,
         size: int,
     ) -> None:
-        """Create it after the first backward of a window of ``size`` batches has its weight."""
+        """Created once the first backward of a window of ``size`` batches has its weight."""
         self._session, self._share = session, session.share
         self._optimizers, self._sums, self._sum = optimizers, optimizers.sums, optimizers.sums[0]
         self._weights, self._factor, self._size = weights, weights.factor, size
@@ -115,7 +116,8 @@ class Windows:
     def loader_start(self, loader: DataLoader[object]) -> None:
         """Step with the open window of a pass that the loop left by ``break``.
 
-        A pass without gradients may be an evaluation in the middle of it.
+        A pass under ``no_grad`` may be an evaluation in the middle of the window, and leaves it
+        open unless the loop has dropped the iterator of the training pass.
         """
         if self._position.left or (
             torch.is_grad_enabled() and self._position.is_in(loader) and not self._position.goes_on
@@ -139,7 +141,7 @@ class Windows:
     # Backward ------------------------------------------------------------------------------------
 
     def weigh(self, call: BackwardCall, tokens: float | None) -> None:
-        """Before each backward, set its weight, and whether ranks communicate."""
+        """Set the weight of a backward, and whether ranks communicate in it."""
         self._changes.before_backward()
         steady, batch = self._steady, self._place.latest
         if steady is None or batch or tokens is not None or not steady.weigh(call):
@@ -203,16 +205,16 @@ class Windows:
 
     @hookimpl
     def clip_gradients(self, run: Callable[[float], Tensor]) -> Tensor | None:
-        """In the middle of a window only the norm is computed: gradients are clipped at its end."""
+        """In the middle of a window, only compute the norm. Gradients are clipped at its end."""
         return run(math.inf) if self._is_open() else None
 
     @hookimpl
     def clip_gradient_values(self) -> bool | None:
-        """In the middle of a window nothing is clipped."""
+        """In the middle of a window, clip nothing."""
         return True if self._is_open() else None
 
     def _is_open(self) -> bool:
-        """Whether the step that follows is left out."""
+        """Whether the next step will be skipped, as its window has not reached its end."""
         if not self._optimizers.sums:
             return False
         return not (
@@ -223,7 +225,7 @@ class Windows:
 
     @property
     def has_begun_one(self) -> bool:
-        """Whether a batch of a window has come, and its last one has not."""
+        """Whether a window has begun, and its last batch has not come yet."""
         return self._position.index > 0 and not self._position.last
 
     # State ---------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class Windows:
         position = self._position.state_dict()
         refuse_between(sums, self._position)
         found = {"expected": weights.expected, "weights": weights.saved()}
-        if self._session.world.divides_anew:  # the loop gets an open window's batches again
+        if self._session.world.divides_anew:  # the loop repeats the batches of an open window
             return found | {"position": position | {"index": 0}, "sums": [], "schedules": []}
         return found | {
             "position": position,
@@ -273,9 +275,9 @@ class Windows:
 
 
 class LocalSums:
-    """Each rank's own part of the checkpoint state, loaded after the common part.
+    """The part of the checkpoint state that differs between ranks, loaded after the common part.
 
-    Only the rank that wrote it uses it, and only if the number of ranks is the same.
+    Each rank loads only its own part, and only if the number of ranks is the same.
     """
 
     def __init__(self, session: Context, optimizers: WindowSums) -> None:
@@ -298,7 +300,7 @@ class LocalSums:
 
 
 def _of(one: WindowSum) -> dict[str, object]:
-    """Return what is this rank's own. The common state has sharded gradients already."""
+    """Return this rank's part of the state. Sharded gradients are in the common state."""
     gradients = [
         None if gradient is None or is_part(gradient) else gradient.detach()
         for gradient in one.committed()

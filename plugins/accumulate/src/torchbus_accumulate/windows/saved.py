@@ -31,7 +31,7 @@ def refuse_between(sums: Sequence[WindowSum], position: WindowPosition) -> None:
 def state_of(one: WindowSum, session: Context) -> dict[str, object]:
     """Return plain numbers, and the committed gradient of each parameter or None.
 
-    With several ranks, they are means over ranks. So all ranks must call this in an open window.
+    With several ranks, they are means over ranks, so all ranks must call this.
     """
     if not one.calls:
         return {"calls": 0}
@@ -57,9 +57,10 @@ def state_of(one: WindowSum, session: Context) -> dict[str, object]:
 def mean_over_ranks(
     session: Context, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Average gradients. One that is None only on some ranks counts as zeros there.
+    """Return the mean of each gradient over ranks, in the shape of its parameter.
 
-    A sharded gradient is a part of the mean already.
+    A gradient that is None on some ranks only counts as zeros there. A sharded gradient is already
+    a part of the mean.
     """
     here = [
         ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE

@@ -26,7 +26,7 @@ NO_RESULT = Answer()
 
 
 class RealSteps:
-    """Decides which calls are real steps. In a loop without a loader, it counts the calls."""
+    """Decides which calls are real steps. In a loop without a loader, counts the calls."""
 
     def __init__(
         self,
@@ -81,7 +81,8 @@ class RealSteps:
         if optimizer is None:
             self._adopted |= {id(one): one for one in parameters}
             return
-        if self._is_of_batch(parameters_of(optimizer)):  # read now: a strategy may replace some
+        # from the optimizer and not ``parameters``, as a strategy may have replaced some
+        if self._is_of_batch(parameters_of(optimizer)):
             self._optimizers.ignore(optimizer)
             self._made_in[optimizer] = 0
         else:
@@ -89,9 +90,9 @@ class RealSteps:
             self._optimizers.add(optimizer)
 
     def _is_of_batch(self, tensors: list[Tensor]) -> bool:
-        """Whether the parameters belong to these very samples, as an adversarial perturbation.
+        """Whether the parameters belong to the present samples, as an adversarial perturbation.
 
-        They have a row for each sample, and are in no module.
+        Such parameters have a row for each sample, and no module holds them.
         """
         batch = self._place.at_hand
         if batch is None or not all(may_be_of_samples(one, batch.rows) for one in tensors):
@@ -100,9 +101,9 @@ class RealSteps:
         return not is_common and not objects.models_of(tensors)
 
     def _refuse_in_later_batch(self, optimizer: Optimizer) -> None:
-        """Raise Unsupported for a step in another batch than that of the first step.
+        """Raise Unsupported if an ignored optimizer steps in more than one batch.
 
-        The rows were not samples then.
+        Then the rows of its parameters do not stand for the samples of a batch.
         """
         batch = self._place.latest
         if batch is None or optimizer not in self._made_in:
@@ -170,7 +171,7 @@ class RealSteps:
 
 
 def skipped(closure: Closure | None) -> Answer:
-    """Return the value of the closure, which runs as in a real step."""
+    """Run the closure as a real step does, and return its value."""
     if closure is None:
         return NO_RESULT
     with torch.enable_grad():

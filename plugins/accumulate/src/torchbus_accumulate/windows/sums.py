@@ -29,7 +29,7 @@ def reached(call: BackwardCall, sums: Sequence[WindowSum]) -> list[WindowSum]:
 
 
 def has_others(world: World) -> bool:
-    """Whether others take part in a step: other ranks, or replicas that come and go."""
+    """Whether a step involves other processes: other ranks, or replicas that come and go."""
     return world.world_size > 1 or world.divides_anew
 
 
@@ -61,16 +61,16 @@ COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
 class WindowSum:
     """The gradients that the loop's calls of ``step`` have committed.
 
-    They wait here for those of the next batch. A backward after ``zero_grad`` adds to them in
-    place. A backward before it belongs to another optimizer (a generator's loss reaches the
-    discriminator). Then they are set aside, and it can't spoil them.
+    They wait here for the gradients of the next batch. A backward after ``zero_grad`` adds to them
+    in place. A backward before ``zero_grad`` is for another optimizer (a generator's loss reaches
+    the discriminator). Then the committed gradients are set aside, so that it can't change them.
 
-    ``weight`` is the committed part of the window, ``samples`` its number of samples. ``mass`` is
-    the same part by what the samples count, which differs if they are ``counted``. ``whole`` is the
-    part by what any rank divides by, 0.0 if that is not known. ``of_batch``: the serial number of
-    the batch of its latest step with new gradients. ``gradient``: the sum of the smallest one that
-    the latest backward has left, if it was read. ``is_scaled``: the gradients of this window are
-    multiplied by ``_scale_of`` already.
+    ``weight`` is the committed fraction of the window, and ``samples`` its number of samples.
+    ``mass`` is this fraction weighted by what the loss counts, which differs from ``weight`` if
+    ``counted``. ``whole`` is the fraction weighted by what all ranks divide by, or 0.0 if that is
+    not known. ``of_batch`` is the serial number of the batch of the latest step with new gradients.
+    ``gradient`` is the sum of the smallest parameter's gradient after the latest backward, if it
+    was read. ``is_scaled`` is True if the gradients are already multiplied by ``_scale_of``.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -94,20 +94,23 @@ class WindowSum:
         return [] if optimizer is None else parameters_of(optimizer)
 
     def gradients(self) -> list[Tensor]:
-        """Return those that the parameters have now."""
+        """Return the present gradients of the parameters. None is left out."""
         return [one.grad for one in self.parameters() if one.grad is not None]
 
     def begin(self, is_other_batch: bool) -> None:
-        """A loop that never calls ``zero_grad`` clears by hand, before the next batch."""
+        """Record that a loop without ``zero_grad`` clears gradients by hand before a new batch."""
         self._held.would_be_cleared = is_other_batch and not self._zeroes
 
     def note_batches(self, call: BackwardCall, sums: Sequence[WindowSum]) -> None:
-        """A backward of another batch begins. Without a step in between, the loop accumulates."""
+        """Called when a backward of another batch begins.
+
+        If the gradients of the batch before are still there, the loop itself accumulates.
+        """
         if self._present.are_left and self in reached(call, sums):
             self._present.of_batches |= any(bool(one.any()) for one in self.gradients())
 
     def refuse_batches(self) -> None:
-        """At a step, raise Unsupported if its gradients are of several batches."""
+        """At a step, raise Unsupported if the loop has added up gradients of several batches."""
         if self._present.of_batches:
             raise Unsupported(TWICE.format(_name(self)))
 
@@ -116,14 +119,14 @@ class WindowSum:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the next backward adds to what was committed."""
+        """Whether the next backward adds to the committed gradients."""
         return self.calls > 0 and (self._state in (ZEROED, IN_PLACE) or self._cleared())
 
     def before_backward(self, total: float | None, is_other_batch: bool) -> None:
         """Prepare for a backward, of the same batch as the last backward or of another one.
 
-        ``total`` is the number of samples in the window, if this backward ends it. If it adds to
-        what is committed, that is rescaled to ``total``.
+        ``total`` is the number of samples in the window if this backward ends it, and else None.
+        Committed gradients that the backward adds to are rescaled to ``total``.
         """
         present = self._present
         present.is_new = present.are_left = True
@@ -137,7 +140,7 @@ class WindowSum:
             self._before_uncleared(total)
 
     def _before_uncleared(self, total: float | None) -> None:
-        """The loop has not called ``zero_grad`` since its step."""
+        """Prepare for a backward if the loop has not called ``zero_grad`` since its step."""
         self._held.check_untouched()
         if self._cleared():
             self._put_back(total)
@@ -146,9 +149,9 @@ class WindowSum:
             self._state = ASIDE
 
     def before_zero_grad(self) -> bool:
-        """The loop clears gradients. Keep what is committed.
+        """Called when the loop clears gradients. The committed gradients remain held.
 
-        Returns whether there is something to keep. Then nothing is left to clear.
+        Returns True if there are any. Then the parameters' gradients are already None.
         """
         self._present.clear()
         if self._touched:
@@ -173,7 +176,7 @@ class WindowSum:
         whole: Number,
         counted: bool,
     ) -> None:
-        """Hold the gradients, instead of a step. Without new ones, the call does not count."""
+        """Hold the gradients, instead of a step. Does nothing if there are no new gradients."""
         self._present.refuse_mixed()
         if not self.is_new:
             return
@@ -190,7 +193,7 @@ class WindowSum:
         self._present.commit()
 
     def with_batch(self, whole: Number) -> Number:
-        """Return ``whole`` with that of one more batch, or 0.0 if one of them is not known."""
+        """Return the sum of ``self.whole`` and a batch's ``whole``; 0.0 if either is not known."""
         if not isinstance(whole, Tensor) and whole == 0.0:
             return 0.0
         is_known = not self.calls or isinstance(self.whole, Tensor) or self.whole != 0.0
@@ -203,14 +206,15 @@ class WindowSum:
         self._scale(scale)
 
     def undo_scale(self) -> None:
-        """Undo ``apply_scale``, as another backward of the last batch adds to the gradients."""
+        """Undo ``apply_scale``, before another backward of the last batch adds to the gradients."""
         self.is_scaled = self._present.are_over = False
         self._scale(1.0 / self._scale_of)
 
     def finish(self, total: float | None, counted: bool) -> None:
         """Before a real step, merge all gradients of the window, and divide them by ``total``.
 
-        ``counted``: whether the last batch is part of ``total``.
+        If ``total`` is None, the gradients already have their weight. ``counted`` is True if the
+        last batch is weighted by what its loss counts, and not by samples.
         """
         present, counted = self._present, counted or self.counted
         present.refuse_mixed()
@@ -226,7 +230,7 @@ class WindowSum:
         self._state, self._touched = COMMITTED, False
 
     def backward_failed(self) -> None:
-        """A backward has raised, and may have added a part of its gradients."""
+        """Called after a backward that raised. It may have added a part of its gradients."""
         self._present.has_failed = self._touched
 
     def _scale(self, factor: Number) -> None:
@@ -234,7 +238,7 @@ class WindowSum:
             scale_all(self.gradients(), factor)
 
     def drop(self) -> None:
-        """Forget what is committed."""
+        """Release the committed gradients, and reset the window."""
         self._held.drop()
         self.weight = self.samples = self.mass = self.whole = 0.0
         self.counted = False
@@ -243,12 +247,12 @@ class WindowSum:
 
     @property
     def is_being_added_to(self) -> bool:
-        """Whether a backward has added to the committed gradients, and no step has committed it."""
+        """Whether a backward has added to committed gradients, and no step has come since."""
         return self._state == IN_PLACE
 
     @property
     def is_new(self) -> bool:
-        """Whether there is something to commit."""
+        """Whether there are new gradients to commit."""
         return self._present.is_new or self.is_assigned
 
     @property
@@ -260,7 +264,7 @@ class WindowSum:
         return not self._held.has_all(found) and not self._present.are_of_last_step(found)
 
     def committed(self) -> list[Tensor | None]:
-        """Return the committed gradient of each parameter."""
+        """Return the committed gradient of each parameter, or None, in the parameter's shape."""
         return self._held.of(self.parameters())
 
     def restore(
@@ -272,7 +276,7 @@ class WindowSum:
         whole: float,
         gradients: list[Tensor | None],
     ) -> None:
-        """Commit a checkpoint's gradients, as if the loop had then cleared its own.
+        """Commit a checkpoint's gradients, as after a call of ``zero_grad``.
 
         Raises UsageError if the number of parameters differs.
         """
@@ -310,11 +314,12 @@ class WindowSum:
 class PresentGradients:
     """The current gradients of an optimizer's parameters, and where they come from.
 
-    ``is_new``: of a backward after the last step. ``has_failed``: it raised. ``are_left``: nor
-    has the loop cleared them since. ``of_batches``: they are those of several batches.
+    ``is_new`` is True if a backward came after the last step, and ``has_failed`` if this backward
+    raised. ``are_left`` is True if, since that backward, the loop has not cleared the gradients.
+    ``of_batches`` is True if they are sums over several batches.
 
-    ``are_over``: they belong to a window that is over, and are weighted by counts. If a backward
-    then adds to them, they are mixed.
+    ``are_over`` is True if the gradients belong to a finished window and are weighted by counts. If
+    a backward then adds to them, they are mixed and can't be weighted.
     """
 
     __slots__ = (
@@ -328,35 +333,38 @@ class PresentGradients:
         self._last: weakref.ref[Tensor] | None = None  # a gradient of the last real step
 
     def add_to(self, found: Sequence[Tensor]) -> None:
-        """A backward of another window is about to add to them. They may be zeros."""
+        """Called when a backward of another window is about to add to the gradients in ``found``.
+
+        They may be zeros, which do no harm.
+        """
         self.are_over = self._are_mixed = any(bool(gradient.any()) for gradient in found)
 
     def clear(self) -> None:
-        """The loop clears them."""
+        """Called when the loop clears the gradients."""
         self.are_over = self._are_mixed = self.are_left = self.of_batches = False
 
     def commit(self) -> None:
-        """Record that their step was skipped."""
+        """Called when a step was skipped."""
         self.is_new = self.has_failed = self.are_left = self.of_batches = False
 
     def refuse_separate(self, counted: bool) -> None:
-        """Raise Unsupported if a backward that counts has made some apart from the held ones."""
+        """Raise Unsupported if new gradients, apart from the held ones, are ``counted``."""
         self._are_mixed = counted and self.is_new
         self.refuse_mixed()
 
     def finish(self, found: Sequence[Tensor], counted: bool) -> None:
-        """Their step is real."""
+        """Called at a real step."""
         self.are_over = counted
         self._last = weakref.ref(found[0]) if found else None
         self.is_new = self.has_failed = self.are_left = self.of_batches = False
 
     def refuse_mixed(self) -> None:
-        """Raise Unsupported if the loop has not cleared them after a window."""
+        """Raise Unsupported if a backward has added to gradients of an earlier window."""
         if self._are_mixed:
             raise Unsupported(UNCLEARED)
 
     def are_of_last_step(self, found: Sequence[Tensor]) -> bool:
-        """Whether the loop has left them in place since the last real step."""
+        """Whether the gradients of the last real step are still in place."""
         last = self._last and self._last()
         return any(gradient is last for gradient in found)
 

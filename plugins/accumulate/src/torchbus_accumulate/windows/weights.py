@@ -19,10 +19,10 @@ from torchbus_strategy.loss.weights import LossWeights
 
 
 class WindowEnd:
-    """Divides each sum once at the end of its window, also if several backwards add to it.
+    """Divides each sum once at the end of its window, even if several backwards add to it.
 
-    If the last backward was silent (under ``s.no_sync()``), the ranks add up what they count at the
-    step instead.
+    If the last backward did not communicate (under ``s.no_sync()``), the ranks add up their counts
+    at the step instead.
     """
 
     def __init__(self, session: Context, optimizers: WindowSums, weights: Weights) -> None:
@@ -33,7 +33,7 @@ class WindowEnd:
         self._is_silent = False
 
     def begin(self, call: BackwardCall, last: bool) -> None:
-        """Before a backward, after its sums have put back what they hold."""
+        """Called before a backward, after the sums have put back their held gradients."""
         self._is_silent = last and not call.sync
         self._sums = self._held(call) if last else []
         call.sync &= last
@@ -50,7 +50,7 @@ class WindowEnd:
         return held
 
     def scale_sums(self, call: BackwardCall) -> None:
-        """After the backward, even if it has failed."""
+        """Called after a backward, even if it has failed."""
         if call.count is not None and call.count.left:
             scales = isinstance(call.count.scale, Tensor) or call.count.scale != 1.0
             for one in self._sums:
@@ -58,12 +58,15 @@ class WindowEnd:
                     one.apply_scale(call.count.scale)
 
     def finish(self, one: WindowSum, is_flush: bool) -> None:
-        """Called before a real step. A flush steps without the backward of a last batch."""
+        """Called before a real step. With ``is_flush``, no last batch has run its backward."""
         one.finish(self._total(one, is_flush), self._weights.counted and not self._weights.is_sum)
         self._weights.begin_batch()
 
     def _total(self, one: WindowSum, is_flush: bool) -> float | None:
-        """Return what the gradients weigh, or None if they have their weight already."""
+        """Return the number to divide the gradients by, or None if they have their weight already.
+
+        Ranks communicate if the last backward did not.
+        """
         weights = self._weights
         if weights.is_sum:
             return None
@@ -72,9 +75,10 @@ class WindowEnd:
         return one.weight + weights.factor if one.calls else None
 
     def _over_ranks(self, one: WindowSum, last: float) -> float:
-        """The mean weight of what ranks hold, and of ``last`` x the last batch.
+        """Return the mean over ranks of the held weight plus ``last`` times the last batch's.
 
-        Replicas that come and go can't be asked. By samples, that mean is what each rank has.
+        Replicas that come and go can't exchange it. But if weights count samples, the weight of
+        each replica is the mean.
         """
         weights = self._weights
         if not self._session.world.divides_anew:
@@ -85,18 +89,19 @@ class WindowEnd:
 
 
 class Weights:
-    """The weight of a backward is its samples divided by those expected in the window.
+    """The weight of a backward: its samples divided by the samples expected in the window.
 
-    If the window then has another number of samples, the sum is rescaled before its last backward.
-    So the loop only sees the exact gradient.
+    If the window turns out to have another number of samples, the sum is rescaled before its last
+    backward. So the loop sees only the exact gradient.
 
-    A batch may count something else (tokens, as the loop or its loss says). Then its weight differs
-    from that of its samples. At the end of the window, the sum is divided by the mean of these
-    weights over ranks.
+    A batch may count something else (tokens, by ``s.backward_weight`` or by its loss). Then its
+    weight differs from its share of the samples. At the end of the window, the sum is divided by
+    the mean of these weights over ranks.
 
-    The attributes belong to the last backward. ``mass`` is ``factor`` times what this rank's batch
-    counts. ``whole`` is ``factor`` times what any rank divides by. ``counted``: the weight is not
-    that of its samples. ``batch_samples``: the samples in the loader's batch.
+    The attributes belong to the last backward. ``mass`` is ``factor`` times the count of this
+    rank's batch. ``whole`` is ``factor`` times the number that all ranks divide by. ``counted`` is
+    True if the batch counts something other than samples. ``batch_samples`` is the number of
+    samples in the loader's batch.
     """
 
     def __init__(self, session: Context, position: WindowPosition) -> None:
@@ -136,7 +141,7 @@ class Weights:
     def put_back(self, expected: float, state: Mapping[str, Any] | None) -> None:
         """Restore the samples expected in an open window, and the state of ``saved``.
 
-        The first format of checkpoints does not have the latter.
+        ``state`` is None in checkpoints of the first format.
         """
         self.expected = expected
         if state is not None:
@@ -154,7 +159,8 @@ class Weights:
     ) -> float | None:
         """Set the weight of this backward, which may be the window's ``first`` or ``last`` one.
 
-        If it is the last one, return the number of samples in the window.
+        For the last one, return the number of samples in the window; otherwise, and for losses that
+        are sums, return None.
         """
         self.samples = (
             self.batch_samples if batch is not None else float(self._session.share.count or 1)
@@ -177,7 +183,7 @@ class Weights:
     def count(
         self, call: BackwardCall, tokens: float | None, terms: list[Term] | None = None
     ) -> None:
-        """Pass this batch's weight to the strategy. Without a strategy, the factor includes it."""
+        """Pass this batch's weight to the strategy; with one process, apply it to the factor."""
         found = call.count = self._count(call, tokens, terms)
         self.mass, self.whole, self.counted = (
             self.factor * found.norm,
@@ -194,7 +200,7 @@ class Weights:
         self.begin_batch()
 
     def _compare(self, weight: float) -> None:
-        """Warn if backwards before one step differ: a batch has one weight in its window."""
+        """Warn if backwards before one step differ in weight, as a batch has only one weight."""
         before, self._last = self._last, weight
         if self._has_warned or before is None or abs(before - weight) <= 1e-6 * abs(before):
             return
@@ -203,11 +209,11 @@ class Weights:
             warn(UNLIKE)
 
     def begin_batch(self) -> None:
-        """After a step, the next backward is not compared with the last one."""
+        """Called after a step, so that the next backward is not compared with the last one."""
         self._last = None
 
     def end(self, call: BackwardCall, held: Sequence[WindowSum]) -> None:
-        """Before the backward of the last batch, which adds to the sums in ``held``."""
+        """Called before the backward of the last batch, which adds to the sums in ``held``."""
         if call.count is None:
             return
         count = call.count = call.count.copied()
@@ -219,9 +225,10 @@ class Weights:
             self._divide(call, count, bool(held))
 
     def _divide(self, call: BackwardCall, count: Count, adds: bool) -> None:
-        """Divide by the count: with one rank, there is no strategy that does it.
+        """Divide by the count, which a strategy does if there are several ranks.
 
-        A batch that ``adds`` to nothing is a mean already.
+        With ``adds``, the sum is divided after the backward. Otherwise the batch is alone in its
+        window and its loss is a mean already, so only the weight of the batch is undone.
         """
         by = count.norm if adds else count.weight
         scale = 1.0 / by if isinstance(by, Tensor) or by else 1.0
@@ -241,9 +248,9 @@ class Weights:
         )
 
     def _agree(self, call: BackwardCall, tokens: float | None, expected: float) -> None:
-        """At the first backward, find out how much one sample counts.
+        """At the first backward, let all ranks agree on how much one sample counts.
 
-        Then a loop in which all samples count the same is weighted by samples.
+        From then on, a loop in which all samples count the same is weighted by samples.
         """
         self._has_unit = True
         count = (
@@ -263,7 +270,10 @@ class Weights:
         )
 
     def _total(self, batch: TrackedBatch | None, sums: Sequence[WindowSum]) -> float:
-        """The samples of the window that ends, as the gradients say which this backward adds to."""
+        """Return the number of samples in the window that this backward ends.
+
+        It is this batch's number plus the samples of the committed gradients that it adds to.
+        """
         committed = [one.samples for one in sums if one.takes_part]
         if committed:
             return self.samples + max(committed)

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: written atomically, and read as untrusted input.
+"""Folders of checkpoints, which are written atomically and read as untrusted input.
 
-The modules here know nothing of the loop.
+The modules here do not observe the loop.
 """

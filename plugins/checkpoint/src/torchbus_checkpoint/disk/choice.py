@@ -27,8 +27,9 @@ def automatic(parent: Path) -> list[Path]:
 def latest(parent: str | Path) -> Path | None:
     """Return the newest whole checkpoint in a folder, or None if there is no checkpoint at all.
 
-    Damaged ones are skipped, with a warning that says what is wrong. Raises CheckpointError if all
-    are damaged. Raises NewerFormat, and skips nothing, if a later version has written one.
+    Damaged checkpoints are skipped, with a warning that says what is wrong. Raises CheckpointError
+    if all are damaged. Raises NewerFormat at a checkpoint that a later version wrote, as it is not
+    damaged.
     """
     refuse_url(parent, f"latest({str(parent)!r})")
     problems: list[str] = []
@@ -67,7 +68,7 @@ def to_begin_with(options: CheckpointOptions) -> str:
 
 
 def verified(chosen: Path) -> str:
-    """Return the step of a checkpoint that somebody named. Raises CheckpointError if damaged."""
+    """Return the step of a checkpoint that the user named. Raises CheckpointError if damaged."""
     formats.heal(chosen)
     try:
         return str(folder.verify(chosen)["step"])
@@ -87,7 +88,7 @@ def best(parent: str | Path, mode: str = "min") -> Path | None:
 def to_keep(
     there: dict[One, float | None], keep: int | None, monitored: bool, mode: str
 ) -> set[One]:
-    """Return the last ``keep`` checkpoints, or the ``keep`` best ones and the last.
+    """Return the last ``keep`` checkpoints or, if ``monitored``, the ``keep`` best and the last.
 
     ``there`` has the metric of each checkpoint, oldest first.
     """
@@ -111,7 +112,7 @@ def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
 
 
 def _remove(candidate: Path) -> None:
-    """Delete one. A failure is only a warning, so that training continues."""
+    """Delete a checkpoint. A failure is only a warning, so that training continues."""
     try:
         formats.remove(candidate)
     except OSError as error:
@@ -149,9 +150,9 @@ TRAINING = "training"
 def files(
     in_parts: bool, weights: dict[str, State], training: State, is_main: bool
 ) -> tuple[dict[str, object], divided.Groups | None]:
-    """Return the files that rank 0 writes, and the tensors that each rank writes its parts of.
+    """Return the files that rank 0 writes, and the tensors of which each rank writes its parts.
 
-    All ranks call it. The names of files have no suffix.
+    All ranks must call this. The names of files have no suffix.
     """
     if in_parts:
         notes, groups = divided.split(weights, training, is_main)
@@ -164,7 +165,7 @@ def files(
 def loaded(found: Path, contents: LoopContents) -> tuple[State, list[State], Callable[[], None]]:
     """Return the saved state, the states of the models, and a function that reads sharded tensors.
 
-    Call the function once the states are checked. It fills the tensors in them.
+    Call the function once the states are checked. It fills the sharded tensors in them.
     """
     saved = folder.read_file(found, TRAINING)
     in_parts = isinstance(saved, dict) and "groups" in saved
@@ -183,9 +184,10 @@ def loaded(found: Path, contents: LoopContents) -> tuple[State, list[State], Cal
 
 
 def names(saved: State) -> list[str]:
-    """Return the names of the models' files, without suffix: formats 1 and 2 write ``model.pt``.
+    """Return the names of the models' files without suffix, which formats 1 and 2 include.
 
-    Raises ValueError if not each model has its own: a file would be read each time it is named.
+    Raises ValueError unless each model has a separate file, as a forged list could name one file
+    very often.
     """
     found = [name.removesuffix(".pt") for name in saved["weights"]]
     models = len(saved["trained"]) + len(saved["other"])

@@ -51,8 +51,8 @@ def prepared(
 ) -> tuple[State, list[State], Groups]:
     """Return the saved state, the states of the models, and the tensors that are still to be read.
 
-    These tensors are sharded as those of this loop, and as large as ``index`` says: it knows how
-    many numbers the files have.
+    These tensors are sharded like those of this loop. Their shapes and dtypes come from ``index``,
+    which was compared with the sizes of the files.
     """
     groups: Groups = {}
     owners = _owners(saved["groups"], contents)
@@ -94,7 +94,7 @@ def _walk(
 def _owners(names: list[str], contents: LoopContents) -> dict[tuple[str, str], Tensor]:
     """Return, for each saved tensor, the tensor of this loop that is sharded in the same way.
 
-    It is the tensor of the model, or the parameter that an optimizer's state or gradient is of.
+    It is the model's tensor or, for an optimizer's state or a gradient, the parameter.
     """
     found: dict[tuple[str, str], Tensor] = {}
     for group, (_, model) in zip(names, contents.models, strict=False):
@@ -118,7 +118,7 @@ Shape = tuple[int, ...]
 
 
 class TensorPart(NamedTuple):
-    """A part of a tensor: its offset in the whole one, its shape, and its place on disk.
+    """A part of a tensor: its offsets in the whole tensor, its shape, and its place on disk.
 
     ``place`` begins with the name of the file.
     """
@@ -137,7 +137,7 @@ class DividedTensor(NamedTuple):
 
 
 def numbers(value: Iterable[Any]) -> Shape:
-    """Return sizes or offsets. Raises ValueError if they are something else."""
+    """Return sizes or offsets as a tuple. Raises ValueError if they are something else."""
     found = tuple(value)
     if any(type(one) is not int or one < 0 for one in found):
         raise ValueError(f"{found!r} in it are not sizes")
@@ -145,7 +145,7 @@ def numbers(value: Iterable[Any]) -> Shape:
 
 
 def refuse_gaps(name: str, one: DividedTensor) -> None:
-    """Raise ValueError if the parts are not the whole tensor, each number once."""
+    """Raise ValueError unless the parts cover each number of the tensor exactly once."""
     for part in one.parts:
         ends = [at + size for at, size in zip(part.offsets, part.shape, strict=True)]
         if len(ends) != len(one.shape) or any(map(int.__gt__, ends, one.shape)):
@@ -157,7 +157,7 @@ def refuse_gaps(name: str, one: DividedTensor) -> None:
 
 
 def _is_twice(parts: list[TensorPart]) -> bool:
-    """Whether two parts have a number in common. Only neighbours in the first dimension may."""
+    """Whether two parts overlap. Compares only parts that overlap in the first dimension."""
     around: list[TensorPart] = []
     for part in sorted(parts, key=lambda one: one.offsets):
         around = [one for one in around if one.offsets[0] + one.shape[0] > part.offsets[0]]

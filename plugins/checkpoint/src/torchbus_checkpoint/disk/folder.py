@@ -11,7 +11,7 @@
         part-0.safetensors ...    with sharded_save: the tensors of models and optimizers that rank
                                   0 has, and its parts of those that are sharded
 
-A checkpoint is written under a hidden name, flushed to the disk, and then renamed. Meanwhile its
+A checkpoint is written under a hidden name, flushed to the disk, and then renamed. Until then its
 folder is locked. Files are written with ``os.open``, because a session may have replaced ``open``
 on the ranks that it started."""
 
@@ -37,11 +37,11 @@ from torchbus_checkpoint.errors import CheckpointError, Damaged
 from torchbus_checkpoint.state.jsonable import read_json
 
 Sent = dict[str, FileEntry | str]
-"""A rank's files by name: size and checksum of a written one, or the content of one in base64."""
+"""A rank's files by name: the size and checksum of a written file, or its content in base64."""
 
 
 def pack(content: object) -> str:
-    """Return, as text, a file that this rank can't write."""
+    """Return the content of a file that this rank can't write, as text in base64."""
     buffer = io.BytesIO()
     tensors.write(content, buffer)
     return base64.b64encode(buffer.getvalue()).decode()
@@ -50,7 +50,7 @@ def pack(content: object) -> str:
 def unpack(partial: Path, theirs: Sent) -> dict[str, FileEntry]:
     """Write the packed files of a rank. Return sizes and checksums of all its files.
 
-    Raises OSError.
+    Raises OSError if a file can't be written.
     """
     return {
         name: (write_file(partial, name, base64.b64decode(one)) if isinstance(one, str) else one)
@@ -80,7 +80,7 @@ BAD_CONTENT = (
 def write_file(folder: Path, name: str, content: object, once: bool = True) -> FileEntry:
     """Write one file to the disk: bytes as they are, anything else as safetensors.
 
-    Returns its size and checksum. Raises OSError if the disk is full.
+    Returns the file's size and checksum. Raises OSError, for instance if the disk is full.
     """
     with os.fdopen(
         os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb"
@@ -98,7 +98,7 @@ def write_file(folder: Path, name: str, content: object, once: bool = True) -> F
 def seal(partial: Path, final: Path, facts: RunProgress, files: dict[str, FileEntry]) -> None:
     """Write the manifest, and rename the folder to its final name.
 
-    A checkpoint that had the name before stays until then.
+    A checkpoint that already has this name remains until then.
     """
     body: dict[str, object] = {**formats.facts(), **facts, "files": files}
     _write_manifest(partial, MANIFEST, body)
@@ -109,12 +109,12 @@ def seal(partial: Path, final: Path, facts: RunProgress, files: dict[str, FileEn
         os.replace(final, previous)
     os.replace(partial, final)
     flush(final.parent)
-    with contextlib.suppress(OSError):  # if it can't be removed now, the next run does it
+    with contextlib.suppress(OSError):  # if this fails, the next run removes it
         remove(previous)
 
 
 def put_metric(folder: Path, metric: float | None) -> bool:
-    """Give a checkpoint another monitored value. Returns False if there is no whole one.
+    """Replace the monitored value of a checkpoint. Returns False if its manifest can't be read.
 
     Raises CheckpointError if the manifest can't be written.
     """
@@ -141,7 +141,7 @@ def _write_manifest(folder: Path, name: str, body: dict[str, object]) -> None:
 
 def flush(folder: Path) -> None:
     """Flush a folder's directory entries to disk."""
-    with contextlib.suppress(OSError):  # not every file system can
+    with contextlib.suppress(OSError):  # not every file system supports this
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -173,7 +173,7 @@ def found(parent: Path) -> list[Path]:
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """Order numbers by their value: 100000000 comes after 99999999."""
+    """Return a sort key that orders numbers by value: 100000000 comes after 99999999."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -182,7 +182,7 @@ def _is_one(folder: Path) -> bool:
         os.stat(folder / MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # reading it raises the error again
+    except OSError:  # reading the manifest will raise the error again
         return True
     return True
 
@@ -216,7 +216,7 @@ def manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Return the manifest, if no file has changed. Raises CheckpointError."""
+    """Return the manifest. Raises CheckpointError if a file has changed or is missing."""
     content = manifest(folder)
     for name in content["files"]:
         with folder_opened(folder, name, content) as file:
@@ -225,12 +225,18 @@ def verify(folder: Path) -> Manifest:
 
 
 def name_of(content: Manifest, stem: str) -> str:
-    """Return the name of a file, such as ``training.safetensors``; ``training.pt`` in old ones."""
+    """Return the name of a file, such as ``training.safetensors``, or ``training.pt`` before.
+
+    ``training.pt`` is the name in formats 1 and 2.
+    """
     return f"{stem}.pt" if content["version"] <= formats.PICKLED else f"{stem}{SUFFIX}"
 
 
 def read_file(folder: Path, stem: str) -> Any:
-    """Return the content of one file, if it is unchanged. Runs no code. Raises CheckpointError."""
+    """Return the content of one file, without running code from it.
+
+    Raises CheckpointError if the file has changed or can't be read.
+    """
     content = manifest(folder)
     name = name_of(content, stem)
     with folder_opened(folder, name, content) as file:
@@ -242,7 +248,10 @@ def read_file(folder: Path, stem: str) -> Any:
 
 
 def described(folder: Path, stem: str, content: Manifest) -> Any:
-    """Return the content of one file, whose tensors have no numbers. Raises CheckpointError."""
+    """Return the content of one file, with tensors on the meta device since format 3.
+
+    Raises CheckpointError if the file can't be read.
+    """
     name = name_of(content, stem)
     with folder_opened(folder, name, content) as file:
         if content["version"] <= formats.PICKLED:
@@ -253,9 +262,9 @@ def described(folder: Path, stem: str, content: Manifest) -> Any:
 
 @contextlib.contextmanager
 def folder_opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
-    """Open a file of the manifest, which has the size that the manifest says.
+    """Open a file of the manifest, after a check of its size.
 
-    Every error inside becomes a CheckpointError: the file's content is to blame.
+    Errors inside become a CheckpointError, because the file's content is the cause.
     """
     if name not in content["files"]:
         raise CheckpointError(
@@ -334,14 +343,14 @@ class HashedFile:
 
 MAX_JSON_BYTES = 1 << 26
 MOST = (1 << 63) - 1
-NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with their least values
+NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # the least value of each
 
 
 @contextlib.contextmanager
 def reading_opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a regular file. Raises OSError for anything else, including links.
 
-    It does not wait for a pipe. The folder may be a link: the user has named it.
+    A pipe is not waited for. The folder itself may be a link, as the user has named it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

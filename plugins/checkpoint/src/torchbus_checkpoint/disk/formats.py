@@ -1,11 +1,11 @@
-"""The manifest of a checkpoint: the number of its format, what wrote it, and what it holds.
+"""The manifest of a checkpoint: its format number, the program that wrote it, and its contents.
 
 This version reads its own format and all older ones:
 
-- Format 1 is the first one.
-- Format 2 adds ``written_by``, and saves each rank's own part of an open accumulation window and
-  of compressed gradients.
-- Format 3 has no pickle: tensors are in files of safetensors, and everything else is JSON."""
+- Format 1 is the first format.
+- Format 2 adds ``written_by``, and each rank's part of an open accumulation window and of
+  compressed gradients.
+- Format 3 has no pickle: tensors are in safetensors files, and everything else is JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchbus_checkpoint.errors import Damaged, NewerFormat
 from torchbus_rank0.whole_files import OpenHere, try_lock
 
 FORMAT = 3
-PICKLED = 2  # and older ones
+PICKLED = 2  # this format and older ones are pickles
 
 
 class ProgramVersions(TypedDict):
@@ -64,9 +64,9 @@ def facts() -> ProgramVersions:
 
 
 def check(content: Mapping[str, object], folder: Path) -> None:
-    """Raise NewerFormat, with the version to install, if a later version has written it.
+    """Raise NewerFormat, with the version to install, if a later version wrote the checkpoint.
 
-    Raises CheckpointError if it has no format number.
+    Raises Damaged if the manifest has no format number.
     """
     number = content.get("version")
     if type(number) is not int or number < 1:
@@ -91,7 +91,7 @@ def check(content: Mapping[str, object], folder: Path) -> None:
 def written_by(content: Mapping[str, object]) -> dict[str, str]:
     """Return the versions by name of the program, as far as the manifest has them.
 
-    An error names the version to install, so nothing but a version is believed.
+    An error message names the version to install, so other texts are left out.
     """
     found = content.get("written_by", {"torch": content.get("torch")})
     items = found.items() if isinstance(found, dict) else ()
@@ -106,7 +106,7 @@ PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so that readers never see half of one."""
+    """Delete a checkpoint. It is renamed first, so that readers never see a partial checkpoint."""
     if folder.exists():
         trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
         _delete(trash)
@@ -115,16 +115,16 @@ def remove(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders that killed processes have left."""
+    """Remove the hidden folders of killed processes, and restore a checkpoint set aside in one."""
     for entry in parent.glob(".*") if parent.is_dir() else ():
         with contextlib.suppress(OSError):
             _sweep(entry)
 
 
 def heal(final: Path) -> None:
-    """Do the same for one checkpoint, in a folder that no job has locked.
+    """Do the same as ``sweep`` for one checkpoint, in a folder that no job has locked.
 
-    Folders that another process is writing stay.
+    Folders that another process is writing are left alone.
     """
     for name in os.listdir(final.parent) if final.parent.is_dir() else ():
         entry = final.with_name(name)
@@ -156,9 +156,10 @@ def _sweep(entry: Path) -> None:
 
 
 def _delete(entry: Path) -> None:
-    """Delete a folder. Of a link, delete only the link: its target belongs to somebody.
+    """Delete a folder. If a link is in its place, delete only the link and not its target.
 
-    A pipe in its place is not opened, as that would wait. A file, which may be somebody's, stays.
+    A pipe is deleted without opening it, which would block. A regular file, which may be the
+    user's, is left alone.
     """
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(entry).st_mode

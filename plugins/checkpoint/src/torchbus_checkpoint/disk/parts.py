@@ -2,8 +2,8 @@
 
 This module calls the planners of torch.distributed.checkpoint (DCP), which know how tensors are
 sharded, in the order that DCP's documentation gives. The files are written and read here. DCP's
-``save`` and ``load`` would gather the plans by collectives, which a thread must not do beside those
-of the loop, and its files have a pickle.
+``save`` and ``load`` would gather the plans by collectives, which a thread must not use while the
+loop uses collectives, and its files contain a pickle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Index = dict[str, DividedTensor]
 def write(where: Path, groups: Groups, exchange: CheckpointExchange) -> dict[str, FileEntry]:
     """Write this rank's parts, and on rank 0 the tensors that are not sharded.
 
-    All ranks call it. Returns this rank's file, if it has one.
+    All ranks must call this. Returns the entry of this rank's file, or an empty dict if it writes
+    none.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(_flat(groups), is_coordinator=exchange.is_main)
@@ -69,7 +70,7 @@ def _flat(groups: Groups) -> dict[str, Tensor]:
 def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
     """Return the items of a rank's plan that remain after DCP's deduplication, or None for all.
 
-    It leaves a tensor that several ranks have to one of them.
+    DCP lets only one rank write a tensor that several ranks have.
     """
     if len(finished.items) == len(plan.items):
         return None
@@ -78,7 +79,7 @@ def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
 
 
 def refuse_missing(index: Metadata, where: Path) -> None:
-    """Raise CheckpointError if the parts of a tensor are not the whole of it, each number once."""
+    """Raise CheckpointError if the parts of a tensor do not add up to the size of the tensor."""
     for name, tensor in index.state_dict_metadata.items():
         if isinstance(tensor, TensorStorageMetadata):
             found = sum(chunk.sizes.numel() for chunk in tensor.chunks)
@@ -136,7 +137,7 @@ def _check(found: Index, content: Manifest) -> None:
 def read(where: Path, index: Index, groups: Groups) -> None:
     """Fill the tensors. Of a sharded tensor, read this rank's part, however it was sharded before.
 
-    Ranks send nothing to each other.
+    Ranks do not communicate.
     """
     planner, content = DefaultLoadPlanner(flatten_state_dict=False), folder.manifest(where)
     planner.set_up_planner(_flat(groups), _as_of_dcp(index), True)

@@ -1,5 +1,5 @@
-"""Reads files of formats 1 and 2, which are pickles. Tensors are read by torch's own reader,
-which makes only tensors and plain values, and only after the zip around them is checked.
+"""Reads files of formats 1 and 2, which are pickles. torch's own reader reads tensors. It makes
+only tensors and plain values, and is called only after the zip around them is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint
 PLAIN = {("torch", "Size"): tuple, ("collections", "OrderedDict"): dict}
 OTHERS = {
     LAYOUT,
-    ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3 write a member of an enumeration so
+    ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3 write members of an enumeration with it
     *(
         (module, kind)
         for module in ("pathlib", "pathlib._local")
@@ -57,7 +57,7 @@ MOST_ITEMS, MOST_TIMES, MOST_LARGE, DEEPEST = 1 << 20, 4, 10_000, 500
 
 
 def read(file: IO[bytes]) -> Any:
-    """Read what ``torch.save`` wrote. Raises ValueError for another zip than torch writes."""
+    """Read a file of ``torch.save``. Raises ValueError for a zip that torch would not write."""
     _refuse_odd_zip(file)
     with torch.sparse.check_sparse_tensor_invariants():  # an index may be out of bounds
         found = torch.load(file, map_location="cpu", weights_only=True)
@@ -66,9 +66,9 @@ def read(file: IO[bytes]) -> Any:
 
 
 def _refuse_odd_zip(file: IO[bytes]) -> None:
-    """Check that no entry is larger in memory than in the file, alone or with others.
+    """Check that the entries are not larger in memory than in the file, alone or together.
 
-    And that torch, which reads the file with another library, finds the same pickles in it.
+    Also check that torch, which reads the file with another library, finds the same pickles in it.
     """
     try:
         _refuse_two_directories(file)
@@ -85,7 +85,7 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
 
 
 def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
-    """Check the entries of a zip of this size, before one of them is read."""
+    """Check the entries of a zip of this size, before any of them is read."""
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             raise ValueError(f"{entry.filename!r} in it is compressed")
@@ -96,7 +96,7 @@ def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
 
 
 def _refuse_two_directories(file: IO[bytes]) -> None:
-    """Check that a zip begins and ends with the file, and says truly where its directory is.
+    """Check that a zip fills the whole file, and that its directory is where the zip says.
 
     In any other file Python's and torch's readers may find different entries.
     """
@@ -121,11 +121,11 @@ def _refuse_two_directories(file: IO[bytes]) -> None:
 
 
 def _refuse_slow(data: bytes) -> set[str]:
-    """Limit what a pickle of this size may ask for, before it is read. Return what it calls.
+    """Limit what a pickle of this size may ask for, before it is read. Return the names it calls.
 
     A few bytes could ask for memory for billions of objects, or for a key that is a tuple of tuples
-    of tuples, whose hash takes years or ends the process, or for many large numbers with one hash.
-    What it calls may copy each time what it is given.
+    of tuples, whose hash takes years or crashes the process, or for many large numbers with one
+    hash. Each call may also copy its arguments.
     """
     stack: list[_Made | None] = []  # None: a mark
     memo: dict[int, _Made] = {}
@@ -149,10 +149,11 @@ def _refuse_slow(data: bytes) -> set[str]:
 
 
 class _Made:
-    """A value of a pickle: how many values are in it, directly and in all, and how deep.
+    """A value of a pickle: the number of values in it (``count``) and its ``depth``.
 
-    ``text`` is a text, or those of a pair. ``growing`` are the parts that may change later, and
-    ``fixed`` is how many values are directly in the others.
+    ``width`` is the number of values directly in it. ``text`` is the value if it is a text, or the
+    two texts of a pair. ``growing`` has the parts that may grow later, and ``fixed`` is the sum of
+    the widths of the other parts.
     """
 
     __slots__ = ("count", "depth", "fixed", "growing", "grows", "text", "width")
@@ -175,7 +176,7 @@ class _Made:
                 self.fixed += one.width
 
     def num_copied(self) -> int:
-        """Return how many items and letters a function may copy that is given this."""
+        """Return how many items and letters a function with this argument may copy."""
         return self.width + self.fixed + sum(one.width for one in self.growing or ())
 
 
@@ -183,13 +184,13 @@ ONE = _Made([])
 
 
 def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -> _Made:
-    """Return what an instruction makes of values, or the first of them, which it changes."""
+    """Return the value that an instruction makes of others, or the value that it changes."""
     if code.name in CHANGING:
         popped[0].add(popped[1:])
         return popped[0]
     if code.name == "REDUCE" and popped[0].text == ENCODE:
         _, codec = cast(tuple[object, object], popped[1].text)
-        if codec != "latin1":  # other codecs make more bytes than the text has
+        if codec != "latin1":  # other codecs may make more bytes than the text has letters
             raise pickle.UnpicklingError(f"{ENCODE} {codec}")
     grows = code.name in GROWING | CALLING
     if not (popped or grows or isinstance(argument, str)):
@@ -199,7 +200,7 @@ def _made(code: pickletools.OpcodeInfo, argument: object, popped: list[_Made]) -
 
 
 def _refuse_unknown(names: set[str]) -> None:
-    """Refuse classes and functions that torch reads, and that no checkpoint of torchbus names."""
+    """Refuse classes and functions that torch accepts but that torchbus never writes."""
     for name in names - KNOWN:
         module, _, kind = name.partition(" ")
         of_torch = isinstance(
@@ -210,7 +211,7 @@ def _refuse_unknown(names: set[str]) -> None:
 
 
 def _popped(code: pickletools.OpcodeInfo, stack: list[_Made | None]) -> list[_Made]:
-    """Pop from the stack what an instruction uses."""
+    """Pop the values that an instruction uses from the stack."""
     before = code.stack_before
     start = len(stack) - len(before)
     if pickletools.markobject in before:
@@ -222,10 +223,10 @@ def _popped(code: pickletools.OpcodeInfo, stack: list[_Made | None]) -> list[_Ma
 
 
 def _refuse_blown_up(value: object, num_bytes: int) -> None:
-    """Limit what a file of this size may stand for.
+    """Limit the size of the value that a file of this size may contain.
 
     A few bytes of pickle could refer to earlier parts again and again, or make a tensor that
-    repeats its numbers, or has more of them than the file.
+    repeats its numbers, or has more numbers than the file.
     """
     left, count, seen = [value], 0, set[object]()
     while left:
@@ -245,7 +246,7 @@ def _refuse_blown_up(value: object, num_bytes: int) -> None:
 
 
 def _num_bytes(tensor: Tensor, seen: set[object]) -> int:
-    """Return how much more it needs than what was ``seen``: a view of a known storage is small."""
+    """Return how many bytes a tensor needs in addition to the tensors and storages in ``seen``."""
     if tensor.is_meta:
         raise ValueError("a tensor in it has no numbers")
     storage = tensor.untyped_storage()
@@ -262,7 +263,7 @@ def _num_bytes(tensor: Tensor, seen: set[object]) -> int:
 
 
 class PickledPart(NamedTuple):
-    """Where a part of a tensor is: a file that ``torch.save`` wrote, inside another file."""
+    """The place of a part of a tensor: a file of ``torch.save`` inside another file."""
 
     file: str
     start: int
@@ -270,9 +271,9 @@ class PickledPart(NamedTuple):
 
 
 def index(file: IO[bytes]) -> dict[str, DividedTensor]:
-    """Read the ``.metadata`` of torch.distributed.checkpoint. Its classes are not touched.
+    """Read the ``.metadata`` of torch.distributed.checkpoint, without using its classes.
 
-    Raises ValueError or UnpicklingError for what does not belong in there.
+    Raises ValueError or UnpicklingError for content that does not belong there.
     """
     data = file.read()
     _refuse_slow(data)
@@ -310,7 +311,7 @@ def _place(where: Any) -> PickledPart:
 
 
 class _Index(pickle.Unpickler):
-    """An unpickler that makes records, not objects, of classes that exist only while it reads."""
+    """An unpickler that makes plain records instead of objects of the real classes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -340,7 +341,7 @@ class _Record:
 
 
 def part(file: IO[bytes], place: PickledPart) -> Tensor:
-    """Read one part. Raises ValueError."""
+    """Read one part of a tensor. Raises ValueError for anything else."""
     size = file.seek(0, 2)
     if place.start + place.length > size:
         raise ValueError(f"a part at {place.start} with {place.length} bytes, of {size}")

@@ -1,7 +1,7 @@
 """Writes and reads safetensors files: a value's tensors, and the rest as JSON in the header.
 
-Every reader of safetensors finds each
-tensor under the path that leads to it, such as ``0.weight`` or ``optimizers/0/state/state/1``.
+Every reader of safetensors finds each tensor by its path in the value, such as ``0.weight`` or
+``optimizers/0/state/state/1``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchbus_checkpoint._compat import sparse_parts
 from torchbus_checkpoint.state.jsonable import from_json, read_json, to_json
 
 NAME = "torchbus"
-LONGEST_HEADER = 100_000_000  # what readers of safetensors accept
+LONGEST_HEADER = 100_000_000  # the most bytes that readers of safetensors accept
 CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -37,14 +37,14 @@ CODES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""Tensors of any other type are written as bytes, and the header has their type."""
+"""Tensors of any other dtype are written as bytes, and the header has their dtype."""
 
 
 class Spec(NamedTuple):
-    """Dtype and shape of a tensor in a file.
+    """The name, memory layout, dtype and shape of a tensor in a file.
 
-    ``order``: its dimensions in the order of memory, if that is not their own order. ``dtype`` and
-    ``shape``: those of a tensor that is written as bytes.
+    ``order`` has its dimensions in the order of memory, or None for a contiguous tensor. ``dtype``
+    and ``shape`` are set only for a tensor that is written as bytes.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Spec(NamedTuple):
     shape: list[int] | None = None
 
     def of(self, numbers: Tensor) -> Tensor:
-        """Convert a tensor of the file to its original type and shape."""
+        """Convert a tensor of the file to its original dtype and shape."""
         if self.dtype is None:
             return numbers
         dtype = vars(torch).get(self.dtype)
@@ -66,11 +66,10 @@ class Spec(NamedTuple):
 
 
 def write(content: object, file: IO[bytes], once: bool = True) -> None:
-    """Write a value. Tensors of another device are copied one at a time.
+    """Write a value. Tensors on other devices are copied one at a time.
 
-    ``once``: a tensor that is in it twice is written once.
-
-    Raises UsageError for a value that can't be written.
+    With ``once``, a tensor that occurs twice in the value is written once. Raises UsageError for a
+    value that can't be written.
     """
     names = _Names(once)
     text = json.dumps(names.described(content, ""))
@@ -106,7 +105,7 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """Return a view of a tensor's memory; the tensor must stay alive meanwhile."""
+    """Return a view of a tensor's memory. The tensor must stay alive as long as the view."""
     num_bytes = _num_bytes(tensor)
     if not num_bytes:
         return memoryview(bytearray())
@@ -122,7 +121,7 @@ class _Names:
         self._known: dict[tuple[object, ...], str] = {}
 
     def described(self, value: object, path: str) -> object:
-        """Return the value in the types of JSON. ``path`` leads to it."""
+        """Return the value in the types of JSON. ``path`` is its place in the whole value."""
         if isinstance(value, Tensor):
             return self._noted(value, path)
         inside = f"{path}/" if path else ""
@@ -185,9 +184,10 @@ def _refuse(value: object) -> object:
 
 
 class UntrustedFile:
-    """Reads an untrusted file. It never runs code from it.
+    """Reads an untrusted file, without running code from it.
 
-    Raises ValueError, TypeError, LookupError or RuntimeError for what ``write`` does not write.
+    Raises ValueError, TypeError, LookupError or RuntimeError for content that ``write`` does not
+    produce.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -211,7 +211,7 @@ class UntrustedFile:
         self._start += _num_bytes(found)
 
     def content(self, tensor: Callable[[Spec], Any] | None = None) -> Any:
-        """Return the value, with each tensor replaced by the result of ``tensor``."""
+        """Return the value, with the results of ``tensor`` as its tensors (default: read them)."""
         text = (self._header.metadata() or {}).get(NAME)
         if text is None:
             raise ValueError(f"it has no {NAME!r} in its header")
@@ -221,7 +221,7 @@ class UntrustedFile:
             raise ValueError("it is too deep") from None
 
     def tensor(self, spec: Spec) -> Tensor:
-        """Read a tensor."""
+        """Read a tensor into main memory, with its original dtype, shape and memory layout."""
         found = torch.empty_like(self._empty[spec.name], device="cpu")
         self._file.seek(self._starts[spec.name])
         if self._file.readinto(_memory(found)) != _num_bytes(found):
@@ -233,12 +233,12 @@ class UntrustedFile:
         return found
 
     def empty(self, spec: Spec) -> Tensor:
-        """Return a tensor of the right type and shape on the meta device."""
+        """Return a tensor of the right dtype and shape on the meta device."""
         return spec.of(self._empty[spec.name])
 
 
 class _Once:
-    """Make each tensor of a file only once, so that a small file can't fill the memory."""
+    """Makes each tensor of a file only once, so that a small file can't fill the memory."""
 
     def __init__(self, names: set[str], make: Callable[[Spec], Any]) -> None:
         self._names, self._make = names, make

@@ -1,6 +1,7 @@
 """Writes one checkpoint from all ranks together, without a collective.
 
-Each rank writes its own files. Rank 0 writes the rest, and gives the checkpoint its name.
+Each rank writes its own files. Rank 0 also writes the shared files, and renames the folder at the
+end.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from torchbus_checkpoint.state.plain import State, copied
 class Content:
     """The contents of one checkpoint.
 
-    Rank 0 writes ``shared``, files by name without suffix. Each rank writes ``local``, and its
-    parts of ``groups``. ``held``: which tensors this rank's states have.
+    Rank 0 writes ``shared``, which has files by name without suffix. Each rank writes ``local``,
+    and its parts of the tensors in ``groups``. ``held`` says which tensors this rank's states have.
     """
 
     shared: dict[str, object]
@@ -39,7 +40,7 @@ class Content:
     facts: RunProgress
 
     def copied(self) -> Content:
-        """Copy all tensors to main memory. A tensor that is in it twice is copied once."""
+        """Copy all tensors to main memory. A tensor that occurs twice is copied once."""
         shared, ours, groups = copied((self.shared, self.local, self.groups))
         return replace(self, shared=shared, local=ours, groups=groups)
 
@@ -47,8 +48,9 @@ class Content:
 class CheckpointWriter:
     """Writes one checkpoint at a time.
 
-    ``in_background``: the loop only waits for a copy in main memory, which a thread writes.
-    ``hosts_share``: all hosts share the folder. If not, rank 0 writes for hosts that don't see it.
+    With ``in_background``, the loop waits only for a copy in main memory, which a thread writes.
+    With ``hosts_share``, all hosts share the folder. Otherwise rank 0 writes the files of hosts
+    that don't see it.
     """
 
     def __init__(self, session: Context, in_background: bool, hosts_share: bool = True) -> None:
@@ -60,9 +62,10 @@ class CheckpointWriter:
         self._count = 0
 
     def write(self, final: Path, content: Content, then: Callable[[], None] = lambda: None) -> None:
-        """Write a checkpoint, and call ``then`` on rank 0 when it is done. All ranks call it.
+        """Write a checkpoint, and then call ``then`` on rank 0. All ranks must call this.
 
-        Raises CheckpointError if it can't be written. In the background, the next call raises it.
+        Raises CheckpointError if it can't be written; in the background, the next ``write`` or
+        ``wait`` raises the error.
         """
         self.wait()
         self._count += 1
@@ -88,7 +91,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last one is written. Raises its error."""
+        """Wait until the last checkpoint is written, and raise the error of its thread."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -98,7 +101,7 @@ class CheckpointWriter:
 
     def _write(self, final: Path, number: int, content: Content) -> None:
         partial = final.with_name(f".{final.name}.{number}{formats.PARTIAL}")
-        # only its name is the key: the folder may have another path on another host
+        # the key is only the name, as the folder may have another path on another host
         exchange = CheckpointExchange(self._session, partial.name)
         with contextlib.ExitStack() as claim:
             try:
@@ -120,7 +123,10 @@ class CheckpointWriter:
     def _write_files(
         self, partial: Path, content: Content, exchange: CheckpointExchange
     ) -> folder.Sent:
-        """Write this rank's files, and return their facts for rank 0."""
+        """Write this rank's files, and return their sizes and checksums for rank 0.
+
+        If this rank does not see the folder, return the content of its file instead.
+        """
         local_name = f"rank-{exchange.rank}"
         if not self._hosts_share and not partial.is_dir():
             if content.groups is None:
@@ -141,7 +147,7 @@ class CheckpointWriter:
 
 
 def _files_of_all(partial: Path, sent: list[folder.Sent]) -> dict[str, FileEntry]:
-    """On rank 0: write the files that came packed, and check that it sees all others."""
+    """On rank 0: write the files that came packed, and check that the others are visible here."""
     files: dict[str, FileEntry] = {}
     for theirs in sent:
         files |= folder.unpack(partial, theirs)
@@ -158,7 +164,7 @@ def _files_of_all(partial: Path, sent: list[folder.Sent]) -> dict[str, FileEntry
 
 
 def _prepare(partial: Path, final: Path, claim: contextlib.ExitStack) -> None:
-    """Make an empty folder, which is locked for this process until ``claim`` ends."""
+    """Create an empty folder, and lock it for this process until ``claim`` is closed."""
     formats.heal(final)
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)

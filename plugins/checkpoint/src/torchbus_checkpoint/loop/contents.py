@@ -33,9 +33,9 @@ KINDS = (Module, LRScheduler, GradScaler)
 class LoopContents:
     """The objects of a loop with their names.
 
-    ``trained`` models are in the order in which optimizers hold them, ``other`` models by name.
-    ``shape_of`` returns the shape of a whole parameter, ``built`` the constants with which the
-    script has made an optimizer.
+    ``trained`` models are in the order in which optimizers hold them. ``other`` models are sorted
+    by name. ``shape_of`` returns the shape of a whole parameter, and ``built`` returns the
+    hyperparameters with which the script created an optimizer.
     """
 
     trained: Named
@@ -54,8 +54,8 @@ class LoopContents:
 class ObjectFinder:
     """Remembers the optimizers in the order of their creation, and finds the rest by variables.
 
-    For models and schedulers that no variable names, it asks the garbage collector. That takes tens
-    of milliseconds, so it asks again only after an optimizer has got parameters.
+    Models and schedulers that no variable names are found through the garbage collector. A search
+    takes tens of milliseconds, so it is repeated only after an optimizer has got parameters.
     """
 
     hears_trials = False
@@ -104,22 +104,22 @@ class ObjectFinder:
         return self._last
 
     def look_once(self) -> None:
-        """Find them at the first step, so that ``find_at_end`` knows them."""
+        """Find all objects at the first step, so that ``find_at_end`` knows them."""
         if self._last is None:
             self.find()
 
     def find_at_end(self) -> LoopContents:
-        """Find them at the end of the block.
+        """Find all objects at the end of the block.
 
-        If the loop's function has returned, its variables no longer exist, and this returns the
-        last result.
+        If the loop's function has returned, its variables no longer exist. Then this returns the
+        previous result.
         """
         last, now = self._last, self.find()
         return last if last is not None and len(last.optimizers) > len(now.optimizers) else now
 
     def _found_by_gc(self) -> list[object]:
         if self._unnamed is None:
-            found = objects.alive(cast(type[object], KINDS))  # issubclass takes a tuple, too
+            found = objects.alive(cast(type[object], KINDS))  # issubclass accepts a tuple, too
             self._unnamed = [weakref.ref(thing) for thing in found]
         return [thing for thing in (known() for known in self._unnamed) if thing is not None]
 
@@ -169,9 +169,9 @@ class ObjectFinder:
 
 
 def _is_part(model: Module, others: list[Module]) -> bool:
-    """Whether it is a temporary wrapper of a part of another model, as in a neural ODE.
+    """Whether a model is a temporary wrapper of a part of another model, as in a neural ODE.
 
-    The other model has all of its tensors, and more.
+    The other model has all tensors of this model, and more.
     """
     mine = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return any(

@@ -123,12 +123,12 @@ def place(frames: list[FrameType], index: int) -> str:
 
 
 def head_names(frame: FrameType) -> set[str]:
-    """Return the variables that a loop is about to assign: it asks for its next item."""
+    """Return the variables of loops that are asking for their next item, which they will assign."""
     return set(_assigned(frame, True))
 
 
 def loops(frames: list[FrameType], standing: bool) -> set[Loop]:
-    """Return the loops that ask for their next item (``standing``), or those in their body."""
+    """Return the loops that ask for their next item (``standing``), or whose body is running."""
     return {
         (place(frames, index), head)
         for index, frame in enumerate(frames)
@@ -141,7 +141,7 @@ def _assigned(frame: FrameType, standing: bool) -> list[str]:
 
 
 def _around(frame: FrameType, standing: bool) -> list[tuple[int, tuple[str, ...]]]:
-    """Return where each of these loops asks for its next item, and what it assigns."""
+    """Return the offset at which each such loop asks for its next item, and what it assigns."""
     at = frame.f_lasti
     return [
         (head, names)

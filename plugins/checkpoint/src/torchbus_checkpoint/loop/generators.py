@@ -1,5 +1,5 @@
-"""Saves and restores what iterating changes in loaders, samplers and datasets: mainly random
-generators, those of torch, Python and NumPy.
+"""Saves and restores what iterating changes in loaders, samplers and datasets: mainly the random
+generators of torch, Python and NumPy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from torchbus_strategy.script_generators import Generator
 
 PARTS = ("sampler", "batch_sampler", "dataset")
 INNER = {"dataset": ("dataset",), "sampler": ("sampler",), "batch_sampler": PARTS[:2]}
-"""What a part may wrap: a batch sampler a sampler, or another batch sampler."""
+"""The attributes in which a part holds what it wraps.
+
+A batch sampler may wrap a sampler or another batch sampler.
+"""
 LOOKED_AT = 1000
 
 
@@ -37,8 +40,8 @@ class LoaderStates:
     ``state_dict``, and fields of the script's other samplers, such as a list that each pass
     shuffles.
 
-    A field that has not changed since the loader was ``known`` is left alone: a script may give a
-    sampler another batch size in the next run.
+    A field that has not changed since ``know(loader)`` is neither saved nor restored, so that a
+    script may give a sampler another batch size in the next run.
     """
 
     def __init__(self) -> None:
@@ -47,11 +50,11 @@ class LoaderStates:
         )
 
     def know(self, loader: DataLoader[object]) -> None:
-        """Called once, before the first pass over a loader."""
+        """Record the fields of a loader's samplers. Called once, before the first pass."""
         self._known[loader] = {path: _digest(value) for path, _, _, value in _fields(loader)}
 
     def read(self, loader: DataLoader[object]) -> State:
-        """Return each state by the place of its object in the loader."""
+        """Return the states by the place of their object in the loader (``sampler.generator``)."""
         known = self._known.get(loader, {})
         found = {path: state_of(thing) for path, thing in _generators(loader)}
         for path, thing in _stateful(loader):
@@ -65,7 +68,7 @@ class LoaderStates:
     def write(
         self, loader: DataLoader[object], states: State, but: Sequence[Generator] = ()
     ) -> None:
-        """Restore the states that ``read`` returned, except those of some generators."""
+        """Restore the states that ``read`` returned, except those of the generators in ``but``."""
         for path, thing in _generators(loader):
             if path in states and not any(thing is one for one in but):
                 set_state(thing, states[path])
@@ -114,7 +117,7 @@ def _stateful(loader: DataLoader[object]) -> Iterator[tuple[str, Stateful]]:
 
 
 def _fields(loader: DataLoader[object]) -> Iterator[tuple[str, object, str, object]]:
-    """Yield what the script's samplers hold: its place, the sampler, the name and the value."""
+    """Yield the fields of the script's samplers: (place, sampler, name, value)."""
     for path, part in parts(loader):
         is_of_script = not type(part).__module__.startswith("torch.")
         if "sampler" in path and is_of_script and not is_stateful(part):
@@ -124,7 +127,7 @@ def _fields(loader: DataLoader[object]) -> Iterator[tuple[str, object, str, obje
 
 
 def _digest(value: object) -> str:
-    """Return what a shuffle changes: of a long sequence a part is read."""
+    """Return a digest that a shuffle of the value changes. Of a long sequence, a part is read."""
     return digest(_sample(value))
 
 
@@ -137,17 +140,17 @@ def _sample(value: object) -> object:
 
 
 def _is_vector(value: object) -> TypeGuard[Tensor]:
-    """Whether it is one, of torch or NumPy."""
+    """Whether a value is a tensor or NumPy array with one dimension."""
     return getattr(value, "ndim", 0) == 1
 
 
 def some(value: Any) -> Any:
-    """Return a part of a sequence or tensor that is longer than ``LOOKED_AT``."""
+    """Return every n-th item of a sequence or tensor: about ``LOOKED_AT`` items of a long one."""
     return value[:: max(1, len(value) // LOOKED_AT)]
 
 
 def is_one(thing: object) -> bool:
-    """Whether it is a generator of torch, Python or NumPy."""
+    """Whether a value is a random generator of torch, Python or NumPy."""
     return isinstance(thing, script_generators.kinds())
 
 
@@ -159,7 +162,7 @@ def state_of(thing: Generator) -> object:
 
 
 def set_state(thing: Generator, state: Any) -> None:
-    """Set it to what ``state_of`` returned. Raises CheckpointError if that is of another kind."""
+    """Restore a state from ``state_of``. Raises CheckpointError if the generator rejects it."""
     try:
         is_of_numpy = isinstance(thing, script_generators.kinds_of_numpy())
         script_generators.set_state(thing, decode(state) if is_of_numpy else state)

@@ -1,11 +1,11 @@
 """History of passes over loaders, in the order in which a later run begins them.
 
-A pass inside the body of another one (an evaluation in the middle of an epoch) does not count: if a
-replay skips or continues the outer pass, the loop does not begin the inner one again.
+A pass inside the body of another pass (an evaluation in the middle of an epoch) is not recorded: if
+a replay skips or continues the outer pass, the loop does not begin the inner pass again.
 
-A gap lies between two passes, and the first one begins with the block, or with an epoch of
-``s.epochs``. There the script draws random numbers, as for a subset or a model. A replay skips the
-passes and runs the gaps, each with the random numbers that it had in the earlier run.
+A gap is the code between two passes. The first gap begins with the block, or with an epoch of
+``s.epochs``. In a gap the script may draw random numbers, for a subset or a model. A replay skips
+the passes and runs the gaps, each with the random numbers of the earlier run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from torchbus_checkpoint.state.plain import State, copied, digest, encode
 
 
 class Standing(TypedDict):
-    """The states of all generators at a moment.
+    """The states of all random generators at one moment.
 
-    ``random`` has the session's streams, ``own`` those that variables name, by place and name.
+    ``random`` has the session's streams. ``own`` has the generators that variables name, by place
+    and name.
     """
 
     random: dict[str, Any]
@@ -34,10 +35,10 @@ class Standing(TypedDict):
 
 
 class RecordedGap(TypedDict, total=False):
-    """What is recorded of a gap; empty if the gap is unknown.
+    """What is recorded of a gap. The dict is empty if the gap is unknown.
 
-    ``start``: the generators at its start. ``ends``: a digest of each at its end. ``drawn``: the
-    names of those that had moved.
+    ``start`` has the states of the generators at the start of the gap. ``ends`` has a digest of
+    each state at its end. ``drawn`` has the names of the generators whose state differs.
     """
 
     start: Standing
@@ -49,10 +50,10 @@ UNKNOWN: RecordedGap = {}
 
 
 class Gaps:
-    """The random states at the start of the current gap, and what happens in it.
+    """The random states at the start of the current gap, and what happens in the gap.
 
-    ``is_open``: no pass has begun since. ``fetched_ahead``: a wrapper had read the last pass ahead
-    of the loop. ``saves``: how often the script has called ``s.save`` in this gap.
+    ``is_open`` is True until a pass begins. ``fetched_ahead`` is True if a wrapper read the last
+    pass ahead of the loop. ``saves`` counts the script's calls of ``s.save`` in this gap.
     """
 
     def __init__(self, session: Context) -> None:
@@ -69,7 +70,10 @@ class Gaps:
         self.is_open, self.fetched_ahead, self.saves = is_open, fetched_ahead, 0
 
     def go_on(self, start: Standing | None, saves: int = 0) -> None:
-        """Continue a gap of an earlier run: its start, and how often it had called ``s.save``."""
+        """Continue a gap of an earlier run, from its ``start`` and its count of ``s.save`` calls.
+
+        ``start`` is None if the gap is unknown.
+        """
         self._start, self.saves = start, saves
         self.is_open, self.fetched_ahead = start is not None, False
         self._session.random.mark()
@@ -80,11 +84,15 @@ class Gaps:
 
     @property
     def start(self) -> Standing | None:
-        """The start of the gap, if it is open."""
+        """The random states at the start of the gap, or None if a pass has begun since."""
         return self._start if self.is_open else None
 
     def ended(self, frames: list[FrameType]) -> RecordedGap | None:
-        """Close the gap as a pass begins; return its draws: None for none, or ``UNKNOWN``."""
+        """Return the record of the gap when a pass begins.
+
+        Returns None if the script has drawn no random numbers in the gap, and ``UNKNOWN`` if the
+        states at its start are unknown.
+        """
         if self._start is None:
             return UNKNOWN
         before, now = _by_generator(self._start), _by_generator(self.standing(frames))
@@ -113,7 +121,10 @@ def differing(saved: RecordedGap | None, now: RecordedGap | None) -> list[str]:
 
 
 def _by_generator(standing: Standing) -> dict[str, Any]:
-    """Return the states of torch, Python and NumPy in all lasting streams, and of variables."""
+    """Return the states of the generators that variables name, and of the session's streams.
+
+    The stream for evaluation is left out.
+    """
     found: dict[str, Any] = {
         f"{name} (in {place})": state for (place, name), state in standing["own"].items()
     }
@@ -131,8 +142,8 @@ NESTED = -1
 class RecordedPass:
     """A pass: its data, whether it came before the first step, and the gap before it.
 
-    ``trained``: its batches have fed a backward. ``counted``: the numbers that the loop has changed
-    in it, as they were at its end.
+    ``trained`` is True if a backward used its batches. ``counted`` has the numbers that the loop
+    changed during the pass, with their values at its end.
     """
 
     over: str
@@ -161,7 +172,10 @@ class History:
         return self.passes[self.section]
 
     def begin(self, new: RecordedPass, frames: list[FrameType]) -> int:
-        """Record a pass. Return its number in the section; ``NESTED`` inside another pass."""
+        """Record a pass, and return its number in the section.
+
+        A pass inside another pass is not recorded, and this returns ``NESTED``.
+        """
         if self.is_nested(frames):
             return NESTED
         self.here.append(new)
@@ -173,11 +187,11 @@ class History:
         )
 
     def asked(self, frames: list[FrameType]) -> None:
-        """Record that a pass gives the next item to the loops that are asking for one."""
+        """Record that the loops that are asking for an item get it from the current pass."""
         self._driven.update(checkpoint_frames.loops(frames, standing=True))
 
     def adopt(self, saved: dict[Section, list[RecordedPass]]) -> None:
-        """Replace the replayed passes by the earlier run's records of them."""
+        """Replace the records of replayed passes with those of the earlier run."""
         for section, passes in self.passes.items():
             known = saved.get(section, [])[: len(passes)]
             passes[: len(known)] = known

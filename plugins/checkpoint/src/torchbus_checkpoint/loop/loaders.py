@@ -1,6 +1,7 @@
 """Loaders, passes over them, and wrappers that prefetch batches.
 
-It looks at loaders and their iterators, and restores only random states."""
+This module reads loaders and their iterators. It restores only their random states, and the states
+of samplers and datasets."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ GIVEN_AGAIN = "stored, and yielded again (by a list, or itertools.cycle)"
 
 
 def waiting(session: Context, one: OpenPass) -> int:
-    """Return the number of batches that a wrapper has fetched, and the loop has not used."""
+    """Return the number of batches that a wrapper has fetched but the loop has not used yet."""
     return 0 if one.origin is None else session.batches.waiting(one.origin)
 
 
@@ -61,8 +62,8 @@ def signature(loader: DataLoader[object]) -> str:
 class KnownLoaders:
     """Loaders that the loop has read, by weak references.
 
-    States from a checkpoint wait here until a loader with the same signature is read. During a pass
-    over another loader, a rank's states are those that are common to all.
+    States from a checkpoint wait here until a loader with the same signature is read. A loader that
+    is not in use has the states that are common to all ranks.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class KnownLoaders:
         )
 
     def add(self, loader: DataLoader[object]) -> None:
-        """Called when the loop reads a loader. Sets a new one's generators to a pending state."""
+        """Called when the loop reads a loader. Gives a new loader its state from the checkpoint."""
         if not any(known is loader for known in self):
             self._loaders = [*map(weakref.ref, self), weakref.ref(loader)]
             self._states.know(loader)
             self._put(loader)
 
     def state(self) -> list[list[object]]:
-        """Return the signature of each loader, and the states of its generators."""
+        """Return the signature and the states of each loader."""
         found: list[list[object]] = []
         for loader in self:
             with self._stream_of(loader):
@@ -99,9 +100,10 @@ class KnownLoaders:
         return found
 
     def load(self, saved: list[tuple[str, State]], restored: list[Generator]) -> None:
-        """Set the generators of the known loaders, and of others when the loop reads them.
+        """Restore the known loaders now, and other loaders when the loop reads them.
 
-        Those that several share, or that are ``restored`` already, go on from here.
+        Generators in ``restored`` are left as they are. So are, later, generators that another
+        loader shares with a loader that is known now.
         """
         self._waiting = [(over, states) for over, states in saved if states]
         self._restored = restored
@@ -125,9 +127,10 @@ class KnownLoaders:
 class OpenPass:
     """A pass over a loader.
 
-    ``started`` and ``wanted`` are the random numbers at the creation of its iterator, and at the
-    first request for a batch. ``consumed_before`` is the number of batches that it had given when a
-    later pass began. ``numbers`` are those of the loop's variables when it began.
+    ``started`` and ``wanted`` are the random states at the creation of its iterator and at the
+    first request for a batch. ``consumed_before`` is the number of batches that the pass had
+    yielded when a later pass began, or -1. ``numbers`` are the values of the loop's variables when
+    this pass began.
     """
 
     section: Section
@@ -159,7 +162,7 @@ CHOICES = ("indices", "weights")  # of Subset, SubsetRandomSampler, WeightedRand
 
 
 def look(loader: DataLoader[object]) -> dict[str, str]:
-    """Return digests of the chosen indices and of the tensors, of large ones only of a part."""
+    """Return digests of the chosen indices and of the tensors. Of large ones, a part is read."""
     return {
         "chosen": digest(list(_choices(loader))),
         "held": digest([some(tensor) for tensor in _tensors(loader)]),
@@ -197,9 +200,9 @@ def _tensors(loader: DataLoader[object]) -> Iterator[Tensor]:
 
 
 class Workers:
-    """The random states with which each loader's workers started, by what the loader is over.
+    """The random states with which each loader's workers started, by the loader's signature.
 
-    They are None if the run started workers of several loaders over the same.
+    A state is None if the run started the workers of several loaders with the same signature.
     """
 
     def __init__(self) -> None:
@@ -216,7 +219,7 @@ class Workers:
     def begin(self, over: str, now: State) -> State | None:
         """Called when a loader starts its workers in this session.
 
-        Returns the random numbers at their start in an earlier run, if these differ from ``now``.
+        Returns the random states at their start in an earlier run, if these differ from ``now``.
         """
         before, is_first = self._earlier.pop(over, None), over not in self._begun
         self._begun[over] = (before or now) if is_first else None

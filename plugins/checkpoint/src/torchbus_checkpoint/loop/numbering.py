@@ -24,7 +24,7 @@ def continue_passes(
     scale: float,
     numbering: Numbering,
 ) -> None:
-    """Skip the batches that each pass had yielded. Warn about a pass that is not open now."""
+    """Skip the batches that the loop had used in each pass. Warn of a pass that is not open now."""
     for one in position.open:
         saved = saved_open.pop((one.section, one.ordinal), None)
         if saved is not None and one.alive is not None:
@@ -65,9 +65,9 @@ Item = TypeVar("Item")
 class Numbering:
     """Replaces ``enumerate`` in the user's modules until the replay ends.
 
-    If the replay ends while an item is fetched, this item gets the number after the last one of the
-    interrupted run. ``heads`` has these numbers by place. If the frame is the ``reader`` of the
-    loader itself, the number is counted from ``num_before``, the number of batches before.
+    If the replay ends while an item is fetched, this item gets the number that follows the last
+    number of the interrupted run. ``heads`` has these last numbers by place. In the frame that
+    reads the loader, whose place is ``reader``, numbers continue after ``num_before`` batches.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Target:
     # Epochs of s.epochs --------------------------------------------------------------------------
 
     def first_epoch(self, number: int, count: int) -> int:
-        """Return the first epoch of the loop of this number, which has ``count`` epochs."""
+        """Return the epoch at which loop ``number``, of ``count`` epochs, begins in this run."""
         loop, epoch = self.section
         if loop == number:
             return count if self.ended else epoch
@@ -157,11 +157,11 @@ class Target:
             return 0
         end = self._loop_ends[number]
         empty_since = self.ended or not self.passes[self.section]
-        # if the loop has more epochs than before, it continues at its old end
+        # a loop that has more epochs than before continues at its old end
         return end if loop == number + 1 and end >= 0 and empty_since else count
 
     def is_source(self, section: Section) -> bool:
-        """Whether a section comes after the target."""
+        """Whether a section comes after the target, or was not part of the earlier run's loop."""
         loop, epoch = section
         return section > self.section or epoch >= self._loop_ends.get(loop, epoch + 1) >= 0
 
@@ -171,7 +171,7 @@ class Target:
 
     @property
     def is_in_another_loop(self) -> bool:
-        """Whether the earlier run had no ``s.epochs`` yet, and was in training."""
+        """Whether the earlier run had trained before any ``s.epochs``, so in another loop."""
         passes = self.passes.get((0, 0), [])
         trained = any(not one.before_training for one in passes)
         return self.section == (0, 0) and trained and (self.ended or bool(self.open))
@@ -180,7 +180,7 @@ class Target:
 
     @property
     def key(self) -> Key:
-        """The next pass that the script begins."""
+        """The section and the number of the pass that the script begins next."""
         return self._position.section, self._position.passes_begun
 
     @property
@@ -196,7 +196,7 @@ class Target:
 
     @property
     def next_start(self) -> Standing | None:
-        """Random states at the start of this gap in the earlier run."""
+        """The random states at the start of this gap in the earlier run; None if unknown."""
         if self.is_in_this_gap:
             return self.gap
         gap: RecordedGap | None = None if self.next_pass is None else self.next_pass.gap

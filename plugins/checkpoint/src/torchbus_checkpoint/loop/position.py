@@ -1,8 +1,8 @@
 """The loop's position: section of the script, pass over a loader, batch.
 
-The script has sections. (0, 0) is all before the first ``s.epochs``, (1, e) is epoch e of that
-loop, (2, 0) is what comes after it, (3, e) is epoch e of the second such loop, and so on. A loop
-over ``range`` has only the section (0, 0). Passes are counted within their section."""
+The script has sections. (0, 0) is everything before the first ``s.epochs``, (1, e) is epoch e of
+that loop, (2, 0) is the code after that loop, (3, e) is epoch e of the second such loop, and so on.
+A loop over ``range`` has only the section (0, 0). Passes are counted within their section."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from torchbus_checkpoint.state.plain import State, decode, encode
 
 
 class LoopPosition:
-    """Follows the passes over loaders. ``trains``: the loop has made its first step.
+    """Follows the passes over loaders.
 
-    ``repeated``: is closed when the loop no longer repeats steps of a killed run.
-
-    ``was_left``: after it was cut short, the loop has left a pass by ``break``.
-    ``expected``: the counters that the loop must have at its request for batch ``expected_after``.
+    ``trains`` is True once the loop has made its first step. ``was_left`` is True if the loop has
+    left a pass by ``break`` after it was cut short. ``repeated`` is closed when the loop no longer
+    repeats steps of a killed run. ``expected`` has the counters that the loop must have when it
+    requests batch ``expected_after``.
     """
 
     hears_trials = False
@@ -72,7 +72,7 @@ class LoopPosition:
         self.variables.look(frames)
         reads_loaders = bool(self.history.here) or section[1] == 0
         self.history.enter(section)
-        if reads_loaders:  # an "epoch" may be a single step; it need not read the generators
+        if reads_loaders:  # skip this cost for an "epoch" that is a single step without a loader
             self.gaps.begin(frames)
         else:
             self.gaps.forget()
@@ -96,7 +96,7 @@ class LoopPosition:
 
     @property
     def is_known(self) -> bool:
-        """Whether the loop reads a loader or uses ``s.epochs``, which show where it is."""
+        """Whether the position is known: the loop has read a loader, or uses ``s.epochs``."""
         return self.section != (0, 0) or self.passes_begun > 0
 
     # Events --------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ class LoopPosition:
             self.gaps.begin(user_frames(self._session.frame), is_open=False)
 
     def _in_use(self) -> list[OpenPass]:
-        """Return the passes that can still give batches to the loop."""
+        """Return the passes from which the loop can still get batches."""
         return [
             one for one in self.open if one.alive is not None or loaders.waiting(self._session, one)
         ]
 
     def _let_go(self, iterator: weakref.ref[LoaderIterator]) -> None:
-        """Called when the loop has left a pass by ``break``."""
+        """Called when an iterator is deleted: before its end if the loop left it by ``break``."""
         left = [
             one
             for one in self.open
@@ -168,7 +168,7 @@ class LoopPosition:
 
     @hookimpl
     def after_backward(self) -> None:
-        """Whether the loop may still use the last batches of a pass that a wrapper has read."""
+        """Move the start of the gap: batches that a wrapper fetched ahead were still in use."""
         if self.gaps.fetched_ahead:
             self.gaps.begin(user_frames(self._session.frame), fetched_ahead=True)
 
@@ -204,8 +204,9 @@ class LoopPosition:
     def can_be_found_again(self, iterator: LoaderIterator) -> bool:
         """Whether a replay can reach the loop's current position.
 
-        It does not in an epoch of ``s.epochs`` in which the pass did not begin. The next epoch may
-        be better. Raises UsageError if no replay ever gets there.
+        It can't if the pass began in an earlier epoch of ``s.epochs``, or inside another pass. A
+        later position may be reachable. Raises UsageError if no replay can ever reach the loop's
+        position.
         """
         found = self.of(iterator)
         if found is None or found.section != self.section or found.ordinal == NESTED:
@@ -217,8 +218,10 @@ class LoopPosition:
     # State ---------------------------------------------------------------------------------------
 
     def saves(self) -> None:
-        """Called before a checkpoint is written: no later step of a run that resumes repeats one
-        of the run before, and a kill can't lose what the script's open files hold in memory.
+        """Called before a checkpoint is written.
+
+        From here on, steps no longer repeat those of a killed run. Flushes the script's open files,
+        so that a kill can't lose their buffers.
         """
         self.repeated.close()
         flush_files(user_frames(self._session.frame))
@@ -253,7 +256,7 @@ class LoopPosition:
         }
 
     def _begin_workers(self, loader: DataLoader[object]) -> None:
-        """Start persistent workers with the random state of their first start, in any run."""
+        """Start persistent workers with the random state of their first start in an earlier run."""
         over, now = signature(loader), self.random.state(loader)
         then = self.workers.begin(over, now)
         if then is None:
@@ -268,7 +271,7 @@ class LoopPosition:
 
 
 class RandomNumbers:
-    """Saves and restores random streams. ``alike``: this rank saved the states."""
+    """Saves and restores random streams. ``alike`` is True if this rank saved the states."""
 
     def __init__(self, session: Context, states: LoaderStates) -> None:
         self._session = session
@@ -285,7 +288,7 @@ class RandomNumbers:
         return {"random": self.streams(), "generators": self._states.read(loader)}
 
     def put(self, state: Mapping[str, Any], loader: DataLoader[object] | None) -> None:
-        """Restore a ``state``. From another rank's state, restore only the common streams."""
+        """Restore a ``state``. If another rank saved it, restore only the common streams."""
         streams = decode(state["random"])
         if self.alike:
             self._session.random.load(streams)

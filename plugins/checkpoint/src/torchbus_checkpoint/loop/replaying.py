@@ -1,13 +1,13 @@
 """The replay: drives the loop to the position of an interrupted run.
 
-The script runs from its start. Finished passes over loaders give no batches. Steps, schedulers,
-logging and saving do nothing. Two things run again, with the random numbers that they had: passes
-before the first step of the run (for statistics of the data, say), and the code between passes.
+The script runs from its start. Finished passes over loaders yield no batches. Steps, schedulers,
+logging and saving do nothing. Two things run again, with the random numbers of the earlier run:
+passes before the first step (for statistics of the data, say), and the code between passes.
 
-What the script writes, renames and removes has no effect either. After a pass that is left out, the
-loop's numbers are what they were at its end. The loop has arrived when it does something for the
-first time. Then all state is restored at once, and everything has its effect again. What the loop
-has replayed is part of its history, for the run that resumes from this one.
+The script also writes, renames and removes no files. After a skipped pass, the loop's numbers have
+the values that they had at its end. The replay ends when the loop does something that the earlier
+run had not done. Then all state is restored at once, and all calls have their effect again. The
+replayed passes remain in the history, for a later run that resumes from this one.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ HAD_ENDED = (
 
 
 class LoopReplay:
-    """The replay. ``saved``: a ``LoopPosition.state()``; ``put_back`` restores everything else.
+    """Replays the loop up to a saved position.
 
-    ``rank_alike``: the checkpoint has this rank's own random numbers. ``scale``: the old batch size
-    divided by the new one, as the number of ranks may have changed.
+    ``saved`` is a ``LoopPosition.state()``, and ``put_back`` restores everything else.
+    ``rank_alike`` is True if the checkpoint has the random states of this rank. ``scale`` is the
+    old batch size divided by the new one; they differ if the number of ranks has changed.
     """
 
     hears_trials = False
@@ -98,7 +99,7 @@ class LoopReplay:
     # Epochs of s.epochs --------------------------------------------------------------------------
 
     def first_epoch(self, number: int, count: int) -> int:
-        """Return the first epoch of the loop of this number, which has ``count`` epochs."""
+        """Return the epoch at which loop ``number``, of ``count`` epochs, begins in this run."""
         return self._target.first_epoch(number, count)
 
     def enter(self, section: Section) -> None:
@@ -113,7 +114,7 @@ class LoopReplay:
             self.lead()
 
     def lead(self) -> None:
-        """Called when a gap begins. Sets the random states of its start in the earlier run."""
+        """Called when a gap begins. Restores the random states of its start, if they are known."""
         frames, start = user_frames(self._session.frame), self._target.next_start
         if start:
             self._position.random.put_standing(start, frames)
@@ -146,7 +147,7 @@ class LoopReplay:
         if saved.trained:
             self._session.bus.hook.batches_skipped(loader=loader, order=None, count=0)
         if self._target.ended and self._target.next_pass is None:
-            # the run had ended: the code after its last pass must see its results
+            # the run had ended, and the code after its last pass must see its results
             self.put_back()
         position.variables.fill(frames, self._saved["variables"])
         variables.count(frames, saved.counted)
@@ -155,7 +156,7 @@ class LoopReplay:
         return True
 
     def _reopen(self, saved: State, loader: DataLoader[object], over: str) -> None:
-        """Reopen a pass: with its samples, and its random states."""
+        """Reopen a pass with its random states, after a check that its samples are the same."""
         if "samples" in saved:
             loaders.compare(saved["samples"], loader, over)
         self._position.random.put(saved["started"], loader)
@@ -188,7 +189,7 @@ class LoopReplay:
             )
 
     def save_called(self) -> None:
-        """Called at ``s.save``. If that call wrote the checkpoint, the loop has arrived."""
+        """Called at ``s.save``. If this call wrote the checkpoint, the loop has arrived."""
         self._position.gaps.saves += 1
         is_known = self._target.is_in_this_gap and self._target.gap is not None
         if is_known and not self._target.ended and self._target.saves == self._position.gaps.saves:
@@ -207,10 +208,10 @@ class LoopReplay:
             self.arrive()
 
     def arrive(self, draws_on: bool = False) -> None:
-        """Restore all states.
+        """End the replay, and restore all states.
 
-        ``draws_on``: the random numbers may be right already, as this run has gone through the gap
-        that the earlier run was in.
+        With ``draws_on``, the present random states remain if this run has replayed the gap in
+        which the checkpoint was written: the draws in that gap are then already made.
         """
         frames = user_frames(self._session.frame)
         refuse_hidden(
@@ -239,7 +240,7 @@ class LoopReplay:
             self._position.random.put_standing(standing, frames)
 
     def end(self) -> None:
-        """Called if the script ends before it arrives, as it does if the earlier run had ended."""
+        """Called if the script ends during the replay. It may only if the earlier run had ended."""
         if not self._target.ended:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
@@ -251,10 +252,7 @@ class LoopReplay:
         self.drop()
 
     def drop(self, restored: Sequence[Generator] = ()) -> None:
-        """Restore the random states, and end the replay.
-
-        ``restored``: generators that are already restored.
-        """
+        """Restore the random states except those of the ``restored`` generators; end the replay."""
         self.pending = False
         self._quiet.close()
         self._files.close()
@@ -265,11 +263,11 @@ class LoopReplay:
         self._session.seams.refresh()
 
     def _silence(self) -> None:
-        """Hide what the loop prints in epochs that it does not run: the values are wrong."""
+        """Hide what the loop prints in skipped epochs, as the values are wrong."""
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         self._quiet.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of the mean of no values
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about means of empty lists
         self._files.skip()
         self._hides = True
 
@@ -281,7 +279,7 @@ COPYING = {
     shutil: ("copy", "copy2", "copyfile", "copytree"),
 }
 WRITERS = ("numpy", "pandas", "matplotlib", "PIL", "yaml")
-"""Libraries that write a file at the call of the script, and are done with it then."""
+"""Libraries that finish writing a file before the script's call returns."""
 
 TRACKERS = {
     "torch.utils.tensorboard.writer": ("EventFileWriter.add_event",),
@@ -289,14 +287,16 @@ TRACKERS = {
     "neptune.handler": ("Handler.append", "Handler.assign", "Handler.extend", "Handler.log"),
     "mlflow": ("log_metric", "log_metrics"),
 }
-"""Functions that send the values which a script logs."""
+"""Functions that send the values that a script logs."""
 
 
 @dataclass
 class HeldFile:
-    """A file that the script opened for writing. ``descriptor``: of the bytes written since then.
-    ``flags``: to open it again. ``head``: how many of the bytes came before the first finished
-    pass; None if all.
+    """A file that the script opened for writing during the replay.
+
+    ``descriptor`` has the bytes written since then. ``flags`` reopen the file at ``path``. Of the
+    bytes, ``head`` came before the first finished pass; None means all. If ``truncates``, these
+    bytes replace a file that does not begin with them.
     """
 
     path: str
@@ -307,7 +307,7 @@ class HeldFile:
     head: int | None = None
 
     def flush(self) -> IO[Any] | None:
-        """Return the stream if it is open."""
+        """Flush the stream, and return it; None if it is no longer open."""
         stream = self.stream()
         if stream is None or stream.closed:
             return None
@@ -320,7 +320,7 @@ class HeldFile:
         return os.pread(self.descriptor, size, 0)
 
     def go_on(self) -> None:
-        """Let the stream, if it is still open, write to the file."""
+        """Connect the stream with the file, if the stream is still open."""
         stream = self.flush()
         if stream is not None:
             there = os.open(self.path, self.flags | os.O_CREAT, 0o666)
@@ -334,13 +334,13 @@ class QuietFiles:
 
     What it sends to trackers in finished epochs is dropped, too.
 
-    Files that exist stay as they are. One that is opened to read and write is a copy. One that
-    stays open goes on at its end after the arrival. One that was written whole before the first
-    finished pass, and not again, is written if its text has changed: a file of settings has, the
-    first line of a log has not. What this replay itself has created can be removed.
+    Existing files stay as they are. A file opened for reading and writing is a copy. A file that is
+    still open after the arrival continues at its end. A file that the script wrote only before the
+    first finished pass is replaced if its content has changed: an edited file of settings is, a log
+    that begins with the same line is not. The script can remove what this replay has created.
 
-    After the arrival, the loop may repeat steps of the killed run, until the next checkpoint. Until
-    then it may remove a file that no longer exists, and make a folder that does.
+    After the arrival, the loop may repeat steps of the killed run until the next checkpoint. Until
+    then, removing a file that no longer exists and creating a folder that exists are not errors.
     """
 
     def __init__(self, session: Context) -> None:
@@ -378,7 +378,7 @@ class QuietFiles:
         session.on_close.callback(self.close)
 
     def skip(self) -> None:
-        """The loop skips a finished pass."""
+        """Called when the loop skips a finished pass."""
         if not self._skips:
             self._skips = True
             for held in self._held:
@@ -386,9 +386,9 @@ class QuietFiles:
                 held.head = len(held.content())
 
     def arrive(self, repeated: contextlib.ExitStack) -> None:
-        """Let what is still open write to its file, on rank 0.
+        """Connect streams that are still open with their files, on rank 0.
 
-        ``repeated`` is closed at the next checkpoint.
+        ``repeated`` is closed at the next checkpoint, and then missing files are errors again.
         """
         self._skips, self._repeats = False, True
         repeated.callback(self._forgives.pop_all().close)
@@ -444,7 +444,7 @@ class QuietFiles:
     def _creates(self, original: Callable[..., int]) -> Callable[..., int]:
         def created(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
             descriptor = original(path, flags, *args, **kwargs)
-            new = os.O_CREAT | os.O_EXCL  # without O_CREAT, the path is of a folder
+            new = os.O_CREAT | os.O_EXCL  # without O_CREAT, the path may be a folder (O_TMPFILE)
             if flags & new == new and kwargs.get("dir_fd") is None:
                 self._made.add(absolute(path))
             return descriptor
@@ -452,7 +452,7 @@ class QuietFiles:
         return created
 
     def _makes_folder(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Accept a folder that exists: the interrupted run has made it at the same place."""
+        """Return a mkdir that accepts an existing folder: the interrupted run has created it."""
 
         def made(path: Any, *args: Any, **kwargs: Any) -> None:
             try:
@@ -506,7 +506,10 @@ class QuietFiles:
         return copied
 
     def _sends(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A tracker may keep the wrapper, which has no effect after the replay."""
+        """Return a wrapper that drops calls in finished passes.
+
+        A tracker may store the wrapper, so it must have no effect after the replay.
+        """
 
         @functools.wraps(original)
         def sent(*args: Any, **kwargs: Any) -> Any:
@@ -515,12 +518,15 @@ class QuietFiles:
         return sent
 
     def _has_made(self, path: Any) -> bool:
-        """Whether this replay has created the file, or a folder around it."""
+        """Whether this replay has created the file, or a folder that contains it."""
         where = absolute(path)
         return where in self._made or any(where.startswith(one + os.sep) for one in self._made)
 
     def _is_of_script(self, through: tuple[str, ...] = WRITERS) -> bool:
-        """Whether the script makes this call, and not a library that still writes its file."""
+        """Whether the script makes this call, itself or by a library in ``through``.
+
+        Another library may still be writing its file when its call returns.
+        """
         frame = current_frame(2)
         while frame is not None and (
             is_standard(frame)

@@ -21,7 +21,7 @@ LEFT = -1  # the end of a loop that was left by break
 class Epochs:
     """Runs the loops over ``s.epochs``, numbered in the order in which the script begins them.
 
-    It calls ``boundary`` before each epoch.
+    Calls ``boundary`` before each epoch, and after the last.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Epochs:
         self.replay: LoopReplay | None = None
 
     def state(self) -> list[tuple[int, int | None]]:
-        """Return the loops that have ended, and where."""
+        """Return the loops that have begun, with the epoch at which each ended, or ``LEFT``."""
         return list(self._ends.items())
 
     def load(self, state: Iterable[tuple[int, int | None]]) -> None:
@@ -78,18 +78,18 @@ class Epochs:
 
 
 class LoopSteps:
-    """Counts steps; a step lies between two requests for a batch.
+    """Detects when a step of the loop is over: between two requests for a batch.
 
     Several optimizers may step in it, and the loop may read several loaders. The first loader that
-    the loop asks is the head. When the loop asks the head again, the step is over, and this object
-    calls ``at_boundary(iterator)``.
+    the loop asks for a batch is the head. When the loop asks the head again, the step is over, and
+    this object calls ``at_boundary(iterator)``.
 
     ``epochs`` is the number of passes over the head, or of epochs of ``s.epochs`` (then
-    ``counts_passes`` is False).
-    ``since_save``: whether the loop has made a step since the last checkpoint.
-    ``judged``: whether the monitored value is of the present weights: none has come since a step.
-    ``owes_value``: the last checkpoint has no value. ``lost_value``: since then one has come, but
-    steps followed before the loop was between two steps.
+    ``counts_passes`` is False). ``since_save`` is True if the loop has made a step since the last
+    checkpoint. ``judged`` is True if the monitored value was reported after the last step, so that
+    it is the value of the present weights. ``owes_value`` is True if the last checkpoint was
+    written without a value. ``lost_value`` is True if a later value came for newer weights, but
+    more steps followed before the loop was between two steps.
     """
 
     hears_trials = False
@@ -114,7 +114,7 @@ class LoopSteps:
         return self._made.count
 
     def put(self, epochs: int, judged: bool) -> None:
-        """Continue to count from a checkpoint, which has a value of its weights or not."""
+        """Continue counting from a checkpoint. If ``judged``, it has a value of its weights."""
         self.epochs, self.judged = epochs, judged
         self.saved()
 
@@ -130,7 +130,7 @@ class LoopSteps:
     def has_gradients(self, optimizer: Optimizer) -> bool:
         """Whether the next step may need the present gradients.
 
-        It does if a backward came after the last step, or if the loop does not clear them.
+        It does if a backward came after the last step, or if the loop does not clear the gradients.
         """
         return id(optimizer) not in self._clean or self._keeps.get(optimizer, True)
 
@@ -142,7 +142,7 @@ class LoopSteps:
     def before_backward(self) -> None:
         for optimizer in self._made.optimizers():
             if optimizer not in self._keeps and id(optimizer) in self._clean:
-                # all ranks must agree, so zeros in a rank's part do not count
+                # all ranks must agree, so the values of a rank's part do not matter
                 grads = [parameter.grad for parameter in parameters(optimizer)]
                 self._keeps[optimizer] = any(grad is not None for grad in grads)
 

@@ -1,10 +1,10 @@
 """The loop's own variables: ``best``, ``history``, ``running_loss``, ``self.num_steps``.
 
-A checkpoint has numbers, strings, small tensors, random generators, and lists, tuples, sets and
-dicts of them. It takes them from the frames of the user's code, from their modules, and from
-objects of the user's own classes and of torchmetrics. It takes only those that have changed since
-the first pass over a loader began: a constant that somebody edits between two runs keeps its new
-value.
+A checkpoint contains numbers, strings, small tensors, random generators, and lists, tuples, sets
+and dicts of them. They are variables of the frames of the user's code and of their modules, and
+attributes of objects of the user's classes and of torchmetrics. Only variables that have changed
+since the first pass over a loader began are saved, so a constant that is edited between two runs
+has its new value.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torchbus_strategy.batches import collect
 from torchbus_strategy.script_generators import Generator
 
 DEPTH, MAX_OBJECTS = 3, 64
-OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # their own attributes are in a state_dict
+OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # torch's attributes are in a state_dict
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Scope:
     """A place with variables. ``frame`` is None for modules and objects.
 
     A loop is about to assign the variables in ``left_out``. Names that start with ``hidden`` are
-    not the user's, but ``shown`` are.
+    not the user's, except those in ``shown``.
     """
 
     place: str
@@ -69,10 +69,10 @@ class Scope:
         return name in self.shown or not name.startswith(self.hidden)
 
     def restore(self, saved: dict[str, object]) -> None:
-        """Give variables their saved values, which may be a forged checkpoint's.
+        """Give variables their saved values, which may come from a forged checkpoint.
 
-        So only the user's names get some, and only in the place of nothing or of other data: a
-        module, function, class or object stays.
+        So this sets only the user's names, and only if the variable is new or its present value is
+        data. It never replaces a module, function, class or other object.
         """
         values = {
             name: restored(self.values.get(name), one)
@@ -102,7 +102,7 @@ def scopes_of(frames: list[FrameType]) -> Iterator[Scope]:
 
 
 def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[Scope]:
-    """Yield a scope, and the user's objects in it: variables, attributes, items of lists, dicts."""
+    """Yield a scope, then the user's objects in its variables, their attributes and items."""
     yield scope
     for name, value in list(scope.values.items()) if depth else ():
         for path, thing in _parts(name, value):
@@ -120,7 +120,7 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
 
 
 def is_metric(thing: object) -> bool:
-    """Whether it is a metric of torchmetrics, or a collection: its ``state_dict`` is empty."""
+    """Whether an object is a metric or collection of torchmetrics: its ``state_dict`` is empty."""
     return isinstance(thing, Module) and hasattr(type(thing), "metric_state")
 
 
@@ -133,19 +133,19 @@ def _parts(name: str, value: object) -> list[tuple[str, object]]:
 
 
 def flush_files(frames: list[FrameType]) -> None:
-    """Write what stdout and the open files that variables name hold in memory.
+    """Flush stdout and the open files that variables name.
 
-    A kill would lose it, and a run that resumes does not compute it again.
+    A kill would lose their buffers, and a resumed run does not write this text again.
     """
     files = [one for scope in scopes_of(frames) for one in map(_file_of, scope.values.values())]
     for file in (*files, sys.stdout):
         if isinstance(file, io.IOBase) and not file.closed and file.writable():
-            with contextlib.suppress(OSError):  # the script's next write raises it again
+            with contextlib.suppress(OSError):  # the script's next write raises the same error
                 file.flush()
 
 
 def _file_of(value: object) -> object:
-    """Return the file of a csv writer, and anything else as it is."""
+    """Return the file of a csv writer. Any other value is returned as it is."""
     writer = value.writer if isinstance(value, csv.DictWriter) else value
     if not isinstance(writer, CSV_WRITER):
         return writer
@@ -168,7 +168,7 @@ def generators_named(frames: list[FrameType]) -> list[Generator]:
 
 
 def put_generators(frames: list[FrameType], states: Mapping[tuple[str, str], object]) -> None:
-    """Set the generators that still exist to the states of ``generators_in``."""
+    """Restore the states of ``generators_in`` in the generators that exist."""
     for place, name, generator in _generators(frames):
         if (place, name) in states:
             generators.set_state(generator, states[place, name])
@@ -183,17 +183,18 @@ def _generators(frames: list[FrameType]) -> Iterator[tuple[str, str, Generator]]
 
 Saved = dict[str, dict[str, object]]
 Numbers = dict[str, dict[str, Any]]
-"""Numbers, lists and dicts of some, and tensors, by place and name.
+"""Numbers, lists and dicts of numbers, and scalar tensors, by place and name.
 
-A tensor of one is (dtype, device, number). A list of tensors, or of many numbers, is what all its
-items are replaced by, and their number: (mean, count), where the mean may be such a tensor.
+A scalar tensor is represented as (dtype, device type, number). A list of scalar tensors, or of more
+than ``MAX_NUMBERS`` numbers, is represented as (mean, count): it is restored as ``count`` times the
+mean, which may be such a triple.
 """
 
 KINDS, MAX_NUMBERS = (bool, int, float), 100
 
 
 def numbers(frames: list[FrameType]) -> Numbers:
-    """Return the variables that are numbers, tensors of one, or lists or dicts of numbers."""
+    """Return the variables that are numbers, scalar tensors, or lists or dicts of numbers."""
     return {
         scope.place: {
             name: number
@@ -235,7 +236,7 @@ def _of_numbers(value: Any, parts: list[Any]) -> object:
 
 
 def changed(before: Numbers, now: Numbers) -> Numbers:
-    """Return those that differ from before, or are new."""
+    """Return the numbers that differ from ``before``, or are new."""
     found = {
         place: {
             name: value
@@ -248,7 +249,7 @@ def changed(before: Numbers, now: Numbers) -> Numbers:
 
 
 def count(frames: list[FrameType], counted: Numbers) -> None:
-    """Give the variables these numbers. Lists, dicts and tensors stay the same objects."""
+    """Give the variables these numbers. Lists, dicts and tensors are changed in place."""
     for scope in scopes_of(frames):
         here = counted.get(scope.place, {})
         scope.restore({name: _value_of(value) for name, value in here.items()})
@@ -271,7 +272,7 @@ class Variables:
         self._first: Saved = {}
 
     def look(self, frames: list[FrameType]) -> None:
-        """Called when a pass over a loader or an epoch begins."""
+        """Record variables not seen yet. Called when a pass over a loader or an epoch begins."""
         for scope in scopes_of(frames):
             if scope.place not in self._first:
                 self._first[scope.place] = copied(_saveable(scope))
@@ -279,7 +280,7 @@ class Variables:
     def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> Saved:
         """Return the variables that differ from their first value, by place.
 
-        Those that hold a batch in ``fetched`` are left out: a wrapper fetches it again.
+        Variables that hold a batch in ``fetched`` are left out: a wrapper will fetch it again.
         """
         ahead = set(map(id, fetched))
         found = {
@@ -295,7 +296,7 @@ class Variables:
     def put_back(self, frames: list[FrameType], saved: Saved) -> None:
         """Give the variables their saved values.
 
-        One that has changed in this run, and had not in the saved one, gets its first value.
+        A variable that has changed in this run but had not in the saved run gets its first value.
         """
         for scope in scopes_of(frames):
             first = self._first.get(scope.place, {})
@@ -306,7 +307,7 @@ class Variables:
     def fill(frames: list[FrameType], saved: Saved) -> None:
         """Give saved values to the variables that do not exist yet, or are None.
 
-        A pass that is left out would have assigned them, and the loop may show them.
+        A skipped pass would have assigned them, and the loop may print them.
         """
         for scope in scopes_of(frames):
             missing = saved.get(scope.place, {}).items()
@@ -325,7 +326,7 @@ class Variables:
 def _saveable(scope: Scope) -> dict[str, object]:
     """Return the values that can be saved.
 
-    Of the variables that a loop is about to assign, only numbers count.
+    Variables that a loop is about to assign are included only if they are integers.
     """
     found = {}
     for name, value in list(scope.values.items()):
@@ -358,7 +359,7 @@ def to_save(value: object) -> object:
 
 
 def is_data(value: object) -> bool:
-    """Whether it is made of what a checkpoint can hold, even if it is too large for one."""
+    """Whether a value consists of types that a checkpoint can hold, whatever its size."""
     if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
         return False  # a parameter
     try:
@@ -370,12 +371,12 @@ def is_data(value: object) -> bool:
 
 
 def _is_loss(value: object) -> TypeGuard[Tensor]:
-    """Whether it is a scalar with a graph. The loop may print it after its last batch."""
+    """Whether a value is a one-element tensor with a graph, which the loop may print later."""
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_leaf
 
 
 def _size(value: Any, limit: int) -> int:
-    """Count the items, roughly, and stop beyond the limit."""
+    """Count the items roughly. Stop counting beyond the limit."""
     if isinstance(value, Tensor):
         return 1 if _is_small(value.detach() if _is_loss(value) else value) else limit + 1
     if type(value) not in (*DICTS, list, tuple, set, deque):
@@ -391,13 +392,13 @@ def _size(value: Any, limit: int) -> int:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    """Whether it can be saved with the variables: small, not sharded, and without a graph."""
+    """Whether a tensor can be saved with the variables: small, whole, and without a graph."""
     num_bytes = tensor.numel() * tensor.element_size()
     return not tensor.requires_grad and not is_part(tensor) and num_bytes <= MAX_BYTES
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether both are equal, in type, too. NaN equals NaN."""
+    """Whether both values are equal and of the same type. NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -416,7 +417,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def restored(current: Any, saved: object) -> object:
-    """Return the saved value, in the current object if possible: others may hold that object."""
+    """Return the saved value, in the current object if possible, which others may refer to."""
     if isinstance(saved, dict) and set(saved) == {GENERATOR}:
         if current is not None:
             generators.set_state(current, saved[GENERATOR])
@@ -444,7 +445,7 @@ def restored(current: Any, saved: object) -> object:
 
 
 def _with_default(current: dict[object, object], key: object, saved: object) -> object:
-    """Return the saved value of a key; a defaultdict if the loop has, or would make, one there."""
+    """Return the saved value of a key, as a defaultdict if the loop has, or would make, one."""
     if not isinstance(saved, dict):
         return saved
     factory = current.default_factory if isinstance(current, defaultdict) else None

@@ -1,4 +1,4 @@
 """Checkpoints in a folder at a URL: S3, Google Cloud, the Hugging Face hub.
 
-fsspec reads and writes there.
+The modules here read and write through fsspec.
 """

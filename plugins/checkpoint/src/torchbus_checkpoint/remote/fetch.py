@@ -49,7 +49,7 @@ class RemoteJob:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Runs after the ranks have joined, so only rank 0 waits."""
+        """Close the mirror. This runs after the ranks have joined, so only rank 0 waits."""
         if isinstance(error, Exception):
             return self.mirror.close(PATIENCE_AFTER_ERROR_S, PATIENCE_AFTER_ERROR_S)
         self.mirror.close(self._session.timeout.total_seconds(), mirror.PATIENCE_S)
@@ -62,9 +62,11 @@ class RemoteJob:
 
 
 def newest(store: Store, claim: Claim, parent: Path, may_resume: bool) -> None:
-    """Copy the newest whole checkpoint to this host. A damaged one is skipped with a warning.
+    """Copy the newest whole checkpoint to this host, if the local folder lacks it.
 
-    Raises CheckpointError if the store can't be reached and the local folder has no checkpoint.
+    A damaged checkpoint is skipped with a warning. Raises CheckpointError if the store can't be
+    reached and the local folder has no checkpoint. Raises UsageError if the store has checkpoints
+    and the run may not resume.
     """
     try:
         patiently(claim.take)
@@ -108,7 +110,8 @@ def _is_whole(checkpoint: Path) -> bool:
 def bring(store: Store, name: str, final: Path) -> None:
     """Copy one checkpoint, whole or not at all, and check it.
 
-    Raises StoreError. Raises CheckpointError if it is damaged, or if there is no room for it.
+    Raises StoreError if the store fails, and CheckpointError if the checkpoint is damaged or can't
+    be written here.
     """
     hidden = final.with_name(f".{final.name}.0{formats.PARTIAL}")
     shutil.rmtree(hidden, ignore_errors=True)
@@ -134,7 +137,7 @@ def bring(store: Store, name: str, final: Path) -> None:
 def to_this_host(session: Context, options: CheckpointOptions, chosen: Path) -> Path:
     """Return where this host's ranks find the checkpoint that rank 0 has chosen.
 
-    If they do not see rank 0's folder, the first of them copies it.
+    If they do not see rank 0's folder, the host's first rank downloads the checkpoint.
     """
     if options.url is None or options.folder is None:
         return chosen
@@ -170,7 +173,7 @@ def _bring_chosen(store: Store, found: Path) -> None:
 
 
 def _is_there(found: Path) -> bool:
-    """Whether the checkpoint is there. ``listdir`` makes NFS look again."""
+    """Whether the checkpoint exists. ``listdir`` makes NFS refresh its cache."""
     with contextlib.suppress(OSError):
         return folder.MANIFEST in os.listdir(found)
     return False

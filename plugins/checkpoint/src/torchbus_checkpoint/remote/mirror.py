@@ -1,7 +1,7 @@
 """Rank 0's thread, which sends the checkpoints of the local folder to the store.
 
-A store that can't be reached stops nothing. The local copies stay, as ``keep`` says. They are sent
-when the store is back, or by the next run."""
+Training continues if the store can't be reached. The local copies remain, as far as ``keep``
+allows, and are sent when the store is back, or by the next run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ Chosen = Callable[[dict[str, float | None]], set[str]]
 
 
 class RemoteMirror:
-    """Uploads checkpoints. ``choose``: selects the names to keep, oldest first, with metrics."""
+    """Uploads checkpoints.
+
+    ``choose`` gets names with metrics, oldest first, and returns the names to keep in the store.
+    """
 
     def __init__(self, store: Store, claim: Claim, parent: Path, choose: Chosen) -> None:
         self._store, self._claim, self._parent, self._choose = store, claim, parent, choose
@@ -56,7 +59,11 @@ class RemoteMirror:
             raise self._error
 
     def close(self, patience_s: float, patience_away_s: float) -> None:
-        """Wait until all is sent, or nothing moves for this time. Warn about what is not sent."""
+        """Wait until all checkpoints are sent, and report those that are not.
+
+        Stop waiting if no data is sent for ``patience_s`` seconds, or ``patience_away_s`` while the
+        store can't be reached.
+        """
         self._closing, self._moved_s = True, time.monotonic()
         self._work.set()
         while self._thread.is_alive() and time.monotonic() - self._moved_s < (
@@ -93,7 +100,7 @@ class RemoteMirror:
                 self._pause(wait_s())
 
     def _pause(self, seconds: float) -> None:
-        """Wait before the next try, only shortly at the end."""
+        """Wait before the next try, but only for a short time if the session is closing."""
         begun_s = time.monotonic()
         while not self._end.is_set() and time.monotonic() - begun_s < (
             min(seconds, 2.0) if self._closing else seconds
@@ -111,7 +118,7 @@ class RemoteMirror:
             waiting = self._waiting()
 
     def _waiting(self) -> list[Path]:
-        """Return the checkpoints that are to be sent, oldest first, without unreadable ones."""
+        """Return the readable checkpoints that have not been sent, oldest first."""
         found = []
         for one in choice.automatic(self._parent):
             with contextlib.suppress(OSError):
@@ -132,7 +139,7 @@ class RemoteMirror:
         self._tidy()
 
     def _bring(self, copy: Path, local: str, known: list[store.There]) -> None:
-        """Send what the store lacks: nothing, the manifest with another value, or all files."""
+        """Send what the store lacks: nothing, a manifest with a new value, or all files."""
         mine = (copy / MANIFEST).read_bytes()
         alike = [one.name for one in known if one.local == local and one.is_whole]
         theirs = self._store.read(f"{alike[-1]}/{MANIFEST}") if alike else None
@@ -142,7 +149,7 @@ class RemoteMirror:
             self._send_file(copy, alike[-1], MANIFEST)
             return
         name = store.free(local, known)
-        # the manifest last: it makes them a checkpoint
+        # the manifest is sent last, as it makes the files a checkpoint
         for file in [*folder.manifest(copy)["files"], MANIFEST]:
             self._send_file(copy, name, file)
 
@@ -162,7 +169,7 @@ class RemoteMirror:
             self._moved()
 
     def _metric(self, one: store.There) -> float | None:
-        """Return its value. The local copy may have got one that the store does not know yet."""
+        """Return the monitored value of a checkpoint. The local copy may have a newer value."""
         known = choice.metric(self._parent / one.local)
         if known is not None:
             return known
@@ -189,7 +196,7 @@ class RemoteMirror:
 
 
 def _facts(manifest: bytes | None) -> dict[str, Any]:
-    """Return what a manifest in the store says, unchecked; nothing if it can't be read."""
+    """Return the unchecked content of a manifest in the store, or {} if it can't be read."""
     with contextlib.suppress(ValueError, RecursionError):
         facts = json.loads(manifest or b"{}")
         return facts if isinstance(facts, dict) else {}
@@ -198,9 +205,9 @@ def _facts(manifest: bytes | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def frozen(one: Path) -> Iterator[Path]:
-    """Yield a hidden folder with links to its files, which need no room.
+    """Yield a hidden folder with hard links to a checkpoint's files, which take no space.
 
-    Raises FileNotFoundError if the checkpoint is removed or replaced meanwhile.
+    Raises FileNotFoundError if the checkpoint is removed or replaced while the links are made.
     """
     copy = one.with_name(f".{one.name}{SENDING}")
     shutil.rmtree(copy, ignore_errors=True)
@@ -208,7 +215,7 @@ def frozen(one: Path) -> Iterator[Path]:
         os.makedirs(copy)
         before = (one / MANIFEST).read_bytes()
         for name in os.listdir(one):
-            if stat.S_ISREG(os.lstat(one / name).st_mode):  # a link may lead to any file
+            if stat.S_ISREG(os.lstat(one / name).st_mode):  # a link may point to any file
                 _link(one / name, copy / name)
         if (one / MANIFEST).read_bytes() != before or not (copy / MANIFEST).exists():
             raise FileNotFoundError(one)

@@ -32,7 +32,10 @@ class There:
 
 
 def there(store: Store) -> list[There]:
-    """Return the checkpoints in a store, oldest first, also unfinished ones. Raises StoreError."""
+    """Return the checkpoints in a store, oldest first, including unfinished ones.
+
+    Raises StoreError.
+    """
     found = []
     for name, files in store.sizes().items():
         known = NAME.fullmatch(name)
@@ -44,7 +47,7 @@ def there(store: Store) -> list[There]:
 
 
 def free(local: str, known: list[There]) -> str:
-    """Return the name to write to: that of an unfinished one, or a new one."""
+    """Return the name to write to: the name of an unfinished upload, or a new one."""
     alike = [one for one in known if one.local == local]
     begun = next((one.name for one in alike if not one.is_whole), None)
     last = max((one.revision for one in alike), default=0)
@@ -62,7 +65,7 @@ def superseded(known: list[There]) -> Iterator[There]:
 
 
 def remove(store: Store, one: There) -> None:
-    """Delete a checkpoint. Its manifest is deleted first, so that readers never see half of one."""
+    """Delete a checkpoint, its manifest first, so that readers never see a partial checkpoint."""
     store.remove(f"{one.name}/{MANIFEST}")
     store.remove_folder(one.name)
 
@@ -77,7 +80,7 @@ Answer = TypeVar("Answer")
 
 
 def waits(first_s: float | None = None) -> Callable[[], float]:
-    """Return a function that gives 0.5, 1, 2, ... 60 seconds."""
+    """Return a function whose calls return 0.5, 1, 2, ... and at last always 60 seconds."""
     next_s = [FIRST_S if first_s is None else first_s]
 
     def wait_s() -> float:
@@ -88,9 +91,9 @@ def waits(first_s: float | None = None) -> Callable[[], float]:
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:
-    """Call with retries. Raises the last StoreError after a few tries.
+    """Call ``ask`` with retries. Raises the last StoreError after ``TRIES`` tries.
 
-    Use it at the start of a job, which can't continue without the answer.
+    Used at the start of a job, which can't continue without the answer.
     """
     wait_s, tries = waits(), TRIES
     while True:
@@ -116,7 +119,7 @@ WITH_FOLDERS = {
     "webhdfs",
     "arrow_hdfs",
 }
-"""File systems in which a file needs its folder first.
+"""File systems in which a folder must exist before a file in it.
 
 A bucket has no folders, and ``makedirs`` might create a bucket.
 """
@@ -155,7 +158,7 @@ class Store:
         return found
 
     def read(self, name: str) -> bytes | None:
-        """Read a small file. Return None if there is none."""
+        """Read a small file. Return None if it does not exist."""
         with self._errors("read", name):
             try:
                 return bytes(self._fs.cat_file(self._at(name)))
@@ -168,7 +171,7 @@ class Store:
             self._fs.pipe_file(self._at(name), data)
 
     def put(self, local: Path, name: str, moved: Moved) -> None:
-        """Send a file, and call ``moved`` with the number of bytes now and then."""
+        """Send a file, and call ``moved`` with the number of bytes from time to time."""
         from fsspec.callbacks import Callback
 
         callback = Callback()
@@ -178,7 +181,10 @@ class Store:
             self._fs.put_file(os.fspath(local), self._at(name), callback=callback)
 
     def get(self, name: str, local: Path) -> None:
-        """Copy to a new file, and flush it. Raises OSError if the file can't be written."""
+        """Copy a file to a new local file, and flush it to disk.
+
+        Raises OSError if the local file can't be written.
+        """
         with os.fdopen(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
             for block in self._blocks(name):
                 file.write(block)
@@ -186,7 +192,7 @@ class Store:
             os.fsync(file.fileno())
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file, if it exists."""
         with self._errors("remove", name), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._at(name))
 
@@ -227,7 +233,7 @@ COLLAPSED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 
 
 def is_url(place: object) -> bool:
-    """Whether it is a URL such as ``s3://bucket/run``. Raises UsageError for ``Path(url)``."""
+    """Whether a place is a URL such as ``s3://bucket/run``. Raises UsageError for ``Path(url)``."""
     if isinstance(place, os.PathLike) and COLLAPSED.match(os.fspath(place)):
         raise UsageError(
             f"{place!r} was a URL: pass it as a string, because Path turns :// into :/"
@@ -252,7 +258,7 @@ def local_folder(url: str) -> Path:
 def refuse_unknown(url: str) -> None:
     """Raise UsageError if a package is missing, or if fsspec does not know such URLs.
 
-    This starts no thread: the session may fork later.
+    This starts no thread, because the session may fork later.
     """
     try:
         from fsspec import get_filesystem_class
@@ -273,7 +279,7 @@ def refuse_unknown(url: str) -> None:
 def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system, and the path in it.
 
-    Raises CheckpointError if it can't be reached: some connect here.
+    Some file systems connect here. Raises CheckpointError if that fails.
     """
     from fsspec.core import url_to_fs
 

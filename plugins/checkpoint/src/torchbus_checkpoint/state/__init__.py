@@ -1,4 +1,4 @@
 """Converts the objects of a loop to plain values, and back.
 
-The modules here know nothing of files and folders: that is ``disk``.
+The modules here do not deal with files and folders, except for ``snapshot``, which calls ``disk``.
 """

@@ -1,7 +1,7 @@
 """Checks that a checkpoint holds every tensor of every model and optimizer exactly once, and
 compares a checkpoint with this loop before anything is changed.
 
-All functions raise CheckpointError, which names the first thing that does not fit.
+The checks raise CheckpointError, which names the first mismatch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchbus_checkpoint.state.common import loose, shapes_in
 from torchbus_checkpoint.state.plain import State
 
 Held = dict[str, tuple[int, str]]
-"""By model or optimizer: how many tensors, and a digest of their names."""
+"""For each model or optimizer, the number of its tensors, and a digest of their names."""
 
 
 def held(weights: dict[str, State], training: State) -> Held:
@@ -51,7 +51,7 @@ def _names(value: object, path: str = "") -> Iterator[str]:
 
 
 def refuse_separate(reported: list[Held], where: object) -> None:
-    """Raise CheckpointError if a rank's states hold other tensors than rank 0's.
+    """Raise CheckpointError if the tensors in a rank's states differ from those of rank 0.
 
     Only rank 0 writes whole tensors, so a tensor that only another rank has would be lost.
     """
@@ -72,7 +72,7 @@ def _number(held: Held, what: str) -> int:
 
 
 def warn_of_absent_states(optimizers: Iterable[tuple[str, Optimizer]], steps: StepCounter) -> None:
-    """Warn if an optimizer has stepped and shows no state, although its class keeps some."""
+    """Warn if an optimizer that has stepped returns no state, although its class has a state."""
     for name, optimizer in optimizers:
         if steps.of(optimizer) and not optimizer.state_dict()["state"] and keeps_state(optimizer):
             warn(
@@ -84,7 +84,10 @@ def warn_of_absent_states(optimizers: Iterable[tuple[str, Optimizer]], steps: St
 
 
 def keeps_state(optimizer: Optimizer) -> bool:
-    """Whether a step of this class with these hyperparameters leaves a state; tried on a number."""
+    """Whether a step with this class and these hyperparameters creates a state.
+
+    This makes a trial step with a single number as the parameter.
+    """
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.zeros(1)
     trial: Any = object.__new__(type(optimizer))
@@ -95,9 +98,9 @@ def keeps_state(optimizer: Optimizer) -> bool:
     try:
         with torch.no_grad():
             inspect.unwrap(type(optimizer).step)(trial)
-    except KeyError:  # its constructor makes the state, as Adagrad's does in torch 2.4
+    except KeyError:  # the constructor creates the state, as Adagrad's does in torch 2.4
         return True
-    except Exception:  # its step needs a closure, or more
+    except Exception:  # the step needs a closure, or something else
         return False
     return bool(trial.state.get(weight))
 

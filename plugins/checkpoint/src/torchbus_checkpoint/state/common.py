@@ -41,10 +41,10 @@ GradientsOf = Callable[[Optimizer], list[Tensor | None] | None]
 
 
 def training(contents: LoopContents, gradients_of: GradientsOf, registered: State) -> State:
-    """Return everything else: the content of the training file.
+    """Return everything except the weights: the content of the training file.
 
-    ``gradients_of``: the gradients of an optimizer that the loop still needs, or None.
-    ``registered``: states by name.
+    ``gradients_of`` returns the gradients of an optimizer that the loop still needs, or None.
+    ``registered`` has the states of the registered objects by name.
     """
     return {
         "trained": [_model(name, model) for name, model in contents.trained],
@@ -79,7 +79,7 @@ def _model(name: str, model: Module) -> State:
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor | None]:
-    """Return the gradients in ``p.grad``."""
+    """Return ``p.grad`` of each parameter, detached, or None."""
     return [None if p.grad is None else p.grad.detach() for p in parameters(optimizer)]
 
 
@@ -138,7 +138,11 @@ def put_loose(contents: LoopContents, saved: State) -> None:
 def put_training(
     contents: LoopContents, saved: State, take_gradients: TakeGradients, edits: Edits
 ) -> None:
-    """``take_gradients``: offers the gradients of an optimizer to the engine that stores them."""
+    """Restore everything in the training file except loose tensors and registered objects.
+
+    ``take_gradients`` offers an optimizer's gradients to the engine that stores them, if there is
+    one, and then returns True.
+    """
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):
         put_flags(model, entry)
         with torch.no_grad():
@@ -196,7 +200,7 @@ def _put_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> 
 
 
 def _in_parts(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Shard a gradient as its parameter is sharded."""
+    """Shard a gradient like its parameter."""
     if not is_part(parameter) or is_part(gradient):
         return gradient
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -18,7 +18,7 @@ from torchbus_checkpoint.state.plain import State, decode
 PLAIN = (bool, int, float, str, tuple, type(None))
 RATES = ("lr", "momentum", "betas")
 OF_SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
-"""What schedulers put into an optimizer's groups, and do not change."""
+"""The keys that schedulers add to an optimizer's groups and do not change."""
 
 EDITED = (
     "the script sets {} differently from the interrupted run: the new value is used, and a"
@@ -42,7 +42,7 @@ def hyperparameters(optimizer: Optimizer) -> list[State]:
 def constants(scheduler: Any, state: State) -> State:
     """Return the entries of a scheduler's state, and of its parts, that are constructor arguments.
 
-    They do not change in a run.
+    Such entries do not change during a run.
     """
     names = {"base_lrs", *inspect.signature(type(scheduler)).parameters} - {"last_epoch"}
     known = {key: state[key] for key in state.keys() - {PARTS} if key.removeprefix("_") in names}
@@ -54,10 +54,10 @@ def constants(scheduler: Any, state: State) -> State:
 
 
 class Edits:
-    """Restores optimizers and schedulers. ``words``: collects the lines to print about it.
+    """Restores optimizers and schedulers. ``words`` has the warnings about edited constants.
 
-    ``built``: returns the constants with which the script has made an optimizer in this run.
-    ``alone``: a context in which no scheduler step is skipped.
+    ``built`` returns the hyperparameters with which the script created an optimizer in this run.
+    ``alone`` returns a context in which no plugin skips a scheduler's step.
     """
 
     def __init__(
@@ -94,7 +94,10 @@ class Edits:
             found += [f"{name} of {type(scheduler).__name__}" for name in sorted(names)]
 
     def put_optimizer(self, optimizer: Optimizer, was: list[State]) -> None:
-        """Called when its state is restored. ``was``: the constants of the interrupted run."""
+        """Apply edited constants after the optimizer's state is restored.
+
+        ``was`` has the constants with which the interrupted run created the optimizer.
+        """
         both = zip(optimizer.param_groups, was, self._built(optimizer), strict=False)
         for group, before, now in both:
             for key in before.keys() & now.keys():
@@ -108,7 +111,10 @@ class Edits:
                     self._lost.append(name)
 
     def put_scheduler(self, scheduler: Any, saved: State) -> bool:
-        """Repeat the interrupted run's steps on an edited scheduler. False: it is not edited."""
+        """Repeat the interrupted run's steps on an edited scheduler.
+
+        Returns False, and does nothing, if the scheduler was not edited.
+        """
         if id(scheduler) not in self._replayed:
             return False
         began = self._began[id(scheduler.optimizer)]
@@ -121,7 +127,7 @@ class Edits:
                 }
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the optimizer has made no step since it was built
+            warnings.simplefilter("ignore")  # torch warns because the optimizer has not stepped yet
             for _ in range(saved["last_epoch"] - scheduler.last_epoch):
                 scheduler.step()
         return True

@@ -30,7 +30,7 @@ from torchbus_strategy.script_generators import set_state
 
 
 def stream(value: State) -> None:
-    """The generators of Python, torch and NumPy accept it."""
+    """Check that the generators of Python, torch and NumPy accept the state."""
     torch.Generator().set_state(value["torch"])
     random.Random().setstate(value["python"])
     if "numpy" in value and "numpy" in sys.modules:
@@ -38,7 +38,7 @@ def stream(value: State) -> None:
 
 
 def random_state(value: State) -> None:
-    """It has the current stream, and the common one."""
+    """Check that a random state has the current stream and the common stream."""
     state = decode(value)
     for one in state["streams"].values():
         stream(one)
@@ -57,7 +57,7 @@ def section(value: tuple[object, object]) -> None:
 
 
 def gap(value: tuple[tuple[object, object], object, object]) -> None:
-    """It has all parts, or is unknown."""
+    """Check that a gap has all parts, or is unknown."""
     at, number, known = value
     section(at)
     if type(number) is not int or not isinstance(known, dict):
@@ -68,7 +68,7 @@ def gap(value: tuple[tuple[object, object], object, object]) -> None:
 
 
 def counted(value: tuple[tuple[object, object], object, dict[object, dict[object, Any]]]) -> None:
-    """It has numbers, lists and dicts of some, and tensors, as ``variables.Numbers`` says."""
+    """Check that an entry has the form that ``variables.Numbers`` describes."""
     at, number, places = value
     section(at)
     _all_str([*places, *(name for names in places.values() for name in names)])
@@ -104,7 +104,7 @@ def passes(value: tuple[tuple[object, object], list[object], list[object]]) -> N
 
 
 def pair(value: tuple[object, State]) -> None:
-    """It has the signature of a loader, and the states of its generators."""
+    """Check that an entry has the signature of a loader, and the states of its generators."""
     over, states = value
     _all_str([over, *states])
     decode(states)
@@ -116,7 +116,7 @@ def _all_str(values: Iterable[object]) -> None:
 
 
 def plain(value: object) -> None:
-    """``decode`` accepts it."""
+    """Check that ``decode`` accepts the value."""
     decode(value)
 
 
@@ -190,7 +190,7 @@ LONGEST = 300
 
 
 class _Unlike(Exception):
-    """The message says where in the value the fault is."""
+    """The value does not have the form. The message names the place in the value."""
 
 
 def refuse_unlike(checkpoint: Path, name: str, content: object, form: Form) -> None:
@@ -201,9 +201,9 @@ def refuse_unlike(checkpoint: Path, name: str, content: object, form: Form) -> N
 
 @contextmanager
 def as_written(checkpoint: Path, name: str) -> Iterator[None]:
-    """Turn every error inside into a CheckpointError: the file's content is to blame.
+    """Turn every error inside into a CheckpointError, because the file's content is the cause.
 
-    But for Unsupported: a plugin that reads its state there knows what it refuses.
+    Unsupported is raised as it is: a plugin that loads its state has a better message.
     """
     try:
         yield
@@ -251,7 +251,7 @@ def _compare_items(value: dict[object, object], form: dict[Any, Form], at: str) 
 
 
 def _chosen(value: object, forms: tuple[Form, ...]) -> Form:
-    """Return the form for this type of value, or the last one, which then does not fit."""
+    """Return the form for this type of value. If none fits, return the last form."""
     return next((form for form in forms if type(value) in _kinds(form)), forms[-1])
 
 

@@ -20,7 +20,7 @@ MOST_ALIKE = 100
 
 
 def refuse_alike(keys: list[Any]) -> list[Any]:
-    """Return the keys. Raise ValueError for many with one hash: a dict of them takes hours."""
+    """Return the keys. Raise ValueError if many have the same hash, as their dict takes hours."""
     if len(keys) > MOST_ALIKE and max(Counter(map(hash, keys)).values()) > MOST_ALIKE:
         raise ValueError(f"more than {MOST_ALIKE} keys with one hash")
     return keys
@@ -35,7 +35,7 @@ LISTS: dict[str, Callable[..., Any]] = {"tuple": tuple, "set": set, "Size": torc
 
 
 def to_json(value: object, other: Callable[[object], object]) -> object:
-    """Return the value in the types of JSON. ``other`` converts every value of another kind."""
+    """Return the value in the types of JSON. ``other`` converts values of unknown types."""
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -62,9 +62,9 @@ MOST_ITEMS = 1 << 22
 
 
 def read_json(text: str | bytes) -> Any:
-    """Parse JSON of at most MOST_ITEMS containers: two bytes of text take a hundred in memory.
+    """Parse JSON of at most MOST_ITEMS containers, as two bytes of text take a hundred in memory.
 
-    Raises ValueError if it is invalid, has more, or is too deep.
+    Raises ValueError if the text is invalid, has more containers, or is nested too deeply.
     """
     data = text.encode() if isinstance(text, str) else text
     if data.count(b"[") + data.count(b"{") > MOST_ITEMS:
@@ -76,7 +76,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def from_json(value: Any, other: Callable[[str, Any], object]) -> Any:
-    """Convert back. ``other`` gets the names and contents of kinds that are unknown here.
+    """Convert a value back. ``other`` converts the (name, content) of unknown types.
 
     Raises ValueError, TypeError or KeyError for anything that ``to_json`` does not write.
     """
@@ -107,7 +107,7 @@ def _single(name: str, content: Any, other: Callable[[str, Any], object]) -> obj
 
 
 def _of_torch(name: str) -> object:
-    found = vars(torch).get(name)  # getattr imports parts of torch
+    found = vars(torch).get(name)  # getattr would import parts of torch
     if not isinstance(found, OF_TORCH):
         raise ValueError(f"torch.{name} is not a dtype, layout or memory format")
     return found

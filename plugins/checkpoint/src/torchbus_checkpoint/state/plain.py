@@ -15,7 +15,7 @@ from torchbus.plugin import UsageError, an
 from torchbus_checkpoint.state.jsonable import refuse_alike
 
 State = dict[str, Any]
-"""Plain values by name, as a file of a checkpoint has them."""
+"""Plain values by name, as in a file of a checkpoint."""
 Value = TypeVar("Value")
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
 ON, TENSOR = "torchbus device", "torchbus tensor"
@@ -34,14 +34,14 @@ class Stateful(Protocol):
 
 
 def is_stateful(thing: object) -> TypeGuard[Stateful]:
-    """Whether it has both methods."""
+    """Whether an object has ``state_dict`` and ``load_state_dict``."""
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
 def encode(value: Any, what: str) -> Any:
-    """Convert a value to plain types and detached tensors (not copied).
+    """Convert a value to plain types and detached tensors, which are not copied.
 
-    Raises UsageError, which names ``what``, if it can't.
+    Raises UsageError, which names ``what``, for a value of another type.
     """
     kind = type(value)
     if kind in AS_THEY_ARE:
@@ -77,7 +77,7 @@ def _encode_numpy(value: Any, what: str) -> object:
 
 
 def _encode_array(array: Any) -> State:
-    """Encode an array, unsigned numbers as the signed ones of the same bits, for torch 2.4."""
+    """Encode an array. Unsigned numbers become signed ones with the same bits, for torch 2.4."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     return {
         ARRAY: torch.from_numpy(array.copy().view(f"i{size}" if kind == "u" else array.dtype)),
@@ -106,7 +106,7 @@ def decode(value: Any) -> Any:
 
 
 def with_device(value: Any) -> Any:
-    """Make the tensors in an encoded value return to the accelerator that they are on."""
+    """Mark the tensors in an encoded value, so that ``decode`` moves them to their accelerator."""
 
     def marked(tensor: Tensor) -> object:
         kind = tensor.device.type
@@ -116,7 +116,7 @@ def with_device(value: Any) -> Any:
 
 
 def on_device(tensor: Tensor, kind: str) -> Tensor:
-    """Move a tensor to this rank's accelerator if it is of that kind."""
+    """Move a tensor to this rank's accelerator if the accelerator is of this kind."""
     here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return tensor.to(here) if here is not None and here.type == kind else tensor
 
@@ -130,9 +130,9 @@ def _array(tensor: Tensor, dtype: str) -> object:
 
 
 def copied(value: Value) -> Value:
-    """Copy all tensors to main memory, so that the loop may change its own.
+    """Copy all tensors to main memory, so that the loop may change the originals.
 
-    Tensors that share memory still do.
+    Equal views of the same memory become one tensor.
     """
     done: dict[tuple[object, ...], Tensor] = {}
 
@@ -164,14 +164,15 @@ def mapped(value: Any, change: Callable[[Tensor], object]) -> Any:
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether it is a sharded DTensor, which torch has moved once."""
+    """Whether a tensor is a DTensor. This avoids the class, which torch has moved once."""
     return hasattr(tensor, "full_tensor")
 
 
 def gathered(value: Any, keep: bool) -> Any:
-    """Replace each sharded tensor by the whole one. All ranks call it.
+    """Replace each sharded tensor with the whole tensor. All ranks must call this.
 
-    Ranks that don't ``keep`` hold one whole tensor at a time, and get None in its place.
+    Ranks that don't ``keep`` get None in place of each tensor, so that their memory holds only one
+    whole tensor at a time.
     """
 
     def whole(tensor: Any) -> Tensor | None:

@@ -23,7 +23,7 @@ from torchbus_strategy.collectives import in_parts
 
 
 class LoopSnapshot:
-    """The loop's objects and position, and the plugins' states. All ranks call each method."""
+    """The loop's objects and position, and the plugins' states. All ranks must call each method."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class LoopSnapshot:
     # Write ---------------------------------------------------------------------------------------
 
     def write(self, final: Path) -> None:
-        """Write a checkpoint. In the folder of the options, delete those that ``keep`` excludes."""
+        """Write a checkpoint. If it is automatic, then delete those that ``keep`` excludes."""
         contents = self._finder.find_at_end() if self.loop_has_ended else self._finder.find()
         is_automatic = final.parent == self._options.folder and not self._session.dry_run
         self._position.saves()
@@ -101,7 +101,7 @@ class LoopSnapshot:
             )
 
     def _gradients_of(self, optimizer: Optimizer) -> list[Tensor | None] | None:
-        """Return those that the next step may need, or None. All ranks call it."""
+        """Return the gradients, or None if the next step can't need them. All ranks call this."""
         if not self._steps.has_gradients(optimizer):
             return None
         reported: list[Tensor | None] | None = self._session.bus.hook.whole_gradients(
@@ -138,11 +138,11 @@ class LoopSnapshot:
 
     @property
     def _metric_now(self) -> float | None:
-        """The monitored value of the present weights, or None: no step may have followed it."""
+        """The monitored value of the present weights, or None if a step has followed the value."""
         return self.metric if self._steps.judged else None
 
     def write_value(self, final: Path) -> None:
-        """Add the value to a checkpoint of the present weights, if it is in the folder."""
+        """Add the monitored value to the checkpoint of the present weights, if it exists."""
         self.wait()
         if self._session.is_main and folder.put_metric(final, self._metric_now):
             self._prune()
@@ -158,13 +158,16 @@ class LoopSnapshot:
         )
 
     def wait(self) -> None:
-        """Wait until all is on disk."""
+        """Wait until the last checkpoint is on disk."""
         self._writer.wait()
 
     # Put back ------------------------------------------------------------------------------------
 
     def local_of(self, found: Path) -> tuple[State, bool, float]:
-        """Return (this rank's state, whether the ranks are as before, old batch size / new one)."""
+        """Return (this rank's state, whether the ranks are as before, old batch size / new).
+
+        If they are not as before, every rank gets the state of rank 0.
+        """
         manifest = folder.manifest(found)
         same_ranks = manifest["world_size"] == self._session.world_size
         alike = same_ranks and manifest["batches_per_step"] == self._batches_per_step
@@ -177,7 +180,7 @@ class LoopSnapshot:
         name = f"rank-{self._session.rank if alike else 0}"
         mine: State = folder.read_file(found, name)
         forms.refuse_unlike(found, name, mine, forms.RANK)
-        mine["metric"] = manifest["metric"]  # it may be newer than the file
+        mine["metric"] = manifest["metric"]  # may have been added after the file was written
         return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
     def put_back(self, found: Path, local: State) -> None:
@@ -224,7 +227,7 @@ class LoopSnapshot:
                 warn(words)
 
     def _take_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool:
-        """Whether an engine has taken over the gradients."""
+        """Offer restored gradients to an engine. Returns True if the engine stores them."""
         hook = self._session.bus.hook
         return hook.put_gradients(optimizer=optimizer, gradients=gradients) is True
 

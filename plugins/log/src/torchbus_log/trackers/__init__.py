@@ -1,7 +1,7 @@
 """Base classes for plugins that report to an experiment tracker.
 
-It has a base class with the failure policy, the description of a run, and what is logged beside
-numbers.
+Exports the base class, which handles failures, the description of a run, and the classes of logged
+values that are not numbers.
 """
 
 from __future__ import annotations

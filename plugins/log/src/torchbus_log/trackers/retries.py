@@ -14,16 +14,16 @@ TURNED_AWAY = {
     HTTPStatus.GATEWAY_TIMEOUT,
 }
 NAMES = ("status_code", "status", "code", "http_status")
-"""What clients call the status of an answer, on the error or on its ``response``."""
+"""The attributes in which clients store the HTTP status, on the error or on its ``response``."""
 WORDS = re.compile(r"too many requests|rate.?limit|service unavailable|resource.exhausted", re.I)
 PAUSES_S = (0.1, 0.3, 1.0, 3.0, 9.0)
 LONGEST_S = 30.0
 
 
 def is_turned_away(error: BaseException) -> bool:
-    """Whether the service has not accepted a call, and may accept it later.
+    """Whether the service has rejected a call, and may accept it later.
 
-    A connection that breaks says neither: the call may have arrived.
+    This is False for a broken connection, as the call may have arrived.
     """
     return any(
         statuses & TURNED_AWAY if (statuses := set(_statuses(one))) else WORDS.search(str(one))
@@ -32,7 +32,7 @@ def is_turned_away(error: BaseException) -> bool:
 
 
 def pause_s(error: BaseException, before_s: float) -> float:
-    """Return how long to wait: as the service says in Retry-After, or ``before_s``."""
+    """Return how many seconds to wait: the service's Retry-After, or ``before_s``."""
     for one in _causes(error):
         headers = getattr(getattr(one, "response", None), "headers", None) or {}
         try:
@@ -43,7 +43,7 @@ def pause_s(error: BaseException, before_s: float) -> float:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that led to it: clients raise their own from a library's."""
+    """Yield the error and the errors that led to it, as clients wrap the errors of a library."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error

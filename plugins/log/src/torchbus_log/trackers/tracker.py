@@ -39,10 +39,9 @@ RARER_AFTER_FAILURES, RAREST = 5, 64
 class CallCounts:
     """The counts of a tracker's calls.
 
-    ``made``: calls handed to the tracker's thread.
-    ``done``: calls that have returned or raised.
-    ``failures``: calls that have raised.
-    ``dropped``: calls that were never made.
+    ``made`` counts calls handed to the tracker's thread, also those that it could not accept.
+    ``done`` counts calls that have returned or raised, and ``failures`` those that have raised.
+    ``dropped`` counts calls that were never made.
     """
 
     def __init__(self) -> None:
@@ -56,7 +55,7 @@ class CallCounts:
         return not self._failures_in_a_row
 
     def leaves_out(self) -> bool:
-        """Return whether to skip the next call, because those before it failed."""
+        """Return whether to skip the next call, because earlier calls failed."""
         many = self._failures_in_a_row - RARER_AFTER_FAILURES
         left_out = many >= 0 and self._since_made + 1 < min(2 ** min(many + 1, RAREST), RAREST)
         self._since_made = self._since_made + 1 if left_out else 0
@@ -64,7 +63,7 @@ class CallCounts:
         return left_out
 
     def begun(self, future: Future[object] | None) -> None:
-        """Count a call; ``future`` is None if the thread accepts no more calls."""
+        """Count a call. ``future`` is None if the thread did not accept it."""
         self.made += 1
         if future is None:
             self.dropped += 1
@@ -72,7 +71,7 @@ class CallCounts:
             future.add_done_callback(self._count)
 
     def lost(self, describe: Callable[[BaseException | None], str]) -> str:
-        """Say how many calls were lost, and why the first one failed; "" if none was."""
+        """Say how many calls were lost, and why the first failed. Return "" if none was lost."""
         if not (self.failures or self.dropped):
             return ""
         first = f" (the first: {describe(self.first_error)})" if self.first_error else ""
@@ -90,7 +89,7 @@ class CallCounts:
 
 
 def in_one_line(error: BaseException | None) -> str:
-    """Return an error without line breaks and colours; "" for one without a text."""
+    """Return an error's text without line breaks and colours, or "" if it has no text."""
     if error is None or not str(error):
         return ""
     return " ".join(COLOUR.sub("", f"{type(error).__name__}: {error}").split())
@@ -106,7 +105,7 @@ class NoDiskRoom(OSError):
 def has_room(folder: str | os.PathLike[str]) -> bool:
     """Return whether a few records still fit on the disk of this folder, which need not exist yet.
 
-    True if the system does not report it.
+    Returns True if the system does not report the free space.
     """
     if not hasattr(os, "statvfs"):
         return True
@@ -131,7 +130,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, function: Callable[..., object], *arguments: object) -> Future[object] | None:
-        """Hand over a call, and return its future; None if too many calls wait already."""
+        """Queue a call, and return its future, or None if too many calls are already waiting."""
         future: Future[object] = Future()
         try:
             self._calls.put_nowait((future, function, arguments))
@@ -188,7 +187,7 @@ class NullObject:
 
 @contextmanager
 def same_draws() -> Iterator[None]:
-    """Inside, a client may draw random numbers, also on its threads: the loop's are the same."""
+    """Restore the loop's random state afterwards, as a client may draw random numbers inside."""
     drawn = random_streams.read()
     try:
         yield
@@ -202,9 +201,9 @@ def new_run_name() -> str:
 
 
 def chosen_by_rank0(session: Context, key: str, choose: Callable[[], str]) -> str:
-    """Return, on every rank, what rank 0 chooses.
+    """Return, on every rank, the text that ``choose`` returns on rank 0.
 
-    All ranks must call it. It uses the store, so it needs no collective.
+    All ranks must call this. It uses the store and no collective.
     """
     if session.world_size == 1:
         return choose()
@@ -223,20 +222,22 @@ class Client:
     def import_client(self) -> None:
         """Import the client.
 
-        It runs on the loop's thread without a time limit, so that a cold disk fails no start.
+        This runs on the loop's thread without a time limit, so that a start does not fail because
+        of a slow disk.
         """
 
     def needs_network(self) -> bool:
         """Return False if the run consists of local files only.
 
-        Its start then has no time limit, and is tried once.
+        Such a start has no time limit, and is tried only once.
         """
         return True
 
     def open_run(self, session: Context, config: dict[str, object], offline: bool) -> Any:
         """Start the run with the session's description ``config``, and return it.
 
-        ``offline``: the first start failed, so use only local files. Let the client's errors pass.
+        With ``offline``, the first start has failed, so use only local files. Do not catch the
+        client's errors.
         """
         raise NotImplementedError
 
@@ -257,7 +258,7 @@ class Client:
         """Send the arguments of ``system_metrics``."""
 
     def close_run(self, run: Any, failed: bool) -> None:
-        """End the run that ``open_run`` returned; ``failed``: an exception leaves the block."""
+        """End the run that ``open_run`` returned. ``failed`` is True if the block has raised."""
 
     def folder(self) -> str | os.PathLike[str] | None:
         """Return the local folder that the client writes to, or None.
@@ -267,10 +268,10 @@ class Client:
         return None
 
     def is_turned_away(self, error: BaseException) -> bool:
-        """Return whether the service has not accepted a call, and may accept it later.
+        """Return whether the service has rejected a call, and may accept it later.
 
-        Such a call is made again, after pauses. By default: a status such as 429 or 503, on the
-        error or on those that led to it.
+        Such a call is made again, after pauses. By default this looks for a status such as 429 or
+        503 on the error and on the errors that led to it.
         """
         return retries.is_turned_away(error)
 
@@ -285,25 +286,25 @@ RANKS = ("main", "all")
 class Tracker(Client, Plugin):
     """Receives what the loop logs, and sends it on a separate thread.
 
-    A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
+    A subclass implements ``open_run`` and ``send_metrics`` and, as needed,
     ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.
     All of them run on the tracker's thread, one at a time, so a slow call never blocks the loop. A
-    call that the service turns away (429, 503) is made again, up to five times, in its place. The
-    tracker counts calls that fail. After five failures in a row it makes calls rarely, until one
-    succeeds again.
+    call that the service rejects temporarily (429, 503) is made again, up to five times, before
+    later calls. The tracker counts calls that fail. After five failures in a row it makes calls
+    rarely, until one succeeds again.
 
-    ``experiment``: what ``open_run`` returned, the client's own run. On ranks that do not report,
-    or if no start succeeded, it is an object that accepts every call and does nothing.
+    ``experiment`` is the client's run, which ``open_run`` returned. On ranks that do not report, or
+    if no start succeeded, it is an object that accepts every call and does nothing.
 
     Args:
-        ranks: "main": rank 0 reports for all; "all": every rank reports.
+        ranks: "main" if rank 0 reports for all ranks, or "all" if every rank reports.
         on_error: "warn", or "raise" to end a session whose tracker fails.
         start_timeout_s: seconds after which a start counts as failed. The tracker then tries again
             with ``offline=True``.
-        finish_timeout_s: seconds that the end of the session may wait for calls still to be made.
+        finish_timeout_s: seconds that the end of the session waits at most for the remaining calls.
 
     Raises:
-        UsageError: an option has another type or value.
+        UsageError: if an option is unknown, or has a wrong type or value.
     """
 
     companions: tuple[str, ...] = ("log",)
@@ -342,7 +343,7 @@ class Tracker(Client, Plugin):
 
     @classmethod
     def has_all_ranks(cls, session: Context) -> bool:
-        """Whether a logger of this class lets every rank report, instead of rank 0 for all."""
+        """Whether every rank reports to a logger of this class, and not only rank 0."""
         loggers = [one for _, one in session.bus.plugins() if isinstance(one, cls)]
         return any(one._ranks == "all" for one in loggers)
 
@@ -356,7 +357,7 @@ class Tracker(Client, Plugin):
         self._redactor = session.redactor
         self._redactor.learn(self.secrets())
         config = describe_run(session)
-        # clients replace it and do not restore it
+        # clients replace sys.excepthook and do not restore it
         session.on_close.callback(setattr, sys, "excepthook", sys.excepthook)
         session.on_close.push(self._finish)
         with same_draws():
@@ -378,7 +379,7 @@ class Tracker(Client, Plugin):
     @hookimpl(optionalhook=True)
     def image_ready(self, name: str, image: Image, step: int) -> None:
         if self._worker is not None:
-            image.pixels()  # copied now: the loop may change the tensor
+            image.pixels()  # copied now, as the loop may change the tensor
             self._call(self.send_image, name, image, step)
 
     @hookimpl(optionalhook=True)
@@ -452,8 +453,8 @@ class Tracker(Client, Plugin):
     ) -> None:
         """Open the run, on the tracker's thread.
 
-        If the start succeeds only after the tracker gave it up, close that run. Do not close it if
-        the client returned the same run for the later start.
+        If this start succeeds only after the tracker gave it up, close its run, unless the client
+        returned the same run for the later start.
         """
         run = self.open_run(session, config, offline)
         if self._attempt is attempt:
@@ -464,7 +465,7 @@ class Tracker(Client, Plugin):
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         """Hand a call to the tracker's thread.
 
-        It does nothing in a process that the loop has forked. After many failures it skips calls.
+        Does nothing in a process that the loop has forked. After many failures, skips some calls.
         """
         calls = self._calls
         if self._worker is None or os.getpid() != self._pid:
@@ -475,11 +476,10 @@ class Tracker(Client, Plugin):
             calls.begun(self._worker.submit(self._made, function, *arguments))
 
     def _made(self, function: Callable[..., object], *arguments: object) -> object:
-        """Make a call, on the tracker's thread, and again while the service turns it away.
+        """Make a call, on the tracker's thread, and repeat it while the service rejects it.
 
-        Raises NoDiskRoom if the disk is full.
-
-        With a full disk, a client may lose the data silently, or stop working permanently.
+        Raises NoDiskRoom if the disk is full, because a client may then lose the data silently, or
+        stop working permanently.
         """
         if (folder := self.folder()) is not None and not has_room(folder):
             raise NoDiskRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
@@ -522,14 +522,14 @@ class Tracker(Client, Plugin):
             self._complain(f"{self.name}: {lost}", error)
 
     def _complain(self, reported: str, error: BaseException | None) -> None:
-        """Report a problem at the end: raise it if on_error="raise", otherwise warn.
+        """Report a problem at the end: raise it with ``on_error="raise"``, otherwise warn.
 
-        It also warns if the block already ended with an error.
+        If the block ended with an error, this only warns.
         """
         if self._raises and error is None:
             raise PluginError(reported)
         warn(reported)
 
     def _error_line(self, error: BaseException | None) -> str:
-        """Return an error as one line without secrets; "" for one without a text (a timeout)."""
+        """Return an error as one line without secrets, or "" if it has no text (a timeout)."""
         return self._redactor.text(in_one_line(error))

@@ -30,9 +30,10 @@ MOST_BINS = 512
 class Histogram(NamedTuple):
     """Counts of equal bins between the least and the greatest finite value.
 
-    ``counts``: one for each bin; a value on the border of two bins is in the right one.
-    ``edges``: one more than counts, ascending. ``sum`` and ``sum_squares`` are those of the values.
-    ``not_finite``: how many values are NaN or infinite, which are in no bin.
+    ``counts`` has a number for each bin. A value on the border of two bins is counted in the right
+    bin. ``edges`` are the ascending borders, one more than there are bins. ``sum`` and
+    ``sum_squares`` are sums over the finite values. ``not_finite`` is the number of values that are
+    NaN or infinite, which are in no bin.
     """
 
     counts: list[float]
@@ -43,11 +44,10 @@ class Histogram(NamedTuple):
 
 
 class Values:
-    """Values of a histogram, on whatever device they are.
+    """Values of a histogram, on any device.
 
-    ``values``: a tensor or an array of real numbers, of any shape. ``bins``: 1 to 512.
-
-    Raises UsageError for other types. The values are not read: nothing waits for a device.
+    ``values`` is a tensor or an array of real numbers, of any shape. ``bins`` is 1 to 512. Raises
+    UsageError for other types. The constructor does not read the values or wait for a device.
     """
 
     def __init__(self, name: str, values: object, bins: int) -> None:
@@ -61,7 +61,7 @@ class Values:
         self._counted: Histogram | None = None
 
     def counted(self) -> Histogram:
-        """Count the values, on their device. Waits for it."""
+        """Count the values on their device. This waits for the device."""
         if self._counted is None:
             self._counted = _counted(self._numbers, self._bins)
         return self._counted
@@ -81,7 +81,7 @@ def _counted(every: Tensor, bins: int) -> Histogram:
 
 
 def _numbers(name: str, values: object) -> Tensor:
-    """The values in one dimension, as float32, or float64 if they are."""
+    """Return the values as a tensor of one dimension, in float64 if they are, or else float32."""
     try:
         tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
     except (RuntimeError, TypeError, ValueError):
@@ -97,18 +97,18 @@ def _numbers(name: str, values: object) -> Tensor:
 
 
 COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
-"""Of PNG: grey, RGB and RGBA, by the number of channels."""
+"""The colour types of PNG (grey, RGB and RGBA) by the number of channels."""
 
 
 class Image:
-    """A picture, on whatever device it is.
+    """A picture, on any device.
 
-    ``value``: a tensor (height, width) or (channels, height, width), as torchvision has it; or an
-    array (height, width) or (height, width, channels), as NumPy and PIL have it. Channels are 1, 3
-    or 4. Floats are in [0, 1]; whole numbers are uint8.
+    ``value`` is a tensor (height, width) or (channels, height, width), as in torchvision, or an
+    array (height, width) or (height, width, channels), as in NumPy and PIL. There are 1, 3 or 4
+    channels. Floats are in [0, 1]; whole numbers are uint8.
 
-    Raises UsageError for other shapes and types. The values are not read: nothing waits for a
-    device.
+    Raises UsageError for other shapes and types. The constructor does not read the values or wait
+    for a device.
     """
 
     def __init__(self, name: str, value: object) -> None:
@@ -163,7 +163,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _from_array(name: str, value: object) -> Tensor:
-    """A NumPy array, or what NumPy takes for one, such as a picture of PIL."""
+    """Convert a NumPy array, or an object that NumPy can convert, such as a PIL image."""
     try:
         import numpy
 
@@ -177,7 +177,7 @@ def _from_array(name: str, value: object) -> Tensor:
 
 
 def _layout(is_tensor: bool) -> str:
-    """What a picture of three dimensions must be like."""
+    """Describe the shapes that a picture may have."""
     if is_tensor:
         return "a tensor (height, width) or (channels, height, width), with 1, 3 or 4 channels"
     return "an array (height, width) or (height, width, channels), with 1, 3 or 4 channels"
@@ -187,7 +187,7 @@ def _layout(is_tensor: bool) -> str:
 class LoggedTable:
     """Names of columns, and rows of texts and numbers.
 
-    ``plot``: two columns of numbers, x and y, if a reader wants a curve and not the numbers.
+    ``plot`` names two columns of numbers, x and y, if the table is better shown as a curve.
     """
 
     columns: tuple[str, ...]
@@ -196,7 +196,7 @@ class LoggedTable:
 
 
 def table_of(values: Tensor) -> LoggedTable:
-    """Return a vector as numbered rows, a matrix as numbered rows and columns."""
+    """Return a tensor with 1 dimension as numbered rows, or with 2 as numbered rows and columns."""
     rows = values.tolist() if values.dim() == 2 else [[one] for one in values.tolist()]
     heads = map(str, range(values.shape[1])) if values.dim() == 2 else ("value",)
     return LoggedTable(("row", *heads), tuple((place, *row) for place, row in enumerate(rows)))
@@ -233,12 +233,12 @@ def plain(value: object) -> Any:
 
 
 def without_secrets(text: str, secrets: Iterable[str | None]) -> str:
-    """Return a text without these secrets and those of the environment and command line."""
+    """Return a text without these secrets, and without those of environment and command line."""
     return Redactor(secrets).text(text)
 
 
 def _option(name: str, value: object) -> object:
-    """Return an option, but a plugin object only as its class: its arguments may be secret."""
+    """Return an option. A plugin becomes its class's name, as its arguments may be secret."""
     if isinstance(value, list | tuple):
         return [_option(name, item) for item in value]
     known = value is None or isinstance(value, str | bool | Real | Mapping | os.PathLike)

@@ -17,9 +17,9 @@ MOST_CHARTS = 300
 
 
 def page(runs: list[LoggedRun], *, live: bool = False) -> str:
-    """Return the HTML of a report on one or more runs. It refers to nothing outside of itself.
+    """Return the HTML of a report on one or more runs. It loads no other files.
 
-    ``live``: it asks the server that it is from for what is new.
+    With ``live``, the page asks its server for new values.
     """
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
 
@@ -46,7 +46,7 @@ def document(title: str, body: str, *, live: bool) -> str:
 
 
 def header(title: str, more: str) -> str:
-    """Return the first line: what the page is about, and where else to go."""
+    """Return the first line of a page: the title, and the link in ``more``."""
     return (
         f'<header><h1>{html.escape(title)}</h1><span class="quiet">torchbus report</span>{more}'
         '<output class="quiet" id="live"></output></header>'
@@ -76,7 +76,7 @@ def _charts(runs: list[LoggedRun], system: bool) -> str:
 
 
 def _legend(runs: list[LoggedRun], system: bool) -> str:
-    """A colour for each run, or for each rank of a single run."""
+    """Return buttons with a colour for each run, or for each rank of a single run."""
     ranks = list(runs[0].system) if system and len(runs) == 1 else []
     named = {rank: f"rank {rank}" for rank in ranks} if len(ranks) > 1 else {}
     if len(runs) > 1:

@@ -1,4 +1,4 @@
-"""One chart: curves as SVG, which fits any width, words as HTML, numbers for the hover as JSON."""
+"""One chart: curves as SVG, which fits any width, texts as HTML, values for hovering as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FROM_ZERO = ("%", "MiB", "s", "samples/s")
 
 @dataclass(frozen=True)
 class Axis:
-    """The x axis. ``clock`` shows seconds as minutes and hours."""
+    """The x axis. With ``clock``, seconds are shown as minutes and hours."""
 
     word: str
     clock: bool = False
@@ -37,7 +37,7 @@ STEPS, TIME = Axis("step"), Axis("time", clock=True)
 
 
 def chart(name: str, curves: list[Curve], axis: Axis, *, hover_names: bool) -> str:
-    """Return a chart. ``hover_names``: the hover names the curves, as there are several."""
+    """Return a chart. With ``hover_names``, the values shown on hovering have the curves' names."""
     lost = sum(curve.lost for curve in curves)
     curves = [curve for curve in curves if curve.known]
     across, up = _across(curves), _up(name, [value for curve in curves for value in curve.known])
@@ -54,7 +54,7 @@ def chart(name: str, curves: list[Curve], axis: Axis, *, hover_names: bool) -> s
 
 
 def _across(curves: list[Curve]) -> AxisScale:
-    """Return a scale from the first point to the last, without room beside them."""
+    """Return a scale from the first point to the last, without a margin."""
     ends = [x for curve in curves for x in (curve.x[0], curve.x[-1])]
     return AxisScale(min(ends), max(ends)) if ends and max(ends) > min(ends) else fit(ends)
 
@@ -67,7 +67,7 @@ def _up(name: str, values: list[float]) -> AxisScale:
 
 
 def _curve(number: int, curve: Curve, across: AxisScale, up: AxisScale) -> str:
-    """A curve, and its mean if it is rough. ``number`` is its place in the numbers of the hover."""
+    """Return a curve, and its mean if it is rough. ``number`` is its index in the hover's data."""
     style, raw, mean = color_class(curve.color), f'data-y="{number}"', f'data-m="{number}"'
     if len(curve.known) == 1:
         return path(f"{style} dot", raw, curve.points, across, up)
@@ -79,7 +79,10 @@ def _curve(number: int, curve: Curve, across: AxisScale, up: AxisScale) -> str:
 
 
 def color_class(number: int) -> str:
-    """Return a colour and a dash, which helps with overlapping curves and colour blindness."""
+    """Return the classes of a colour and of a dash.
+
+    Dashes help with overlapping curves and colour blindness.
+    """
     return f"c{number % COLORS} d{number % DASHES}"
 
 
@@ -133,7 +136,7 @@ def _clock_ticks(across: AxisScale) -> list[float]:
 
 
 def _hover(curves: list[Curve], across: AxisScale, up: AxisScale, axis: Axis, named: bool) -> str:
-    """Return the numbers of the hover as an attribute, with six digits."""
+    """Return the values for hovering as JSON in an attribute, with six digits."""
     shown = [
         {
             "l": curve.label if named else "",
@@ -157,7 +160,7 @@ def _hover(curves: list[Curve], across: AxisScale, up: AxisScale, axis: Axis, na
 
 
 def _mean(curve: Curve) -> list[list[float]]:
-    """The points of the mean: all x, and all y."""
+    """Return the points of the mean as [all x, all y]."""
     x, y = zip(*curve.smoothed, strict=True)
     return [_rounded(list(x)), [float(f"{one:.6g}") for one in y]]
 
@@ -286,13 +289,13 @@ LAST_OF_TRAINING = ("lr", "grad_norm", "samples_per_s", "step_time_s")
 
 
 def names_title(name: str) -> str:
-    """Return its title without the unit. The user's own names stay as they are."""
+    """Return a metric's title without the unit. Names from the user are returned as they are."""
     base, number = _split(name)
     return f"{TITLES[base]} {number}".strip() if base in TITLES else name
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split "lr_2/group0", the second optimizer's "lr" of its first group, after "lr"."""
+    """Split "lr_2/group0", the rate of the second optimizer's first group, after "lr"."""
     match = re.fullmatch(r"([^/]+?)(_\d+)?(?:/(?:group)?(.+))?", name)
     if match is None or match[1] not in TITLES:
         match = re.fullmatch(r"(.+?)((?:_\d+)?(?:/\d+)?)", name)
@@ -308,9 +311,9 @@ def names_unit(name: str) -> str:
 
 
 def in_order(names: list[str], system: bool) -> list[str]:
-    """Sort names: losses, the user's other metrics, and those that a session logs automatically.
+    """Sort names: losses, then the user's other metrics, then values that a session logs itself.
 
-    System metrics have the order of ``TITLES``.
+    System metrics are in the order of ``TITLES``.
     """
     if system:
         known = list(TITLES)

@@ -16,7 +16,7 @@ EMPTY = Cell("", "")
 
 
 def page(runs: Sequence[Known], wish: Wish, note: str) -> str:
-    """Return the page. ``note`` says what is wrong, or ""."""
+    """Return the page with the list of runs. ``note`` is a problem to show, or ""."""
     body = (
         f"{header('runs', _link('runs.csv', wish, 'CSV'))}{_form(wish)}"
         f'<section id="runs">{_bad(note)}{_table(runs, wish) if runs else ""}</section>'
@@ -68,7 +68,7 @@ def _table(runs: Sequence[Known], wish: Wish) -> str:
 
 
 def _sorting(name: str, wish: Wish) -> str:
-    """Return a link that sorts by a column, and the other way round where it does so already."""
+    """Return a link that sorts by a column, or reverses the order if it is already sorted by it."""
     turned = name == wish.sort and not wish.reverse
     mark = "" if name != wish.sort else " ↓" if wish.reverse else " ↑"
     return _link("", Wish(wish.where, name, turned), name + mark)

@@ -1,5 +1,5 @@
-"""Pictures, histograms, tables and curves on the page: the last of each at first, earlier pictures
-by a slider.
+"""Pictures, histograms, tables and curves on the page. The last picture of each name is shown
+first, and a slider shows earlier ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MOST_COLUMNS, ROWS = 40, 32
 FAINTEST = 0.02
 Thing = TypeVar("Thing", Picture, Distribution)
 Heading = Callable[[int], str]
-"""What names a run, by its number; "" on a page of one run."""
+"""Returns the heading that names a run, by its number; "" on a page about one run."""
 
 
 def section(runs: list[LoggedRun], heading: Heading) -> str:
-    """Return the section, or "" if no run has logged such things."""
+    """Return the section of pictures and histograms, or "" if no run has logged any."""
     figures = [
         figure
         for name in _names(runs)
@@ -45,7 +45,7 @@ def section(runs: list[LoggedRun], heading: Heading) -> str:
 
 
 def spread(things: list[Thing], most: int) -> list[Thing]:
-    """Return at most ``most`` of them, evenly spread, with the first and the last."""
+    """Return at most ``most`` things, evenly spread, with the first and the last."""
     if len(things) <= most:
         return things
     return [things[round(number * (len(things) - 1) / (most - 1))] for number in range(most)]
@@ -98,7 +98,7 @@ def _title(one: Picture | Distribution | ReportTable, heading: str) -> str:
 
 
 def _histograms(found: list[Distribution], heading: str, color: int) -> str:
-    """A column for each step; the darker a cell, the larger its part of the values."""
+    """Return a chart with a column for each step. Darker cells have a larger share of values."""
     if not found:
         return ""
     shown = spread(found, MOST_COLUMNS)
@@ -133,7 +133,7 @@ def _column(one: Distribution, up: AxisScale, left: float, width: float) -> str:
 
 
 def density(one: Distribution, low: float, high: float) -> list[float]:
-    """Share the counts out to ``ROWS`` equal rows between two values, by how far they overlap."""
+    """Distribute the counts over ``ROWS`` equal rows between ``low`` and ``high``, by overlap."""
     rows = [0.0] * ROWS
     size, row_size = (one.high - one.low) / len(one.counts), (high - low) / ROWS
     for number, count in enumerate(one.counts):
@@ -150,7 +150,7 @@ MOST_SHEETS = 40
 
 
 def tables(runs: list[LoggedRun], heading: Heading) -> str:
-    """Return the section, or "" if no run has such things."""
+    """Return the section of tables and curves, or "" if no run has any."""
     found = [
         (sheet, number)
         for number, run in enumerate(runs)

@@ -39,7 +39,10 @@ def section(runs: list[LoggedRun], heading: Heading) -> str:
 
 
 def measured(run: LoggedRun) -> Measured:
-    """Return the recent values of each rank, and for how long it waits for another in a step."""
+    """Return the recent values of each rank, with ``waits_s``, its waiting time in a step.
+
+    This is the difference to the longest ``own_work_s`` of all ranks.
+    """
     found = {rank: _recent(lines) for rank, lines in run.system.items()}
     known = [one for one in found.values() if "own_work_s" in one]
     longest_s = max((one["own_work_s"] for one in known), default=0.0)

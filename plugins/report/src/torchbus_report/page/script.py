@@ -1,7 +1,7 @@
 """The script of the page: hover, zoom, a logarithmic axis, runs to hide, and pictures to leaf through.
 
-The page is complete without it. It redraws a chart only if the reader has changed something.
-``LIVE`` asks for what is new, and leaves what the reader has changed as it is.
+The page is complete without the script, which redraws a chart only if the reader has changed its
+view. ``LIVE`` asks the server for new values, and preserves the reader's view.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ class AxisScale:
 
 
 def fit(values: list[float], *, from_zero: bool = False, log: bool = False) -> AxisScale:
-    """Return a scale for all values, with a little room.
+    """Return a scale for all values, with a small margin.
 
-    With ``log`` it is logarithmic if the values span two decades.
+    With ``log``, the scale is logarithmic if the values are positive and span two decades.
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
     if log and low > 0 and high / low >= LOG_FROM:
@@ -55,7 +55,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """1e-05, 0.25, 1500, 12k, 3.5M."""
+    """Return a short text of a number: 1e-05, 0.25, 1500, 12k, 3.5M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if factor <= abs(value) < 1e15:
             return f"{value / (1e3 if letter == 'k' else factor):g}{letter}"
@@ -72,9 +72,9 @@ SMOOTHED_OVER = 0.03
 class Curve:
     """A curve of one metric in one run.
 
-    ``points`` are (x, y) in the order of x. y is NaN if a value was not finite; there are ``lost``
-    such values. ``smoothed`` is empty if smoothing shows nothing new. ``color`` is an index of the
-    palette.
+    ``points`` are (x, y) in the order of x, where y is NaN if the value was not finite. ``lost`` is
+    the number of such values. ``smoothed`` is empty for a curve that is smooth or ``faint``.
+    ``color`` is an index of the palette.
     """
 
     label: str
@@ -94,7 +94,7 @@ class Curve:
 
 
 def series(label: str, color: int, points: list[tuple[float, float]], faint: bool = False) -> Curve:
-    """Return at most ``MOST_POINTS`` points, with all extremes.
+    """Return a curve of at most ``MOST_POINTS`` points, which include all extremes.
 
     A value that is too large to draw counts as not finite.
     """
@@ -117,7 +117,7 @@ def _drawable(value: float) -> float:
 
 
 def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the lowest and the highest point of each stretch, or a gap if it has no value."""
+    """Return the lowest and the highest point of each section, or a gap if it has no value."""
     if len(points) <= MOST_POINTS:
         return points
     stretches = MOST_POINTS // 2
@@ -148,7 +148,7 @@ def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def is_rough(points: list[tuple[float, float]]) -> bool:
-    """Whether smoothing helps: there are many points, which go up and down most of the time."""
+    """Whether smoothing helps: there are many points, and the curve changes direction often."""
     known = [y for _, y in points if not math.isnan(y)]
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(known, known[1:], known[2:], strict=False))
     return len(known) >= SMOOTHED_FROM and turns > 0.3 * len(known)

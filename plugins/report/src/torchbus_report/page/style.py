@@ -1,6 +1,6 @@
-"""The style sheet of the report's page, beyond the common one, and the colours of curves.
+"""The rules that the report adds to the common style sheet, and the colours of curves.
 
-The contrast of curves to the ground is at least 3 (WCAG 2.1).
+The contrast of curves to the background is at least 3 (WCAG 2.1).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The table of runs: facts, results, the last values that the loops logged, and the
-hyperparameters in which they differ; and their configurations side by side.
+"""The table of runs: facts, results, the last values that the loops logged, and the differing
+hyperparameters. A second table compares the configurations.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _row(run: LoggedRun, label: str, notes: list[str], cells: dict[str, str]) ->
 
 
 def best_loss(run: LoggedRun) -> str:
-    """Return the smallest loss, of the mean over some steps if the curve is drawn as one."""
+    """Return the smallest loss, or the smallest smoothed loss if the curve is drawn smoothed."""
     found = chart.training([run], "loss")
     if not found or not found[0].known:
         return ""
@@ -84,7 +84,7 @@ def best_loss(run: LoggedRun) -> str:
 
 
 def chip(number: int, label: str) -> str:
-    """Return a run's line, as it is drawn, and its label."""
+    """Return a run's label, with a sample of its line in the charts."""
     line = (
         f'<svg viewBox="0 0 28 8" aria-hidden="true"><path class="{chart.color_class(number)}"'
         ' d="M1 4H27"/></svg>'
@@ -97,7 +97,7 @@ MOST_COLUMNS = 8
 
 
 def compared(runs: list[LoggedRun]) -> dict[str, list[str]]:
-    """Return the hyperparameters that differ between runs, by name: a text for each run."""
+    """Return the hyperparameters that differ between runs, by name, with a text for each run."""
     columns = [flat(run.config.get("hyperparams")) for run in runs]
     keys = dict.fromkeys(key for column in columns for key in column)
     found = {key: [column.get(key, "-") for column in columns] for key in keys}
@@ -106,7 +106,7 @@ def compared(runs: list[LoggedRun]) -> dict[str, list[str]]:
 
 
 def settings(runs: list[LoggedRun], heads: list[str]) -> str:
-    """Return a row for each setting. Rows in which runs differ are marked, and come first."""
+    """Return a table with a row for each setting. Rows in which runs differ come first, marked."""
     columns = [
         flat({key: value for key, value in run.config.items() if key not in SHOWN_ELSEWHERE})
         for run in runs

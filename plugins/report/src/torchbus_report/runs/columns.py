@@ -31,7 +31,7 @@ COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A fact about a run: ``value`` to compare, and ``text`` to show."""
+    """A fact about a run, with a ``value`` to compare and a ``text`` to show."""
 
     value: float | str
     text: str
@@ -42,7 +42,7 @@ Known = tuple[RunNumbers, dict[str, Cell]]
 
 @dataclass(frozen=True)
 class Wish:
-    """A selection of runs: those for which all conditions hold, sorted by a name."""
+    """A selection of runs: those that meet all conditions in ``where``, sorted by a name."""
 
     where: Sequence[str] = ()
     sort: str = ""
@@ -55,9 +55,9 @@ def known(run: LoggedRun) -> Known:
 
 
 def chosen(runs: Sequence[Known], wish: Wish, names: Sequence[str] = ()) -> list[Known]:
-    """Return the runs that are asked for, in the order that is asked for.
+    """Return the runs that the wish selects, in its order.
 
-    Raises UsageError if nothing is known under one of these ``names``, or those of the wish.
+    Raises UsageError if no run has a value for one of the ``names``, or for a name in the wish.
     """
     conditions = [condition(text) for text in wish.where]
     asked = [name for name, _ in conditions] + [*names, *([wish.sort] if wish.sort else [])]
@@ -82,16 +82,19 @@ def as_csv(runs: Sequence[dict[str, Cell]], names: Sequence[str]) -> str:
 
 
 def _inert(value: float | str) -> float | str:
-    """Return what no spreadsheet takes for a formula, and whole numbers without a point."""
+    """Return a value that a spreadsheet does not interpret as a formula.
+
+    Whole numbers are returned without a decimal point.
+    """
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     return f"'{value}" if value.startswith(tuple("=+-@\t")) else value
 
 
 def cells(run: RunNumbers) -> dict[str, Cell]:
-    """Return all that is known: facts, last values, min: and max: of them, hyperparameters.
+    """Return all that is known: facts, last values, their min: and max:, and hyperparameters.
 
-    A name that is taken in this order hides a later one. ``hyperparams.NAME`` is always there.
+    Of equal names, the first in this order is used. ``hyperparams.NAME`` is always available.
     """
     found: dict[str, Cell] = {}
     exact = {"time": run.duration_s, "loss": run.loss, "best loss": run.best_loss}
@@ -124,7 +127,7 @@ def usual(runs: Iterable[RunNumbers]) -> tuple[list[str], list[str]]:
 
 
 def everything(runs: Sequence[dict[str, Cell]]) -> list[str]:
-    """Return the columns of a file: all but what is there under another name."""
+    """Return the columns of a CSV file: all names except repetitions (``hyperparams.NAME``)."""
     names = list(dict.fromkeys(name for run in runs for name in run))
     return [name for name in names if not all(_is_repeated(name, run) for run in runs)]
 
@@ -134,7 +137,7 @@ def _is_repeated(name: str, run: dict[str, Cell]) -> bool:
 
 
 def refuse_unknown(names: Iterable[str], runs: Sequence[dict[str, Cell]]) -> None:
-    """Raise UsageError for a name under which nothing is known of any run."""
+    """Raise UsageError for a name that no run has."""
     known = {name for run in runs for name in run}
     for name in names:
         if runs and name not in known:
@@ -166,12 +169,12 @@ def condition(text: str) -> tuple[str, Callable[[Cell | None], bool]]:
 
 
 def order(cell: Cell | None) -> tuple[int, float, str]:
-    """Return the key to sort by: numbers, then texts. See ``is_known`` for what comes last."""
+    """Return the key to sort by: numbers first, and then texts."""
     value = "" if cell is None else cell.value
     return (0, value, "") if isinstance(value, float) else (1, 0.0, value)
 
 
 def is_known(cell: Cell | None) -> bool:
-    """Whether there is a value to sort by. NaN is none."""
+    """Whether there is a value to sort by. NaN does not count."""
     value = "" if cell is None else cell.value
     return not math.isnan(value) if isinstance(value, float) else bool(value)

@@ -1,6 +1,6 @@
 """Opens the files of a run's folder as untrusted input.
 
-Nothing outside the folder is opened. Nothing blocks, and no more is read than fits in memory."""
+Files outside the folder are not opened. Reading never blocks, and its amount is limited."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LONGEST_LINE, LONGEST_FILE, LONGEST_CONFIG = MIB, 256 * MIB, MIB
 
 
 class Unreadable(Exception):
-    """A file, or the rest of it, is not read. The message says why."""
+    """A file, or its rest, can't be read. The message says why."""
 
 
 def opened(path: Path, folder: Path) -> BinaryIO:
     """Open a regular file inside the folder.
 
-    Raises Unreadable for a pipe, a device, a link that leads out of it, and anything else that
-    can't be read.
+    Raises Unreadable for a pipe, a device, a link that leads out of the folder, and anything else
+    that can't be read.
     """
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(folder)):
@@ -55,9 +55,9 @@ def whole(path: Path, folder: Path) -> bytes:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file from here on, with their ends.
+    """Yield the lines of a file from its current position on, with their line breaks.
 
-    Raises Unreadable if the rest is not read.
+    Raises Unreadable if the rest can't be read.
     """
     left = LONGEST_FILE - file.tell()
     while True:
@@ -89,9 +89,9 @@ LONGEST = 2_000
 
 
 def showable(text: str) -> str:
-    """Escape control characters, marks of text direction and halves of characters.
+    """Escape control characters, marks of text direction and lone surrogates.
 
-    Of a long text, keep the beginning.
+    Long texts are truncated.
     """
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}..."

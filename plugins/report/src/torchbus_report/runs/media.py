@@ -45,7 +45,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Media:
-    """What rank 0 has logged beside numbers. ``problem`` says why the rest is not read."""
+    """Values other than numbers that rank 0 logged. ``problem`` says why the rest is missing."""
 
     pictures: list[Picture] = field(default_factory=list)
     histograms: list[Distribution] = field(default_factory=list)
@@ -103,7 +103,7 @@ def _histogram(record: dict[str, Any]) -> Distribution | None:
 def _is_number(value: object, limit: float) -> bool:
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= limit
-    )  # NaN is not less than anything
+    )  # False for NaN, too
 
 
 def _are_counts(value: Any) -> bool:
@@ -130,7 +130,7 @@ Cell = str | float
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table. ``plot``: the columns of x and y if it is a curve."""
+    """A table. ``plot`` has the indices of the columns of x and y if the table is a curve."""
 
     name: str
     step: int
@@ -140,7 +140,7 @@ class ReportTable:
 
 
 def _sheet(record: dict[str, Any]) -> ReportTable | None:
-    """Return the table of a line, or None if it is none."""
+    """Return the table in a record, or None if the record is not a table."""
     name: Any = record.get("table")
     columns: Any = record.get("columns")
     rows: Any = record.get("rows")
@@ -171,7 +171,7 @@ def _shown(cell: Cell) -> Cell:
 
 
 def _plot(wanted: Any, columns: list[str], rows: list[list[Any]]) -> tuple[int, int] | None:
-    """The places of two columns that hold nothing but numbers, or None."""
+    """Return the indices of the two columns to plot, or None unless both hold only numbers."""
     if not isinstance(wanted, list) or len(wanted) != 2 or any(x not in columns for x in wanted):
         return None
     x, y = (columns.index(column) for column in wanted)

@@ -1,6 +1,6 @@
 """Reads the files of a run.
 
-A killed process leaves a line without end. Everything before it counts."""
+A killed process may leave an incomplete last line. All lines before it are read."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MOST_DAMAGED = 100_000
 
 
 class RunReader:
-    """Reads the files of a run again and again: of those that grow, only what is new."""
+    """Reads the files of a run repeatedly. Of growing files, it reads only new lines."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lines: dict[Path, RankFile] = {}
 
     def read(self) -> LoggedRun:
-        """Read all that can be read. Nothing is required, and nothing is an error."""
+        """Read all that can be read. Problems are recorded in the result instead of raised."""
         folder = self._folder
         try:
             config, error = _config(folder)
@@ -68,7 +68,7 @@ class RunReader:
         try:
             with files.opened(path, self._folder) as file:
                 if os.fstat(file.fileno()).st_size < before.size:
-                    before = RankFile()  # it is another file
+                    before = RankFile()  # the path now leads to another file
                 file.seek(before.size)
                 found = before.and_then(parsed(file, path.name))
         except Unreadable as error:
@@ -78,23 +78,23 @@ class RunReader:
 
 
 def read(folder: Path) -> LoggedRun:
-    """Read all that can be read in a run's folder. Nothing is required, and nothing is an error."""
+    """Read all that can be read in a run's folder. Problems are recorded in the result."""
     return RunReader(folder).read()
 
 
 def stamp(folder: Path) -> object:
-    """Return what changes when the run does."""
+    """Return a value that changes when the files of the run change."""
     sizes: list[tuple[str, int, int]] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # it was there a moment ago
+            with contextlib.suppress(OSError):  # removed since the folder was listed
                 found = entry.stat(follow_symlinks=False)
                 sizes.append((entry.name, found.st_size, found.st_mtime_ns))
     return sorted(sizes), _is_open(folder)
 
 
 def _state(folder: Path, config: Mapping[str, object]) -> str:
-    """Return what the local logger says: how the run has ended, or that it holds its lock."""
+    """Return how the run has ended according to its config, or whether it still holds its lock."""
     ended = config.get("ended")
     if isinstance(ended, str):
         return ended if ended == "finished" else f"crashed: {ended}"[:LONGEST_CELL]
@@ -103,7 +103,7 @@ def _state(folder: Path, config: Mapping[str, object]) -> str:
 
 
 def _is_open(folder: Path) -> bool | None:
-    """Whether rank 0 holds its lock; None if that can't be known."""
+    """Whether rank 0 holds its lock, or None if that can't be determined."""
     try:
         with files.opened(folder / "running.lock", folder) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def _is_open(folder: Path) -> bool | None:
 
 
 def elsewhere(folder: Path) -> LoggedRun:
-    """Return a run that is not read."""
+    """Return a run without content, for a link that leads out of the folder."""
     return LoggedRun(
         folder,
         {},
@@ -224,9 +224,9 @@ def is_run(folder: Path) -> bool:
 
 
 def all_runs(folder: Path) -> list[Path]:
-    """Return the runs in a folder, oldest first. Their names begin with the time.
+    """Return the runs in a folder by name, so oldest first, as names begin with the time.
 
-    Raises UsageError if there is no such folder.
+    Raises UsageError if the folder does not exist or can't be read.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -240,14 +240,14 @@ def all_runs(folder: Path) -> list[Path]:
 
 
 def leads_out(path: Path) -> bool:
-    """Whether it is a link to a folder elsewhere, which the user has not named."""
+    """Whether a path is a link to a folder elsewhere, which the user has not named."""
     return path.is_symlink() and path.resolve().parent != path.parent.resolve()
 
 
 def find(word: str, folder: Path) -> Path:
-    """Return the run of a path, a name, the beginning of a name, or "last".
+    """Return the run that a path, a name, the beginning of a name, or "last" refers to.
 
-    Raises UsageError if there is none, or if there are several.
+    Raises UsageError if no run matches, or if several do.
     """
     if Path(word).is_dir() and is_run(Path(word)):
         return Path(word)

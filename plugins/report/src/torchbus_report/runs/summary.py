@@ -12,7 +12,7 @@ from torchbus_report.runs.files import showable
 from torchbus_report.runs.media import Media
 
 BY_ITSELF = r"(loss|lr|grad_norm|samples_per_s|step_time_s)(_[0-9]+)?(/|$)"
-"""Names of ``torchbus_log.autolog``."""
+"""Matches the names that ``torchbus_log.autolog`` logs."""
 MOST_RANKS, MOST_PROBLEMS, LONGEST_CELL = 10**7, 3, 200
 
 
@@ -20,9 +20,9 @@ MOST_RANKS, MOST_PROBLEMS, LONGEST_CELL = 10**7, 3, 200
 class RunNumbers:
     """A run in a few numbers.
 
-    ``loss`` is the last one on rank 0, and ``best_loss`` the smallest one. ``duration_s`` ends with
-    the last line of any file. ``values`` are the last ones of all names on rank 0, and ``least``
-    and ``greatest`` their extremes. ``hyperparams`` are by dotted names, as texts.
+    ``loss`` is the last loss on rank 0, and ``best_loss`` the smallest. ``duration_s`` is the time
+    of the last line in any file. ``values`` has the last value of each name on rank 0, and
+    ``least`` and ``greatest`` have the extremes. ``hyperparams`` has texts by dotted names.
     """
 
     run: str
@@ -46,11 +46,11 @@ class RunNumbers:
 
     @property
     def logged_names(self) -> list[str]:
-        """The names that the loop has logged itself."""
+        """The names that the loop has logged, without those of ``autolog``."""
         return [name for name in self.values if not re.match(BY_ITSELF, name)]
 
     def plain(self) -> dict[str, object]:
-        """Return it for JSON, which has no NaN."""
+        """Return all fields in the types of JSON. NaN and infinities become strings."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
     def cells(self) -> dict[str, str]:
@@ -113,7 +113,7 @@ def of(run: LoggedRun) -> RunNumbers:
 
 
 def notes(run: LoggedRun) -> list[str]:
-    """Say what is wrong with its files."""
+    """Return the problems with the files of a run."""
     cut, damaged = sum(lines.cut for lines in run.files), sum(lines.damaged for lines in run.files)
     found = [run.config_error] if run.config_error else []
     found += [f"ended in mid-line on {cut} file{'s' if cut > 1 else ''} (killed?)"] if cut else []
@@ -129,7 +129,7 @@ def notes(run: LoggedRun) -> list[str]:
 
 
 def extremes(points: list[Point]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return the last, the least and the greatest value of each name. NaN is left out."""
+    """Return the last, the least and the greatest value of each name. Extremes leave out NaN."""
     last: dict[str, float] = {}
     least: dict[str, float] = {}
     greatest: dict[str, float] = {}
@@ -143,7 +143,7 @@ def extremes(points: list[Point]) -> tuple[dict[str, float], dict[str, float], d
 
 
 def flat(value: object, name: str = "") -> dict[str, str]:
-    """Return nested settings by dotted names, each as text."""
+    """Return nested settings as texts by dotted names."""
     if isinstance(value, dict) and value:
         return {
             key: text
@@ -156,14 +156,14 @@ def flat(value: object, name: str = "") -> dict[str, str]:
 
 
 def clock(seconds: float) -> str:
-    """0:07, 12:30, 1:02:03."""
+    """Return a duration as text: 0:07, 12:30, 1:02:03."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def short(value: float | None) -> str:
-    """Four digits, or a whole number if it is large."""
+    """Return a number with four digits, or as a whole number if it is large; "" for None."""
     return "" if value is None else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
@@ -185,7 +185,8 @@ LONGEST_LABEL = 100
 class Point:
     """One line of a file: step, epoch, time, and numbers by name.
 
-    ``time_s`` counts from the session's start. ``lost`` lines before it could not be written.
+    ``time_s`` counts from the session's start. ``lost`` is the number of records before this line
+    that could not be written.
     """
 
     step: int | None
@@ -199,9 +200,9 @@ class Point:
 class RankFile:
     """The lines of one rank's file.
 
-    ``damaged`` lines could not be read, ``lost`` ones were never written. ``cut``: the last line
-    has no end. ``problem`` says why the file, or the rest of it, is not read. ``size``: the bytes
-    of the lines that have an end.
+    ``damaged`` is the number of lines that can't be parsed, and ``lost`` the number of records that
+    were never written. ``cut`` is True if the last line is incomplete. ``problem`` says why the
+    file, or its rest, can't be read. ``size`` is the number of bytes in complete lines.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -212,7 +213,7 @@ class RankFile:
     size: int = 0
 
     def and_then(self, more: RankFile) -> RankFile:
-        """Return these lines and those that were written since."""
+        """Return these lines followed by the lines in ``more``."""
         return RankFile(
             self.points + more.points,
             self.damaged + more.damaged,
@@ -225,10 +226,10 @@ class RankFile:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run. ``metrics`` and ``system`` are by rank.
+    """One run. ``metrics`` and ``system`` have a file for each rank.
 
-    ``config_error`` says why config.json could not be read. ``state``: "running", "finished",
-    "crashed" and why, or "" if that can't be known.
+    ``config_error`` says why config.json could not be read. ``state`` is "running", "finished",
+    "crashed: " and the reason, or "" if that can't be determined.
     """
 
     folder: Path
@@ -241,7 +242,7 @@ class LoggedRun:
 
     @property
     def label(self) -> str:
-        """Its name, or the folder's name if it has none."""
+        """The run's name, or the folder's name if it has none."""
         return showable(str(self.config.get("name") or self.folder.name))[:LONGEST_LABEL]
 
     @property
