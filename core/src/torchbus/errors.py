@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 def redacted(text: str) -> str:
-    """Return a text without secrets; without such a package, the text itself."""
+    """Return the text without secrets, or unchanged if no redaction package is installed."""
     return _hide()(text)
 
 
@@ -83,7 +83,7 @@ class RanksDiverged(TorchbusError, RuntimeError):
     """
 
     observers: ClassVar[list[Callable[[RanksDiverged], object]]] = []
-    """Called with each error that is made: the active session ends by it."""
+    """Functions to call with each new error. The active session adds one that ends the job."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)

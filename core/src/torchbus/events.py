@@ -39,24 +39,24 @@ A plugin is any object with methods of these names, marked ``@torchbus.hookimpl`
 any subset of the arguments. Every rank sends every event, unless the event says otherwise. *Hot*
 events are called from a flat tuple of functions.
 
-Order: listeners marked ``tryfirst=True`` are called first, and those marked ``trylast=True`` last,
-in the order of their registration; the others in the opposite one. Functions of ``s.on(...)`` come
-after all plugins. ``session.bus.order(event)`` returns the names of the listeners in their order.
+Order: listeners marked ``tryfirst=True`` are called first, and those marked ``trylast=True`` last.
+The last ones are called in the order of their registration, all others in the opposite order.
+Functions of ``s.on(...)`` are called after all plugins. ``session.bus.order(event)`` returns the
+names of the listeners in their order.
 
-Filters: with ``every=50``, a listener gets the 50th, 100th, ... firing, with ``once=True`` only the
-first of these, and with ``main_only=True`` only rank 0 does. Checkpoints hold the counts, by the
-plugin's name.
+Filters: ``every=50`` calls a listener at the 50th, 100th, ... firing, ``once=True`` only at the
+first of these, and ``main_only=True`` only on rank 0. Checkpoints store the counts by plugin name.
 
 Steps: ``s.global_step`` is the number of finished steps. So is ``session.steps.count``, after
-``session.steps.follow()``. The step in progress has the next number. It is counted just before
+``session.steps.follow()``. The step in progress has the next number, and is counted just before
 ``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together.
 
-Names: ``s.name_of(thing)`` names what an event carries: the variable of a model, optimizer or
-loader, and the path of a layer or parameter, such as "net.0.weight". ``session.names_of(things)``
-names many at once.
+Names: ``s.name_of(thing)`` returns the name of an event's argument: the variable of a model,
+optimizer or loader, and the path of a layer or parameter, such as "net.0.weight".
+``session.names_of(things)`` returns many names at once.
 
-Packages declare some of these events. If a plugin must also work without such a package, mark its
-listener ``hookimpl(optionalhook=True)``.
+Some of these events are declared by other packages. If a plugin must also work without that
+package, mark its listener ``hookimpl(optionalhook=True)``.
 
 An event exists since torchbus 0.1, unless it names a later version.
 """
@@ -102,9 +102,9 @@ HOT = (
     "step_failed",
     "after_optimizer_step",
 )
-ONE_LISTENER = ("run_backward",)  # one listener runs all of it: a second one would not be called
-CALLED_ALONE = ("session_end",)  # an error of one listener does not keep others from running
-# their errors belong to the loop, and pass unchanged
+ONE_LISTENER = ("run_backward",)  # the first listener does all the work: others would not be called
+CALLED_ALONE = ("session_end",)  # an error in one listener does not stop the others
+# an error here may come from the loop, so it is raised without the plugin's name
 RUN_THE_SCRIPTS_WORK = ("loader_start", "loader_bypassed", "save_file")
 
 
@@ -112,8 +112,8 @@ RUN_THE_SCRIPTS_WORK = ("loader_start", "loader_bypassed", "save_file")
 def launch(session: Context) -> World | None:
     """Start or join the ranks.
 
-    Sent once, before everything else. Only the strategy answers. Without an answer there is one
-    rank, and it is an error to ask for several.
+    Sent once, before all other events. Only the strategy answers. Without an answer there is one
+    rank, and a call that asks for several raises an error.
     """
 
 
@@ -150,8 +150,8 @@ def parameters_may_differ(session: Context) -> bool | None:
 def own_tensors(optimizer: Optimizer, tensors: list[Tensor]) -> None:
     """Some of an optimizer's tensors have a row in dim 0 for each of this rank's samples.
 
-    They perturb its batch, for example. They differ between ranks, and nothing is sent for them.
-    The strategy sends it before other plugins get ``parameters_added``.
+    An example is a perturbation of the batch. Such tensors differ between ranks, which exchange
+    nothing for them. The strategy sends the event before other plugins get ``parameters_added``.
     """
 
 
@@ -161,7 +161,7 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
 
     Sent when an optimizer is made inside the block, at every ``add_param_group``, and at entry for
     each optimizer that a variable of the caller names. ``optimizer`` is None for tensors given to
-    ``s.adopt``. A strategy that exchanges parameters does so first, in ``parameters`` too.
+    ``s.adopt``. A strategy that replaces parameters does so first, also in ``parameters``.
     """
 
 
@@ -177,7 +177,7 @@ def mode_changed(model: Module, training: bool) -> None:
 def skip_pass(loader: DataLoader[object]) -> bool | None:
     """The loop is about to iterate a DataLoader. True: this pass has no batches.
 
-    Then no other event of the pass is sent. Sent once per pass, before ``loader_start``.
+    No other event of such a pass is sent. Sent once per pass, before ``loader_start``.
     """
 
 
@@ -204,7 +204,8 @@ def loader_start(loader: DataLoader[object]) -> LoaderPass | None:
 def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """The iterator of this pass is made and its workers are started. No batch was taken yet.
 
-    A listener may set ``iterator.limit``: the pass ends after this number. Sent once per pass.
+    A listener may set ``iterator.limit``, after which number of batches the pass ends. Sent once
+    per pass.
     """
 
 
@@ -212,7 +213,7 @@ def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
 def batches_skipped(loader: DataLoader[object], order: LoaderPass | None, count: int) -> None:
     """``iterator.skip(count)`` has skipped ``count`` batches, which the loop does not get.
 
-    Sent once per call, and with ``count=0`` for a whole pass that has trained in an earlier run.
+    Sent once per call. Also sent with ``count=0`` for a whole pass that an earlier run trained on.
     """
 
 
@@ -229,8 +230,8 @@ def loader_bypassed(loader: DataLoader[object]) -> None:
 def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """*Hot.* The loop asks a captured loader for its next batch, or for its end.
 
-    The loop is done with the batch before. Nothing is drawn or read for the next one yet. Sent once
-    per batch, and a last time at the end.
+    The loop has finished with the previous batch. Nothing has been drawn or read for the next one
+    yet. Sent once per batch, and a last time at the end.
     """
 
 
@@ -241,8 +242,8 @@ def batch_ready(
     """*Hot.* A captured loader is about to hand a batch to the loop.
 
     A value that is not None replaces the batch for the next listener and for the loop. ``order`` is
-    what ``loader_start`` returned. ``iterator`` is what the loop iterates; it counts the batches.
-    Sent once per batch.
+    what ``loader_start`` returned. ``iterator`` is the object that the loop iterates; it counts the
+    batches. Sent once per batch.
     """
 
 
@@ -259,8 +260,8 @@ def loader_length(loader: DataLoader[object], whole: Callable[[], int]) -> int |
 def model_found(model: Module, calling: bool) -> None:
     """A module that the session did not know is about to run its first forward.
 
-    At entry, the event is sent for each module that a variable names. ``calling``: its forward has
-    begun. Sent once per outermost module, until ``session.end_discovery()``.
+    At entry, the event is sent for each module that a variable names. ``calling`` is True if the
+    forward has begun. Sent once per outermost module, until ``session.end_discovery()``.
     """
 
 
@@ -269,7 +270,7 @@ def module_called(module: Module, inputs: tuple[object, ...]) -> None:
     """A module's ``forward`` is about to run with these positional arguments.
 
     Sent at every call of every module, parts of models included. Listen for a few steps only:
-    ``session.seams.retire("module_called")`` ends it.
+    ``session.seams.retire("module_called")`` stops the event.
     """
 
 
@@ -277,8 +278,8 @@ def module_called(module: Module, inputs: tuple[object, ...]) -> None:
 def before_zero_grad(optimizer: Optimizer) -> bool | None:
     """*Hot.* ``optimizer.zero_grad`` is about to run.
 
-    True: the listener has cleared every gradient of the optimizer. It may keep them elsewhere, for
-    the rest of a window. Sent once per call.
+    True: the listener has cleared every gradient of the optimizer. It may store them elsewhere for
+    the rest of an accumulation window. Sent once per call.
     """
 
 
@@ -286,8 +287,8 @@ def before_zero_grad(optimizer: Optimizer) -> bool | None:
 def gradients_cleared(optimizer: Optimizer, kept: bool) -> None:
     """*Hot.* ``optimizer.zero_grad`` has run.
 
-    ``kept``: a listener has answered ``before_zero_grad``, because a window is open. An engine that
-    has gradients outside of ``parameter.grad`` clears them here, unless they are ``kept``.
+    ``kept`` is True if a listener returned True for ``before_zero_grad``, because a window is open.
+    Otherwise, an engine with gradients outside of ``parameter.grad`` clears them here.
     """
 
 
@@ -313,7 +314,7 @@ def run_backward(call: BackwardCall, engine: Callable[..., None]) -> None:
 def backward_failed(call: BackwardCall) -> None:
     """*Hot.* ``backward`` has raised, and the loop may catch the error.
 
-    Some gradients may be there. Sent instead of ``after_backward``.
+    Some gradients may have been computed. Sent instead of ``after_backward``.
     """
 
 
@@ -332,14 +333,14 @@ def clip_gradients(
     """The loop has called ``clip_grad_norm_``, and gets a returned norm (a tensor without
     dimensions, of the gradients' dtype) as its result.
 
-    The listener has then dealt with the call. ``run(max_norm)`` does what torch does, and returns
-    the norm; ``run(math.inf)`` clips nothing.
+    A listener that returns a norm must have clipped the gradients. ``run(max_norm)`` does what
+    torch does, and returns the norm; ``run(math.inf)`` clips nothing.
     """
 
 
 @hookspec(firstresult=True)
 def clip_gradient_values(parameters: list[Tensor], clip_value: float) -> bool | None:
-    """The loop has called ``clip_grad_value_``. True: the listener has dealt with the call."""
+    """The loop has called ``clip_grad_value_``. True: the listener has clipped the gradients."""
 
 
 @hookspec
@@ -353,9 +354,9 @@ def step_called(
 ) -> Answer | None:
     """*Hot.* The loop has called ``optimizer.step``. None of torch's step hooks has run yet.
 
-    The first listener that returns an ``Answer`` has dealt with the call. Either it does not step,
-    or it steps itself: by ``run(closure)``, or by ``run()`` without a closure. ``closure`` is None
-    if the loop gave none.
+    The first listener that returns an ``Answer`` handles the call. It either skips the step, or
+    makes it by ``run(closure)``, or by ``run()`` without a closure. ``closure`` is None if the loop
+    passed none.
     """
 
 
@@ -369,7 +370,7 @@ def before_optimizer_step(optimizer: Optimizer, closure: Callable[[], object] | 
 
 @hookspec
 def gradients_ready(optimizer: Optimizer, closure: Callable[[], object] | None) -> None:
-    """*Hot.* ``optimizer.step`` is about to use the gradients, final for ``trylast=True``.
+    """*Hot.* ``optimizer.step`` is about to use the gradients. ``trylast=True`` gets final ones.
 
     Without a closure it is sent once per step, after ``before_optimizer_step``. With a closure it
     is sent inside the step, each time after the optimizer has called the closure.
@@ -399,7 +400,7 @@ def loader_end(loader: DataLoader[object], order: LoaderPass | None) -> None:
 
 @hookspec(firstresult=True)
 def skip_scheduler(scheduler: LRScheduler) -> bool | None:
-    """The loop has called ``step`` of a learning-rate scheduler. True: nothing happens."""
+    """The loop has called ``step`` of a learning-rate scheduler. True: the step is skipped."""
 
 
 @hookspec(firstresult=True)
@@ -414,7 +415,7 @@ def scheduler_metric(metric: object) -> object:
 def save_file(path: str, write: Callable[[str], None]) -> bool | None:
     """The script has called ``torch.save`` with a path; ``write(path)`` does the work.
 
-    True: the listener has dealt with it.
+    True: the listener has handled the call.
     """
 
 
@@ -422,7 +423,7 @@ def save_file(path: str, write: Callable[[str], None]) -> bool | None:
 def explain_lines(session: Context) -> dict[str, list[str]] | None:
     """``s.explain()`` asks for lines to show.
 
-    Return them by section: "strategy", "notes", or one of the plugin's own.
+    Return them by section: "strategy", "notes", or a section of the plugin.
     """
 
 
@@ -435,8 +436,8 @@ def describe(thing: Module | Optimizer | DataLoader[object]) -> str | None:
 def whole_shape(parameter: Tensor) -> Size | None:
     """Something asks for the shape of a parameter: ``s.explain()``, a checkpoint.
 
-    Answer if this rank keeps only a part of it, in a tensor of another shape. A DTensor already has
-    the whole shape.
+    Answer if this rank holds only a part of the parameter, in a tensor of another shape. A DTensor
+    needs no answer: its shape is the whole one.
     """
 
 
@@ -444,5 +445,5 @@ def whole_shape(parameter: Tensor) -> Size | None:
 def session_end(session: Context, error: BaseException | None) -> None:
     """The loop leaves the block, with the exception that leaves it or None.
 
-    Patches are still active. Sent once, to each plugin alone, so a listener can't be a wrapper.
+    Patches are still active. Sent once, to each plugin separately: a listener can't be a wrapper.
     """

@@ -210,11 +210,11 @@ class KnownVerbs:
     def shard(self, *values: Any, repeat: bool = False) -> Any:
         """Return this rank's part of a batch, or of a series of them, that the script makes itself.
 
-        A tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, with the same dim 0,
-        gives its contiguous share of dim 0. A range, a list or another iterable gives every
-        world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
-        next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
-        an item at the end repeats one, with weight 0. All ranks must call it.
+        Of a tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, all with the same dim
+        0, each rank gets a contiguous share of dim 0. Of a range, a list or another iterable, each
+        rank gets every world_size-th item, and no two ranks get the same. Gradients of the next
+        ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without an
+        item at the end repeats one, with weight 0. All ranks must call it.
         """
         raise NotImplementedError
 

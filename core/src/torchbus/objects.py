@@ -32,8 +32,8 @@ MARK = "torchbus_internal"
 def mark_internal(thing: Thing) -> Thing:
     """Mark a module or an optimizer as a plugin's own, and return it.
 
-    It is in no ``explain()``, no checkpoint and no average. No event is sent for such an optimizer.
-    An optimizer's constructor sends ``parameters_added``: call it in ``making_internal``.
+    ``explain()``, checkpoints and averages leave it out. No event is sent for such an optimizer.
+    But its constructor sends ``parameters_added``, unless called in the kit's ``making_internal``.
     """
     setattr(thing, MARK, True)
     return thing
@@ -45,14 +45,14 @@ def is_marked(thing: Module | Optimizer) -> bool:
 
 
 frozen: list[weakref.ref[object]] = []
-"""What may be asked for and is in the garbage collector's permanent generation, which it does not
-list: who calls ``gc.freeze`` adds to it. There is one of these in a process, too.
+"""Objects that ``alive`` finds although ``gc.get_objects`` does not list them: code that calls
+``gc.freeze`` adds the modules, optimizers and loaders of that time.
 """
 
 
 def alive(*kinds: type[T]) -> list[T]:
     """Return all objects of these classes that the garbage collector knows."""
-    # One call of C, which keeps the GIL: otherwise another thread could free what is in the list.
+    # One call into C holds the GIL throughout: otherwise another thread could free a listed object.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -92,7 +92,7 @@ def models_of(parameters: Iterable[Tensor]) -> list[Module]:
 
 
 def shape_of(parameter: Tensor, bus: Bus) -> Size:
-    """Return the shape of a whole parameter, also where a rank keeps only a part of it."""
+    """Return the shape of a whole parameter, also where a rank holds only a part of it."""
     reported: Size | None = bus.hook.whole_shape(parameter=parameter)
     return parameter.shape if reported is None else reported
 
@@ -112,8 +112,8 @@ def outermost(modules: Iterable[Module]) -> list[Module]:
 def repeated_blocks(model: Module) -> list[Module]:
     """Return the modules of a model that look like repeated blocks.
 
-    They have a forward and parts, and their class occurs more than once. Of blocks inside each
-    other, the outermost count.
+    Such a module has a forward, child modules and parameters, and its class occurs more than once.
+    Of nested blocks, only the outermost are returned.
     """
     inner = [module for module in model.modules() if module is not model and is_called(module)]
     counts = Counter(
@@ -156,7 +156,7 @@ def _name_in(scopes: Iterable[dict[str, object]], thing: object) -> str:
 def names_of(things: Iterable[object], frame: FrameType | None) -> list[str]:
     """Return names of models, and of their layers and tensors ("net.0.weight"), or "".
 
-    The first word is the variable that names the model, in the outermost frame, or its class.
+    A name begins with the model's variable in the outermost frame, or else with its class.
     """
     scopes = list(_scopes(frame))[::-1]
     things, found = list(things), dict[int, str]()
@@ -193,7 +193,7 @@ class Adopted:
         return self._capture or id(thing) in self._things
 
     def add(self, thing: object, announces: bool) -> None:
-        """Adopt an object. Raises UsageError if it is of another kind."""
+        """Adopt an object. Raises UsageError if it is not a module, optimizer, loader or tensor."""
         if not isinstance(thing, Module | Optimizer | Tensor | DataLoader):
             raise UsageError(
                 f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors"

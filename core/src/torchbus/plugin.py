@@ -1,6 +1,6 @@
 """The public API for plugins: marks, the context, event payloads, option helpers, and errors.
 
-Beside it, a plugin may import ``torchbus.tree``, ``torchbus.objects``, ``torchbus.world``,
+A plugin may also import ``torchbus.tree``, ``torchbus.objects``, ``torchbus.world``,
 ``torchbus.compat``, and the kits (strategies, launching, devices, commands, trackers) whose
 packages it declares.
 """

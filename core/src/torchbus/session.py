@@ -57,18 +57,18 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         launch: how other ranks start. "fork": they run only the block. "script": they run the
             script again. "spawn": new processes call the decorated function. "auto": fork if that
             is safe, else script.
-        logger: "local" or True, another installed logger, a logger object, a list; None: none.
-        capture: False: act only on what is given to ``adopt``.
+        logger: "local" or True, another installed logger, a logger object, a list, or None.
+        capture: whether to act on all models, optimizers and loaders, or only on adopted ones.
         seed: seeds torch on all devices, Python and NumPy at the beginning of the block, the same
             on all ranks.
-        prefetch: on an accelerator, 1 copies the next batch beside a step; 0 does not.
+        prefetch: on an accelerator, 1 copies the next batch during a step; 0 does not.
         verbose: print ``explain()`` at the end of the first epoch.
         print_all_ranks: let every rank print, each line with its rank.
         timeout_s: seconds that a rank waits in a collective before the job ends.
         hang_timeout: seconds of waiting for other ranks after which the session reports where each
             rank is.
         freeze_timeout: seconds without a sign of life from a rank's process after which the session
-            ends the job. math.inf: never.
+            ends the job; ``math.inf`` for never.
         options: options of installed plugins, such as ``replace_sampler=False``.
 
     Raises: UsageError: before anything starts, if the call is wrong.
@@ -162,8 +162,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     def name_of(self, thing: object) -> str:
         """Return the name of a model, layer, parameter, optimizer or loader, or "".
 
-        It is the variable that names it. For a part of a model it is that of the model, and the
-        path: "net.0.weight". This searches all models: call it rarely.
+        The name is that of the variable. For a part of a model, it is the model's variable and the
+        path, such as "net.0.weight". The call searches all models: make it rarely.
         """
         return self._context.names_of([thing])[0]
 
@@ -171,8 +171,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         """Adopt models, optimizers, loaders or tensors into the session, and return them.
 
         Needed with ``capture=False``, and for parameters, of any shape and dtype, that no module
-        and no optimizer holds. Before the block, it counts from the block's begin. All ranks must
-        call it. Raises UsageError for other things, and after the block.
+        and no optimizer holds. A call before the block takes effect when the block begins. All
+        ranks must call it. Raises UsageError for other objects, and after the block.
         """
         for thing in things:
             self._context.adopt(thing)
@@ -182,8 +182,8 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         """Register one more plugin; if the session has begun, start it at once. All ranks must call
         it.
 
-        Raises UsageError for what is not a plugin, and PluginConflict beside one that owns the
-        same.
+        Raises UsageError if it is not a plugin, and PluginConflict if an active plugin owns the
+        same role.
         """
         self._context.add_plugin(plugin, name)
 
@@ -198,13 +198,13 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     ) -> Callable[..., Any]:
         """Call a function at an event, after the plugins that listen to it. Also a decorator.
 
-        ``s.on("after_optimizer_step", show, every=50)``. The function takes any of the event's
-        arguments, by name. ``every``: 50 is the 50th, 100th, ... time from now on. ``once``: only
-        the first of these. ``main_only``: on rank 0 only. Returns the function. All ranks must call
-        it. Raises UsageError for an invalid filter, PluginError for an unknown event.
+        Write ``s.on("after_optimizer_step", show, every=50)``. The function takes any of the
+        event's arguments, by name. ``every=50`` calls it the 50th, 100th, ... time from now on,
+        ``once`` only the first of these, ``main_only`` only on rank 0. Returns the function. All
+        ranks must call it. Raises UsageError for an invalid filter or an unknown event.
         """
         given = checked_filter(every, once, main_only)
-        self._context.steps.begin(self._context.is_inside)  # the function may ask for the number
+        self._context.steps.begin(self._context.is_inside)  # the function may read global_step
 
         def listen(function: Callable[..., Any]) -> Callable[..., Any]:
             self._context.add_listener(event, function, given)
@@ -216,14 +216,14 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     def global_step(self) -> int:
         """How many steps the loop has made: optimizers that step in turn make one together.
 
-        A resumed run continues the count. The first use begins to count, if no plugin does: read
+        A resumed run continues the count. If no plugin counts, the first use begins to, so read
         it before the first step. Raises UsageError if it is first read later.
         """
         return self._context.steps.asked(self._context.is_inside)
 
     @property
     def collectives(self) -> Collectives:
-        """What computes ``s.reduce`` and ``s.all_gather``."""
+        """The object that computes ``s.reduce`` and ``s.all_gather``."""
         return self._context.collectives
 
     # Ranks ---------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
     # Inside --------------------------------------------------------------------------------------
 
-    if not typing.TYPE_CHECKING:  # a checker knows the verbs: a name that it does not is wrong
+    if not typing.TYPE_CHECKING:  # type checkers know the verbs, and report all other names
 
         def __getattr__(self, name: str) -> Any:
             """A verb of a plugin, which becomes active when its first verb is used."""

@@ -13,9 +13,9 @@ from torch.autograd.graph import GradientEdge
 
 
 def map_leaves(value: object, change: Callable[[object], object]) -> Any:
-    """The same nesting with other leaves, changed in the order in which they stand.
+    """Return the same nesting with ``change`` applied to each leaf, in order.
 
-    A container in which no leaf has changed is the same object as before.
+    A container in which no leaf has changed is returned as the same object.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -51,12 +51,12 @@ def leaves(value: object) -> list[Any]:
 
 
 def is_dataclass(value: object) -> bool:
-    """Whether it is an object of a dataclass."""
+    """Whether the value is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def mapping_like(container: Mapping[object, object], items: dict[object, object]) -> object:
-    """A mapping of the container's class, with its attributes, that holds other ``items``."""
+    """Return a mapping of the container's class, with its attributes, that holds ``items``."""
     if not isinstance(container, MutableMapping):
         return type(container)(items)  # type: ignore[call-arg]
     other = copy.copy(container)
@@ -69,7 +69,7 @@ def mapping_like(container: Mapping[object, object], items: dict[object, object]
 
 
 def _dataclass_like(value: object, items: dict[str, object]) -> object:
-    """A copy, frozen or not, with other values of its fields."""
+    """Return a copy of a dataclass object, frozen or not, with other values of its fields."""
     other = copy.copy(value)
     for name, item in items.items():
         object.__setattr__(other, name, item)
@@ -87,12 +87,12 @@ def _with_items(
     return value if same else make(value, changed)
 
 
-# used in every step: a union, created each time, costs half a microsecond
+# a constant, because every step uses it: creating a union each time costs half a microsecond
 ONE = (torch.Tensor, GradientEdge)
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return as a list what torch takes: one tensor, gradient or edge, several, a dict, or None."""
+    """Return a list of the tensors or edges in what torch accepts: one, several, a dict or None."""
     if given is None:
         return []
     if isinstance(given, ONE):

@@ -46,7 +46,7 @@ class SharedStore(Protocol):
         """Return the values, or None if one of them is missing; do not wait."""
 
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set the value if it is as expected ("": missing); return the value that it has now."""
+        """Set the value if it equals ``expected`` ("" if missing); return the value it has now."""
 
     def add(self, name: str, amount: int) -> int:
         """Add to a counter, and return the sum."""
@@ -75,13 +75,13 @@ class DataPlace(NamedTuple):
 class World:
     """The ranks of a session, as this process sees them.
 
-    ``launched_by``: who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI",
-    "horovodrun" or "environment". ``store``: the key-value store that all ranks share, None for a
-    world of one. ``member``: this rank's number among the ranks that compute its part of the data
-    together. ``one_host``: all ranks are known to be on this host. ``shape``: the sizes of the
-    mesh's dimensions, if a strategy has arranged the ranks. ``open_mesh``: makes it, while there is
-    a process group. ``divides_anew``: other sessions share the data, which come and go, so ``data``
-    changes between two steps.
+    ``launched_by`` is what started the ranks: "nobody", "session", "fork", "torchrun", "SLURM",
+    "MPI", "horovodrun" or "environment". ``store`` is the key-value store that all ranks share, or
+    None in a world of one. ``member`` is this rank's number among the ranks that compute its part
+    of the data together. ``one_host`` is True if all ranks are known to be on this host. ``shape``
+    holds the sizes of the mesh's dimensions, if a strategy has arranged the ranks. ``open_mesh``
+    makes the mesh while there is a process group. ``divides_anew`` is True if other sessions, which
+    come and go, share the data: then ``data`` changes between two steps.
     """
 
     rank: int = 0
@@ -103,11 +103,11 @@ class World:
     def mesh(self) -> DeviceMesh:
         """The ranks as torch's DeviceMesh, with named dimensions.
 
-        ("dp",) if every rank has a different part of the data. ("dp", "tp") and ("dp", "pp") with
-        tensor parallel and pipelines; ("dp_replicate", "dp_shard") for fsdp with hybrid=True. The
-        first use makes the process groups, so all ranks ask for it first at the same place.
+        They are ("dp",) if every rank has a different part of the data, ("dp", "tp") with tensor
+        parallelism, ("dp", "pp") with pipelines, and ("dp_replicate", "dp_shard") for fsdp with
+        hybrid=True. The first use makes the process groups: all ranks must make it at one place.
 
-        Raises UsageError if there is one rank, outside of the block, and if the ranks form no mesh.
+        Raises UsageError outside of the block, if there is one rank, or if the ranks form no mesh.
         """
         if self.open_mesh is None:
             raise UsageError(
@@ -145,13 +145,13 @@ class World:
 class Share:
     """The share of the global batch that this rank holds.
 
-    The plugin that divides the data sets it when the loop takes a batch. The strategy reads it at
-    ``backward``.
+    The plugin that divides the data sets the share when the loop gets a batch. The strategy reads
+    it at ``backward``.
 
-    ``weight``: how much this rank's gradient counts in the mean over ranks: n_rank * world_size /
-    n_all. It is 0.0 for a rank without samples, which repeats some. ``position``: a number that is
-    equal on all ranks at the same point of the same order of data. ``indices``: the data set's
-    indices behind this rank's batch. ``count``: n_all, or 0 if it was not counted.
+    ``weight`` is how much this rank's gradient counts in the mean over ranks: n_rank * world_size /
+    n_all. It is 0.0 for a rank that has no samples and repeats some. ``position`` is a number that
+    is equal on all ranks at the same point of the same order of data. ``indices`` are the data
+    set's indices of this rank's batch. ``count`` is n_all, or 0 if it was not counted.
     """
 
     weight: float = 1.0
@@ -180,7 +180,7 @@ class Ranks:
 
     @property
     def collectives(self) -> Collectives:
-        """What computes ``reduce`` and ``all_gather``; a session makes it on first use."""
+        """The object that computes ``reduce`` and ``all_gather``, made on first use."""
         raise NotImplementedError
 
     @property
@@ -220,8 +220,8 @@ class Ranks:
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensor of every rank, in rank order, on this rank's device, without a graph.
 
-        Dtype and shape must be the same on all ranks, but for dim 0. All ranks must call it. Raises
-        UsageError for other shapes.
+        Dtype and shape must be the same on all ranks, except for dim 0. All ranks must call it.
+        Raises UsageError for other shapes.
         """
         return self.collectives.all_gather(value)
 

@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 SILENCE_S = 30
 """Horovod's own default. Its threads communicate in every cycle, also while their loops wait."""
 CHOSEN = ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_IFACE")
-"""Of these, a value of the user's or of horovodrun's wins."""
+"""Variables for which a value of the user or of horovodrun wins."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Where torch's gloo listens, which the session may have chosen. Without it, gloo asks for the
 host's name.
@@ -36,7 +36,7 @@ INITIALISED = (
 def open_horovod(session: Context, hvd: Any, mpi: bool) -> None:
     """Start Horovod for the session's ranks, until its end. All ranks call it.
 
-    ``mpi``: its operations run over MPI instead of gloo.
+    With ``mpi``, its operations run over MPI instead of gloo.
     """
     if not hvd.is_initialized():
         with guarded_groups(session), _place(session, mpi) as place, environment_variables(place):
@@ -95,7 +95,7 @@ def _variables(session: Context, server: list[object]) -> dict[str, str]:
 
 
 def _seen_address(session: Context) -> str:
-    """Where the other ranks reach rank 0."""
+    """Return the address at which the other ranks reach rank 0."""
     if session.world.one_host:
         return LOOPBACK
     return os.environ.get("MASTER_ADDR") or socket.gethostname()

@@ -13,7 +13,7 @@ For torch it is a separate device, ``sim``, with a module ``torch.sim`` and a co
 until the host or another stream waits for it, so that a missing wait gives wrong numbers.
 ``limit_memory`` makes it run out of memory as a GPU does.
 
-It is built once in each environment, in about half a minute: g++ and ninja are needed.
+The extension is built once in each environment, in about half a minute, with g++ and ninja.
 """
 
 from __future__ import annotations

@@ -85,9 +85,9 @@ def _read(whole: bytes) -> tuple[list[str], list[dict[str, str]]]:
 class Files:
     """The files of a run.
 
-    ``folder``: where they are.
-    ``metrics``: one row for each step, with the columns ``step``, ``epoch`` and the values by name.
-    ``system``: measurements of the machine, with the column ``time_s``.
+    ``folder`` is their folder. ``metrics`` has one row for each step, with the columns ``step``,
+    ``epoch`` and the values by name. ``system`` has measurements of the machine, with the column
+    ``time_s``.
     """
 
     folder: Path

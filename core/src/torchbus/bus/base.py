@@ -22,8 +22,8 @@ _mark = pluggy.HookimplMarker("torchbus")
 class Filter(NamedTuple):
     """The firings of an event that a listener gets.
 
-    ``every``: 50 is the 50th, 100th, ... ``once``: only the first of these. ``main_only``: only on
-    rank 0.
+    ``every=50`` selects the 50th, 100th, ... firing, ``once`` only the first of these, and
+    ``main_only`` only those on rank 0.
     """
 
     every: int = 1
@@ -47,7 +47,7 @@ def checked_filter(every: object, once: object, main_only: object) -> Filter:
 class Filtered:
     """Counts events for the listeners that have filters. Checkpoints hold the counts.
 
-    So a run that resumes calls a listener at the steps at which one without interruption does.
+    So a resumed run calls a listener at the same steps as an uninterrupted run.
     """
 
     def __init__(self, is_main: Callable[[], bool]) -> None:
@@ -58,7 +58,7 @@ class Filtered:
     def apply(self, function: Function, name: str, given: Filter) -> Function:
         """Return a function that calls this one when the filter says so.
 
-        ``name``: of the listener, by which counts are stored.
+        The counts are stored under ``name``, the listener's name.
         """
         counts, is_main, self.is_used = self._counts, self._is_main, True
 
@@ -114,7 +114,7 @@ def hookimpl(
         every: 50 calls it the 50th, 100th, ... time that the event is sent to it.
         once: call it only the first of these times.
         main_only: call it on rank 0 only. It must not call what all ranks have to call.
-        marks: those of pluggy: ``tryfirst`` and ``trylast`` for the order, ``optionalhook`` if the
+        marks: pluggy's marks: ``tryfirst`` and ``trylast`` for the order, ``optionalhook`` if the
             event may be missing, ``wrapper``, ``specname``.
 
     Raises: UsageError: a filter has another type or value.
@@ -141,7 +141,7 @@ def listener(event: str, function: Callable[..., Any], given: Filter) -> ScriptL
             f"s.on({event!r}, {type(function).__name__}): pass a function to be called"
         )
 
-    @functools.wraps(function)  # bound methods and objects can't be marked
+    @functools.wraps(function)  # a new function, because bound methods and objects can't be marked
     def call(*arguments: object) -> object:
         return function(*arguments)
 
@@ -156,30 +156,30 @@ def listener(event: str, function: Callable[..., Any], given: Filter) -> ScriptL
 class Plugin:
     """Base class of plugins: every attribute that the bus reads, with its default.
 
-    A plugin may inherit from this class. It need not.
+    Inheriting from this class is optional.
     """
 
     owns: tuple[str, ...] = ()
     """Roles that only one active plugin can have, such as "strategy" or "precision".
 
-    Two owners are a PluginConflict.
+    A second owner raises PluginConflict.
     """
 
     verbs: tuple[str, ...] = ()
     """Names of methods and properties that the loop's author calls on the session: ``s.<verb>``."""
 
     companions: tuple[str, ...] = ()
-    """Names of plugins that come along where they are installed."""
+    """Names of plugins that are activated together with this one, if they are installed."""
 
     declares_events: ModuleType | type | None = None
     """A module or class of functions marked ``hookspec``: events that this plugin adds."""
 
     dry_run: bool = False
-    """The session only tries the script: other plugins leave nothing on disks and servers."""
+    """Whether the session only tries the script: others then write nothing to disks and servers."""
 
     hears_trials: bool = True
-    """Whether it gets events of a trial (that of learning rates), which must leave no effect.
+    """Whether the plugin gets the events of a trial, such as a search for a learning rate.
 
-    False for plugins that count, record or show the course of the training. Others may have
-    ``state_dict`` and ``load_state_dict``: their state is restored at the end.
+    Set False if the plugin counts, records or shows the course of the training. Otherwise, define
+    ``state_dict`` and ``load_state_dict`` if it has a state, to have that restored afterwards.
     """

@@ -4,22 +4,22 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 
 - ``torchbus``: plugins by name.
 - ``torchbus.strategy`` and ``torchbus.logger``.
-- ``torchbus.combination``: strategies for another one with an option: "ddp+tp" is what
-  ``strategy="ddp"`` with the option ``tp`` means.
-- ``torchbus.preset``: strategies that stand for options of ``session``, such as those of a file:
-  the plugin's ``session_options`` gets the options of the call, and returns all.
+- ``torchbus.combination``: strategies that replace another one if an option is given: "ddp+tp" is
+  the strategy for ``strategy="ddp"`` with the option ``tp``.
+- ``torchbus.preset``: strategies that stand for options of ``session``, such as those in a file:
+  the plugin's ``session_options`` gets the options of the call, and returns the complete options.
 - ``torchbus.option``: options of ``session`` that a plugin's constructor takes.
 - ``torchbus.verb``: methods of the session that need a plugin.
 - ``torchbus.event``: events that a package declares, by the module that declares them.
-- ``torchbus.companion``: plugins that come along if the script has imported this module.
+- ``torchbus.companion``: plugins to activate if the script has imported the module of that name.
 - ``torchbus.launched_rank``: functions to call in a rank that runs the script again, by the
   module that the script imports.
-- ``torchbus.service``: what a session's context offers beside the core: "launcher", "batches",
+- ``torchbus.service``: services of a session's context that the core lacks: "launcher", "batches",
   "random".
-- ``torchbus.always``: functions that return the plugins of every session.
-- ``torchbus.default``: names of the usual "strategy", and of what serves every "logger".
+- ``torchbus.always``: functions that return plugins for every session.
+- ``torchbus.default``: the default "strategy", and plugins to activate with any "logger".
 - ``torchbus.command``: commands of ``torchbus``.
-- ``torchbus.testing``: names that the testing kit offers as its own.
+- ``torchbus.testing``: names that the testing kit offers for other packages.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event
 
 
 def _by_package(entries: list[EntryPoint]) -> list[EntryPoint]:
-    """Sort the entry points of one name by package; those that say the same are one.
+    """Sort the entry points of one name by package, and drop duplicates.
 
-    A single one needs no version: the files with versions are slow to parse.
+    The version of a single one is not read: the files with versions are slow to parse.
     """
     if not entries[1:]:
         return entries
@@ -53,9 +53,9 @@ def _by_package(entries: list[EntryPoint]) -> list[EntryPoint]:
 
 @cache
 def offers() -> dict[str, dict[str, list[EntryPoint]]]:
-    """Return all installed entry points of torchbus, by kind and name. It looks at the disk once.
+    """Return all installed entry points of torchbus, by kind and name. The disk is read once.
 
-    A name that several packages offer has several.
+    A name that several packages offer has several entry points.
     """
     found = entry_points()
     groups = [group for group in found.groups if group.partition(".")[0] == "torchbus"]
@@ -81,11 +81,11 @@ def every(kind: str) -> list[EntryPoint]:
 
 
 def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
-    """Return the entry point of that name. ``also``: names that exist without a plugin, for the
-    hint.
+    """Return the entry point of that name.
 
-    Raises PluginConflict if several packages have the name. If a known package has it, raises
-    PluginNotInstalled with the pip command, and else UsageError with the nearest names.
+    Raises PluginConflict if several installed packages have the name, PluginNotInstalled if a known
+    package has it that is not installed, and otherwise UsageError with a hint. The hint also
+    considers ``also``, names that exist without a plugin.
     """
     entry = installed(kind).get(name)
     if entry is not None:
@@ -124,7 +124,7 @@ def missing(kind: str, name: str) -> PluginNotInstalled:
 def distributions(kind: str) -> dict[str, str]:
     """Return which distribution provides each known name of a kind, for errors and lists.
 
-    A file that the packages' metadata generate: a session that has all it needs never reads it.
+    They are in a file generated from the packages' metadata, which is read only when needed.
     """
     return _read("distributions.json").get(kind, {})
 

@@ -65,7 +65,7 @@ Maker = TypeVar("Maker", bound=Callable[..., object])
 def needs(main: str, *options: str, verbs: tuple[str, ...] = ()) -> Callable[[Maker], Maker]:
     """Declare for a plugin's class or factory that ``options`` and ``verbs`` need ``main``.
 
-    ``main=None`` counts as given: a script may switch the feature off and leave the rest.
+    ``main=None`` counts as given: a script may switch the feature off and leave its other options.
     Decorators may be stacked.
     """
 
@@ -138,7 +138,7 @@ class NeedsParentheses(type):
 def refuse_no_plugin(thing: object, role: str = "") -> None:
     """Raise UsageError unless an object listens to events, or has an attribute of ``Plugin``.
 
-    ``role``: "strategy" or "logger", if it was given as one.
+    ``role`` is "strategy" or "logger" if the object was passed as one.
     """
     if isinstance(thing, type) and _is_marked(thing):
         raise UsageError(f"plugin {thing.__name__} is a class: pass an object, {thing.__name__}()")

@@ -22,17 +22,17 @@ from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageErr
 class Bus:
     """Plugin registry on pluggy's PluginManager, with cached call lists for hot events.
 
-    ``bus.hook.<event>(...)`` sends an event. ``bus.listeners(event)`` are the functions of a hot
-    event, which the bus keeps up to date.
+    ``bus.hook.<event>(...)`` sends an event. ``bus.listeners(event)`` returns the functions of a
+    hot event, which the bus updates.
     """
 
     def __init__(self, declared: ModuleType, reserved: Collection[str] = ()) -> None:
-        """``declared``: the core's events. ``reserved``: names that plugins can't use for verbs."""
+        """``declared`` has the core's events. Names in ``reserved`` can't be verbs of plugins."""
         self._declared = declared
         self._reserved = reserved
         self._hot = set(self._declared.HOT)
         self.is_main: Callable[[], bool] = lambda: True
-        """Whether this is rank 0, for listeners that only rank 0 has."""
+        """Whether this is rank 0, for listeners marked ``main_only``."""
         self._filtered = Filtered(lambda: self.is_main())
         self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)
@@ -42,7 +42,7 @@ class Bus:
         self._silent: list[object] = []
         self._awaited: list[tuple[str, Callable[[], object]]] = []
         self.on_change: list[Callable[[], object]] = [self._recompile]
-        """Called when a plugin was registered or removed."""
+        """Functions to call after a plugin was registered or removed."""
 
     def add_events(self, specs: ModuleType | type) -> None:
         """Declare the events of a module or class, whose functions are marked ``hookspec``.
@@ -64,7 +64,7 @@ class Bus:
     def register(self, plugin: object, name: str | None = None) -> str:
         """Register a plugin object. Its name defaults to that of its class.
 
-        Raises UsageError, which names what is wrong.
+        Raises UsageError, PluginConflict or PluginError if it can't be registered.
         """
         if isinstance(plugin, type):
             raise UsageError(
@@ -95,7 +95,7 @@ class Bus:
         return name
 
     def start(self, plugin: object, session: object) -> None:
-        """Send ``session_start`` to this late plugin alone, without wrappers: nothing to wrap."""
+        """Send ``session_start`` only to this plugin, which was registered late."""
         for impl, function in self.calls("session_start"):
             if impl.plugin is plugin:
                 function(session)
@@ -120,7 +120,7 @@ class Bus:
                 self.add_events(self._declaring(unknown, error.plugin))
 
     def _declaring(self, event: str, listener: object) -> Any:
-        """Return what declares an event that no active plugin declares."""
+        """Return the installed module or class that declares an event, which no plugin declares."""
         name = self._manager.get_name(listener)
         known = discovery.installed("event")
         if event in known:
@@ -138,7 +138,7 @@ class Bus:
         raise UsageError(f"plugin {name} listens to {event!r}, which is not an event; {hint}")
 
     def events(self) -> list[str]:
-        """Names of all declared events: the core's in loop order, then those of plugins."""
+        """Return all declared events: the core's in loop order, then those of plugins."""
         declared = [
             name
             for name, caller in vars(self.hook).items()
@@ -148,7 +148,7 @@ class Bus:
         return sorted(declared, key=lambda name: order.index(name) if name in order else len(order))
 
     def plugins(self) -> list[tuple[str, object]]:
-        """Active plugins with their names, in order of registration. Muted ones are included."""
+        """Return the active plugins with their names, in order of registration, also muted ones."""
         found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
         before = [pair for pair in self._before_mute if pair in found or pair[1] in self._silent]
         return [*before, *(pair for pair in found if pair not in self._before_mute)]
@@ -157,8 +157,8 @@ class Bus:
     def muted(self, plugins: list[object]) -> Iterator[None]:
         """Inside, these plugins get no events.
 
-        They stay registered, in their place of the order. Plugins that are registered meanwhile
-        stay last.
+        ``plugins`` still lists them, and they return to their place in the order. Plugins that are
+        registered meanwhile come last, also afterwards.
         """
         outside = self._before_mute, self._silent
         self._before_mute, self._silent = self.plugins(), [*self._silent, *plugins]
@@ -191,7 +191,7 @@ class Bus:
         held.now = ()
 
     def once_listened(self, event: str, call: Callable[[], object]) -> None:
-        """Call as soon as some plugin listens to an event."""
+        """Call ``call`` once, as soon as a plugin listens to the event."""
         self._awaited.append((event, call))
         self._call_awaited()
 
@@ -210,11 +210,11 @@ class Bus:
         return tuple(function for _, function in self.calls(event))
 
     def listened(self) -> set[str]:
-        """Return the events that somebody listens to."""
+        """Return the events that have listeners."""
         return {name for name, caller in vars(self.hook).items() if caller.get_hookimpls()}
 
     def has_listeners(self, event: str) -> bool:
-        """Whether somebody listens to the event."""
+        """Whether the event has a listener."""
         caller = getattr(self.hook, event, None)
         return caller is not None and bool(caller.get_hookimpls())
 
@@ -306,8 +306,8 @@ def _wraps(impl: pluggy.HookImpl) -> bool:
 class Manager(pluggy.PluginManager):
     """Finds the listeners of a plugin without reading its properties.
 
-    pluggy 1.7 does so. Older releases read all, also one that only the loop may read, such as
-    ``s.is_last_batch``.
+    pluggy 1.7 does so too. Older releases read all properties, even those that only the loop may
+    read, such as ``s.is_last_batch``.
     """
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
@@ -319,8 +319,8 @@ class Manager(pluggy.PluginManager):
 class Listeners:
     """The functions of one hot event in calling order. Each takes all arguments by position.
 
-    ``now`` becomes another tuple when a plugin comes or goes. So a plugin may register another one
-    while the event is sent.
+    ``now`` becomes another tuple when a plugin is registered or removed. So a plugin may register
+    another one while the event is sent.
     """
 
     __slots__ = ("__weakref__", "now")
@@ -332,7 +332,7 @@ class Listeners:
 def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
     """Return the function itself if it takes all arguments in order.
 
-    Otherwise return one that picks the arguments which it takes.
+    Otherwise, return a function that passes only the arguments that it takes.
     """
     function: Function = impl.function
     if tuple(impl.argnames) == tuple(names):

@@ -41,7 +41,7 @@ def resolve(
 ) -> Named:
     """Return plugin objects with their names.
 
-    They are those given, the strategy, the loggers, and the owners of the options.
+    These are the given plugins, the strategy, the loggers, and the owners of the options.
     """
     logger = core_options["logger"]
     objects = [plugin for plugin in plugins if not isinstance(plugin, str)]
@@ -74,7 +74,7 @@ def resolve(
 
 
 def expand_preset(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a call, with those that the name of its strategy stands for."""
+    """Return the options of a call, completed by those that its strategy's name stands for."""
     name = given["strategy"]
     preset = discovery.installed("preset").get(name) if isinstance(name, str) else None
     return given if preset is None else dict(discovery.load(preset).session_options(given))
@@ -124,7 +124,7 @@ def _refuse_options_of_another_strategy(
 ) -> None:
     """Raise UsageError for an option that belongs to another strategy than the session's.
 
-    An option brings its plugin. So there would be two strategies, and the option is the mistake.
+    An option activates its plugin, so there would be two strategies. The message names the option.
     """
     strategies = [name for name, plugin in named if "strategy" in getattr(plugin, "owns", ())]
     if chosen is None:
@@ -149,7 +149,7 @@ def _refuse_options_of_another_strategy(
 
 
 def _refuse_options_of_no_strategy(unasked: list[str], wanted: Wanted) -> None:
-    """Raise UsageError for an option of one of these, unless it is the usual strategy's."""
+    """Raise UsageError for an option of one of these strategies, unless it is the default one."""
     usual = [entry.value for entry in discovery.every("default") if entry.name == "strategy"]
     for name in [name for name in unasked if name not in usual and wanted[name][1]]:
         options = ", ".join(wanted[name][1])
@@ -161,10 +161,10 @@ def _refuse_options_of_no_strategy(unasked: list[str], wanted: Wanted) -> None:
 
 
 def _companions(named: Named, more: tuple[str, ...]) -> Named:
-    """Return the installed plugins that come along.
+    """Return the installed plugins to activate with the given ones.
 
-    They are the ``companions`` of others, those that serve every logger, and those for a module
-    that the script has imported.
+    These are their ``companions``, the plugins named in ``more``, and those for a module that the
+    script has imported.
     """
     names = [*more, *(name for _, plugin in named for name in getattr(plugin, "companions", ()))]
     imported = [entry.value for entry in discovery.every("companion") if entry.name in sys.modules]
@@ -172,7 +172,7 @@ def _companions(named: Named, more: tuple[str, ...]) -> Named:
 
 
 def companions_of(module: str, active: Sequence[type]) -> Named:
-    """Return the plugins that come along with this module, and are not active."""
+    """Return the plugins to activate with an imported module, without the active ones."""
     wanted = [entry.value for entry in discovery.every("companion") if entry.name == module]
     return _not_active((), wanted, active)
 

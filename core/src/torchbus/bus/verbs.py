@@ -24,8 +24,8 @@ from torchbus.errors import (
 class VerbFinder:
     """Finds the plugin behind a verb.
 
-    ``user``: the object on which the loop calls verbs. ``activate``: registers the plugin of an
-    entry point for its first verb.
+    ``user`` is the object on which the loop calls verbs. ``activate`` registers the plugin of an
+    entry point when one of its verbs is first used.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class VerbFinder:
         if not isinstance(method, FunctionType):
             return getattr(self._activate(name, entry), name)
 
-        @functools.wraps(MethodType(method, self))  # whose signature has no self
+        @functools.wraps(MethodType(method, self))  # bound, so that the signature has no self
         def call(*args: object, **kwargs: object) -> object:
             return getattr(self._owner(name) or self._activate(name, entry), name)(*args, **kwargs)
 
@@ -81,7 +81,7 @@ class VerbFinder:
     def _of_active(self, owner: object, name: str) -> object:
         """Return the verb of an active plugin.
 
-        Keep a method as an attribute of the session, where Python finds it without a search.
+        A method becomes an attribute of the session, where Python finds it without a search.
         """
         found = getattr(owner, name)
         if isinstance(found, MethodType):

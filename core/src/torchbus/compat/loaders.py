@@ -29,24 +29,24 @@ Without it: UsageError when the loaders' patch is installed.
 """
 
 index_sampler = attrgetter("_index_sampler")
-"""What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass
-that needs it.
+"""The sampler that yields the indices of a batch, or of a sample. Without it: AttributeError at the
+first pass that needs it.
 """
 
 sampler_iter = attrgetter("_sampler_iter")
-"""An iterator's own over that. Without it: AttributeError when batches are skipped."""
+"""The iterator over that sampler. Without it: AttributeError when batches are skipped."""
 
 dataset_kind = attrgetter("_dataset_kind")
 """Without it: AttributeError when batches are skipped."""
 
 
 def read_from(iterator: Any, indices: object) -> None:
-    """An iterator's indices from now on. Without ``_sampler_iter``: see ``sampler_iter``."""
+    """Make an iterator read these indices. Without ``_sampler_iter``: see ``sampler_iter``."""
     iterator._sampler_iter = indices
 
 
 def retained_iterator(loader: DataLoader[object]) -> object:
-    """That of persistent workers, None without.
+    """Return the iterator that a loader retains for persistent workers, or None.
 
     Without ``_iterator``: UsageError when the loaders' patch is installed.
     """
@@ -54,7 +54,7 @@ def retained_iterator(loader: DataLoader[object]) -> object:
 
 
 def give_sampler(iterator: Any, loader: DataLoader[object]) -> None:
-    """An iterator that is kept remembers the sampler of its first pass.
+    """Give a retained iterator the loader's present sampler; it has that of its first pass.
 
     Without ``_index_sampler``: see ``index_sampler``.
     """
@@ -62,7 +62,7 @@ def give_sampler(iterator: Any, loader: DataLoader[object]) -> None:
 
 
 def yielded(iterator: object) -> int:
-    """Batches that an iterator has given; torchdata's may continue from a state.
+    """Return how many batches an iterator has yielded; torchdata's may continue from a state.
 
     Without ``_num_yielded``: UsageError when the loaders' patch is installed.
     """
@@ -82,7 +82,7 @@ def has_early_iterator(loader: object) -> bool:
 
 
 def workers(iterator: object) -> list[Any]:
-    """The processes of an iterator, [] of one without.
+    """Return the worker processes of an iterator, or [] if it has none.
 
     Without ``_workers``: UsageError when the loaders' patch is installed.
     """
@@ -104,7 +104,7 @@ def has_ready(iterator: object) -> bool:
 
 @cache
 def check() -> None:
-    """Raise UsageError by name for what would be missed quietly."""
+    """Raise UsageError for a missing private name whose absence would otherwise go unnoticed."""
     require(DataLoader, GET_ITERATOR, "distinguishes loaders with torch's iterator")
     require(DataLoader, "_iterator", "divides the data of persistent workers in each pass")
     require(SINGLE_PROCESS, "_num_yielded", "counts the batches of a resumed loader")

@@ -19,32 +19,32 @@ current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError at ``import torchbus``."""
 PATHLIBS = getattr(pathlib, "_NormalAccessor", None)
 """Seen in Python 3.10 only: a class with the functions that pathlib calls, as they were when it was
-imported. Without it: pathlib asks ``os`` and ``io``.
+imported. Without it: pathlib calls those of ``os`` and ``io``.
 """
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return what a parser takes. Without it: AttributeError in ``torchbus completion``."""
+    """Return a parser's arguments. Without it: AttributeError in ``torchbus completion``."""
     return parser._actions
 
 
 WORD = ctypes.sizeof(ctypes.c_void_p)
 IN_FRAME = {(3, 10): (None, 6, 7), (3, 11): (3, 1, 3), (3, 12): (3, 3, 5)}
-"""In words, from the start of the frame object: the pointer to the interpreter's own frame (in 3.10
-they are one), and there the globals and the snapshot.
+"""Offsets in words: in the frame object, of the pointer to the interpreter's frame (None in 3.10,
+where they are one object), and in that frame, of the globals and of the snapshot.
 """
 PLAIN_BUILD = sys.implementation.name == "cpython" and object.__basicsize__ == 2 * WORD
 PLACE = IN_FRAME.get(sys.version_info[:2]) if PLAIN_BUILD else None
 
 
 def read(frame: FrameType) -> dict[str, Any]:
-    """Return a new dict of the variables. For the code of a module or a class: of its names."""
+    """Return a new dict of a frame's variables: for code of a module or class, of its names."""
     with _snapshot(frame) as variables:
         return dict(variables)
 
 
 def assign(frame: FrameType, values: dict[str, object]) -> None:
-    """Set variables that the function has. The code of a module can get new ones."""
+    """Set variables of a frame. A function can't get new ones, but the code of a module can."""
     with _snapshot(frame) as variables:
         variables.update(values)
         if is_function(frame) and sys.version_info < (3, 13):
@@ -52,7 +52,7 @@ def assign(frame: FrameType, values: dict[str, object]) -> None:
 
 
 def is_function(frame: FrameType) -> bool:
-    """Whether the frame's variables are more than the names in a dict, as those of a module are."""
+    """Whether the frame is a function's, whose variables are not names in a dict as a module's."""
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 

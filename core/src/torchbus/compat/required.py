@@ -13,7 +13,7 @@ OLDEST, NEWEST = "2.6", "2.13"
 
 
 def require_torch() -> None:
-    """Raise ImportError under an older torch. Its versions compare by the rules of packaging."""
+    """Raise ImportError under an older torch. ``__version__`` compares by packaging's rules."""
     if torch.__version__ < OLDEST:
         raise ImportError(
             f"torchbus needs torch {OLDEST} or later, and this is torch {torch.__version__}:"
@@ -24,7 +24,7 @@ def require_torch() -> None:
 def private(holder: object, name: str, need: str) -> Any:
     """Return torch's function of this name; if it does not exist, one that raises UsageError.
 
-    ``need``: what the name does for the session, as in "distinguishes a nested backward".
+    ``need`` says what the name does for the session, as in "distinguishes a nested backward".
     """
 
     def raises(*args: object, **kwargs: object) -> NoReturn:
@@ -36,8 +36,8 @@ def private(holder: object, name: str, need: str) -> Any:
 def require(holder: object, name: str, need: str) -> None:
     """Raise UsageError unless an object, a module or a class has this attribute.
 
-    It is enough if a class annotates it, also where other code has replaced the methods, or if a
-    method of the class sets or reads it.
+    An attribute of a class's instances counts if the class annotates it, or if one of its methods
+    sets or reads it. Annotations count even where other code has replaced the methods.
     """
     kinds = getattr(holder, "__mro__", ())
     is_annotated = any(name in getattr(kind, "__annotations__", {}) for kind in kinds)
@@ -56,7 +56,7 @@ def absent(holder: object, name: str, need: str) -> UsageError:
 
 
 def _is_in_methods(holder: object, name: str) -> bool:
-    """Attributes of an instance are known once it is made, but its class's code names them."""
+    """Whether a method of the class names an attribute, which only instances have."""
     methods = [method for kind in getattr(holder, "__mro__", ()) for method in vars(kind).values()]
     codes = (getattr(method, "__code__", None) for method in methods)
     return any(code is not None and name in code.co_names for code in codes)

@@ -52,21 +52,21 @@ clear_transforms = private(
 
 
 children: Callable[[Module], dict[str, Module | None]] = attrgetter("_modules")
-"""By name. Without it: AttributeError when models are looked for."""
+"""A module's children by name. Without it: AttributeError when models are looked for."""
 detect_fake_mode: Callable[[], object] = _guards.detect_fake_mode
 """The mode in which torch traces a model, None outside. Without it: AttributeError at
 ``import torchbus``.
 """
 CALL: CodeType = Module._wrapped_call_impl.__code__
-"""What calls a module's forward. Without it: AttributeError at ``import torchbus``."""
+"""The code that calls a module's forward. Without it: AttributeError at ``import torchbus``."""
 COMPILER = "torch._dynamo.eval_frame"
-"""Loaded once somebody compiles. Without it: ImportError at the first ``torch.compile``."""
+"""The compiler's module, loaded at first use. Without it: ImportError at ``torch.compile``."""
 
 
 def compiler() -> tuple[list[Any], type[Module]]:
-    """What torch's compiler calls when it starts, and the class of what it makes.
+    """Return the callbacks that torch's compiler calls at its start, and the class of its models.
 
-    Loading it takes a second. Without one: AttributeError at the first ``torch.compile``.
+    Loading it takes a second. Without either: AttributeError at the first ``torch.compile``.
     """
     import torch._dynamo as dynamo
     from torch._dynamo.eval_frame import OptimizedModule
@@ -77,10 +77,10 @@ def compiler() -> tuple[list[Any], type[Module]]:
 def forget_replaced() -> None:
     """Reset the compiler's cache of torch's functions.
 
-    It stores them permanently as it first saw them, some of them patched by a session, and thereby
-    everything that these reference.
+    The cache stores functions permanently as it first saw them. Some are patched by a session, so
+    the cache also keeps alive everything that the patches reference.
 
-    Without ``trace_rules`` or ``clear_lru_cache``: nothing.
+    Without ``trace_rules`` or ``clear_lru_cache``: nothing is reset.
     """
     rules = sys.modules.get("torch._dynamo.trace_rules")
     getattr(rules, "clear_lru_cache", lambda: None)()
@@ -94,7 +94,7 @@ Without it: AttributeError when the patch is installed.
 
 
 def is_hooked(step: object) -> bool:
-    """Whether it is a ``step`` with torch's hooks. Without ``hooked``: see ``require_hooked``."""
+    """Whether ``step`` has torch's hooks. Without ``hooked``: see ``require_hooked``."""
     return getattr(step, "hooked", False) is True
 
 
@@ -104,8 +104,8 @@ def require_hooked(kind: type[Optimizer]) -> None:
 
 
 def has_begun(scheduler: LRScheduler) -> bool:
-    """Whether it is made, which steps too. Without ``_step_count``: see ``require_step_count``."""
-    mine = vars(scheduler)  # a SequentialLR does not count, nor step as it is made
+    """Whether its constructor has stepped. Without ``_step_count``: see ``require_step_count``."""
+    mine = vars(scheduler)  # SequentialLR counts no steps, and makes none in its constructor
     return mine.get("_step_count", 0) > 0 or "best" in mine or "_schedulers" in mine
 
 
@@ -136,10 +136,10 @@ def _is_full(cell: CellType) -> bool:
 
 
 def real_clipping(function: Callable[..., object]) -> CellType | None:
-    """Where torch's own clipping, a function that ``no_grad`` has decorated, holds the real one.
+    """Return the closure cell in which torch's clipping function, a wrapper, has the real one.
 
-    Without the closure: UsageError when the patch is installed. None for a replacement by other
-    code.
+    Return None for a replacement by other code. Without the closure: UsageError when the patch is
+    installed.
     """
     if not isinstance(function, FunctionType) or function.__module__ != clip_grad.__name__:
         return None

@@ -37,7 +37,7 @@ ALL: tuple[Patch, ...] = (
 
 
 Replacement = tuple[object, str, Callable[[Any], object]]
-"""An owner, the name of its attribute, and what makes the new one from the original."""
+"""An owner, the name of its attribute, and the function that makes the new value from the old."""
 
 
 class Seams:
@@ -70,13 +70,13 @@ class Seams:
 
     @undisturbed()
     def replace(self, wanted: Iterable[Replacement], until: ExitStack) -> None:
-        """Set each ``owner.name`` to ``make(original)``. ``until`` puts them back."""
+        """Set each ``owner.name`` to ``make(original)``. Closing ``until`` restores them."""
         for owner, name, make in wanted:
             place = f"{getattr(owner, '__name__', owner)}.{name}"
             until.callback(self.note(place, replace(owner, name, make)))
 
     def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
-        """List something else that a plugin has replaced. Return the function that puts it back."""
+        """Add a plugin's replacement to ``places``. Return the function that undoes it."""
         self._replaced.append(place)
 
         def put_back() -> None:
@@ -91,7 +91,7 @@ class Seams:
 
     @undisturbed()
     def close(self) -> None:
-        """Put torch back as it was."""
+        """Restore torch."""
         self._remove(ALL)
         self._retired.clear()
         forget_replaced()

@@ -21,12 +21,12 @@ EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward"
 class BackwardCall:
     """One call of ``backward``, as the loop made it.
 
-    ``weight``: how much this rank's gradient counts in the mean over ranks; None: as its share of
-    the data says. ``factor``: multiplies the gradient and not the loss. ``sync``: whether to
-    synchronise gradients. ``loss``: the tensor, if ``backward`` was called on a single one; of
-    several losses that are single numbers, their sum. ``parts``: the loop's other numbers that got
-    their mean over ranks. ``count``: what the loss counts (a ``Count`` of the strategies' package),
-    if a plugin has found out before the strategy.
+    ``weight`` is how much this rank's gradient counts in the mean over ranks, or None to use its
+    share of the data. ``factor`` multiplies the gradient but not the loss. ``sync`` is whether to
+    synchronise gradients. ``loss`` is the tensor if ``backward`` was called on a single one, or the
+    sum if it was called on several losses that are single numbers. ``parts`` are other numbers of
+    the loop that got their mean over ranks. ``count`` is what the loss counts (a ``Count`` of the
+    strategies' package), if a plugin finds it out before the strategy.
     """
 
     tensors: Any
@@ -49,7 +49,7 @@ class BackwardCall:
         return first if isinstance(first, torch.Tensor) else None
 
     def start(self, weight: float | torch.Tensor = 1.0) -> tuple[list[Any], list[Any]]:
-        """Return where to start, with gradients of the same shapes times the two factors."""
+        """Return the tensors to start at, and gradients of the same shapes times both factors."""
         factor = (
             self.factor if isinstance(weight, float) and weight == 1.0 else self.factor * weight
         )
@@ -69,7 +69,7 @@ class BackwardCall:
 
 
 def _added(tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
-    """Return several losses as their sum, which has the same gradients. Other roots as lists."""
+    """Return the sum of several losses, which has the same gradients, or other roots as lists."""
     losses, factors = as_list(tensors), as_list(grad_tensors)
     if (
         len(losses) < 2
@@ -102,7 +102,7 @@ def _times(
     if tensor.dim():
         return torch.full_like(tensor, factor)
     scalar = _scalar(factor, tensor.dtype, tensor.device)
-    # a hook may have changed it in place
+    # a hook may have changed the cached tensor in place
     return scalar if version(scalar) == 0 else torch.full_like(tensor, factor)
 
 
@@ -121,8 +121,8 @@ def backward_calls(emitter: EventEmitter) -> Callable[[], None]:
 class Outermost:
     """Emits events only for the outermost backward, not for those inside of it.
 
-    Nested calls belong to the call that they run in: reentrant checkpointing, an engine with its
-    own ``backward``.
+    Nested calls, as of reentrant checkpointing or of an engine's ``backward``, are part of the call
+    in which they run.
     """
 
     def __init__(self, emitter: EventEmitter) -> None:

@@ -23,12 +23,12 @@ from torchbus.world import Share
 class Origin:
     """A pass that batches come from, and what is known about it.
 
-    ``length``: its number of batches, if known. ``evaluates``: why it counts as evaluation, or "".
-    ``trains``: gradients were on when it began. ``alike``: every rank gets the same batches.
-    ``ragged``: the ranks' shares will weigh differently in some steps. ``share``: that of the
-    current batch. ``used``: a batch of it has fed a backward. ``ahead``: its batches are taken
-    before earlier ones are used. ``threaded``: another thread takes them. ``reused``: a list, or
-    itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
+    ``length`` is its number of batches, if known. ``share`` is this rank's share of the current
+    batch. ``evaluates`` says why the pass counts as evaluation, or is "". ``trains`` is True if
+    gradients were on at its beginning, ``alike`` if every rank gets the same batches, ``ragged`` if
+    the ranks' shares weigh differently in some steps, ``used`` once a batch has fed a backward,
+    ``ahead`` if batches are read before earlier ones are used, ``threaded`` if another thread reads
+    them, ``reused`` if a list or itertools.cycle yields them again, and ``ended`` after the last.
     """
 
     name: str = "batches that the script makes"
@@ -47,7 +47,7 @@ class Origin:
     ended: bool = False
 
     def source(self) -> object:
-        """Return what gives such batches in another pass too: the loader, while it lives."""
+        """Return the source of such batches in any pass: the loader while it exists, else self."""
         loader = None if self.loader is None else self.loader()
         return self if loader is None else loader
 
@@ -58,7 +58,7 @@ class Origin:
 
 
 def remaining_batches(batches: object, count: int) -> Iterator[list[int]] | None:
-    """Return the batches after ``count``, if torch's own classes cut a data set in its order."""
+    """Return the batches after ``count``, if torch's own samplers read a data set in its order."""
     if type(batches) is not BatchSampler or type(batches.sampler) is not SequentialSampler:
         return None
     if count > len(batches):
@@ -70,8 +70,8 @@ def remaining_batches(batches: object, count: int) -> Iterator[list[int]] | None
 class LoaderPass:
     """One pass over a loader, and the attributes to replace while its iterator is made.
 
-    ``has_more``: whether the order has another batch for the loop, if its length changes between
-    two steps.
+    ``has_more`` returns whether the order has another batch for the loop. It is None unless the
+    length of the order changes between two steps.
     """
 
     has_more: Callable[[], bool] | None = None
@@ -112,14 +112,14 @@ class SeenPasses:
         self._loaders: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
 
     def note(self, loader: DataLoader[object]) -> None:
-        """A pass over this loader begins."""
+        """Record that a pass over this loader begins."""
         self.passes += 1
         self._loaders.add(loader)
 
     def since(self, passes: int, loader: DataLoader[object]) -> bool:
-        """Whether it has seen this loader, or another one since then.
+        """Whether it has seen this loader, or any one after the first ``passes``.
 
-        The loader may have made its iterator long ago, or be made of other loaders.
+        The loader may have made its iterator long ago, or iterate other loaders.
         """
         return self.passes > passes or loader in self._loaders
 
@@ -127,7 +127,7 @@ class SeenPasses:
 def replace_custom_iter(
     emitter: EventEmitter, make_iter: Make, seen: SeenPasses
 ) -> Callable[[], None]:
-    """Patch these subclasses. Return the function that undoes it."""
+    """Patch subclasses with their own ``__iter__``. Return the function that undoes it."""
     undo = ExitStack()
 
     def patch(kind: Kind) -> None:
@@ -209,10 +209,9 @@ def _patch_later_ones(patch: Callable[[Kind], None]) -> Callable[[], None]:
 class LoaderIterator:
     """Wraps torch's iterator for the loop, and emits events for every batch.
 
-    Its other attributes, its class included, are those of torch's iterator. Like that, it can't be
-    copied.
-
-    ``limit``: a plugin sets after how many batches the pass ends, at the latest.
+    Its other attributes, ``__class__`` included, are those of torch's iterator. Like that iterator,
+    it can't be copied. A plugin may set ``limit``: the pass ends after that number of batches at
+    the latest.
     """
 
     def __init__(
@@ -307,10 +306,10 @@ class LoaderIterator:
         return self._ahead[-1] if self._ahead else None
 
     def find_last(self) -> None:
-        """Find ``origin.length``.
+        """Set ``origin.length`` as soon as the number of batches is known.
 
-        If the loader has no length, read each batch before the one before it is handed over. An
-        order whose length changes is asked after each batch.
+        A loader without a length is read one batch ahead of the loop. An order whose length changes
+        is asked after each batch.
         """
         has_more = None if self.order is None else self.order.has_more
         if has_more is not None:
@@ -327,7 +326,7 @@ class LoaderIterator:
                 self._look_ahead(self.num_yielded)
 
     def wraps(self, iterator: object) -> bool:
-        """Whether it announces the batches of this iterator of torch."""
+        """Whether this object wraps that iterator of torch."""
         return self._inner is iterator
 
     @property

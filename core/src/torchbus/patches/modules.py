@@ -90,10 +90,10 @@ class ModuleHook:
         return __call__
 
     def _compiles(self, _: object = None) -> None:
-        """A compilation starts.
+        """Called when a compilation starts.
 
-        If the hook is on, a function, not the model, is compiled, and its later calls can't be
-        detected.
+        If the hook is on, torch compiles a function that is not a compiled model's call. Later
+        calls in it can't be detected, so the hook is removed, and the running model reported.
         """
         if self._handle is not None:
             self._take_off()
@@ -130,7 +130,7 @@ def first_forward(emitter: EventEmitter) -> Callable[[], None]:
 
     The hook costs about a microsecond per module call.
     """
-    # weakly: a loop may make a model per round
+    # weak references, because a loop may make a model per round
     known: dict[int, weakref.ref[Module]] = {}
 
     def remembered(module: Module) -> weakref.ref[Module]:
@@ -138,7 +138,7 @@ def first_forward(emitter: EventEmitter) -> Callable[[], None]:
         return weakref.ref(module, lambda _: known.pop(key, None))
 
     def first_call(module: Module, inputs: object) -> None:
-        # torch.compile of an older torch calls its copies
+        # torch.compile of an older torch calls copies of the model
         if id(module) in known or detect_fake_mode() is not None or _is_lent(module):
             return
         # this call will give lazy parameters their shapes
@@ -187,17 +187,17 @@ Around = Callable[..., object]
 class Surround:
     """Calls ``around(model, forward, args, kwargs)`` instead of the ``forward`` of added models.
 
-    It replaces the method on the model's class, and lets other instances pass. So the model itself
-    stays as it was, also for pickling and copying. A model whose ``forward`` is in the object (a
-    compiled one) has that replaced. ``traced``: torch.compile may compile ``around`` with the
-    model. Otherwise a compiled ``forward`` is left alone.
+    It replaces the method of the model's class, and calls the original for other instances. So the
+    model itself stays as it was, also for pickling and copying. If ``forward`` is an attribute of
+    the object (a compiled model), that is replaced. If ``traced``, torch.compile may compile
+    ``around`` with the model. Otherwise, a compiled ``forward`` runs without ``around``.
     """
 
     def __init__(self, around: Around, traced: bool = True) -> None:
         self._around = around
         self._traced = traced
         self._models: dict[int, type | None] = {}
-        """Of each model, the class whose ``forward`` is replaced, or None for its own."""
+        """By model, the class whose ``forward`` is replaced, or None if it is the object's."""
         self._replaced: set[object] = set()
         self._stack = ExitStack()
 
@@ -221,7 +221,7 @@ class Surround:
         return id(model) in self._models
 
     def close(self) -> None:
-        """Put every class and model back as it was."""
+        """Restore every class and model."""
         self._stack.close()
         self._models.clear()
         self._replaced.clear()

@@ -29,7 +29,7 @@ NAME = "closure"
 class StepArguments:
     """The arguments of one call of ``step``, without the optimizer.
 
-    ``closure``: the closure among them, or None.
+    ``closure`` is the closure among them, or None.
     """
 
     __slots__ = ("_args", "_kwargs", "_place", "closure")
@@ -43,7 +43,7 @@ class StepArguments:
     def exchanged(self, closure: Closure | None) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the arguments with another closure in the place of the loop's.
 
-        They stay as they are if the loop gave none and None is to replace it.
+        If the loop passed no closure and ``closure`` is None, the arguments stay unchanged.
         """
         if self._place is None:
             return self._args, self._kwargs if closure is None else self._kwargs | {NAME: closure}
@@ -70,7 +70,7 @@ def _place(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> in
 def _declared(cls: Any) -> int | None:
     """Return the position of the parameter ``closure`` after ``self``.
 
-    -1 if ``step`` takes it by keyword only, None if it has no such parameter.
+    It is -1 if ``step`` takes it by keyword only, and None if there is no such parameter.
     """
     try:
         parameters = list(inspect.signature(cls.step).parameters.values())[1:]
@@ -86,8 +86,8 @@ def _declared(cls: Any) -> int | None:
 
 @emits("Optimizer.add_param_group, __setstate__", "parameters_added")
 def optimizer_parameters(emitter: EventEmitter) -> Callable[[], None]:
-    """Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
-    ``torch.load`` or ``copy.deepcopy`` makes gets them by ``__setstate__``.
+    """Patch ``add_param_group``, which every constructor calls for each group, and
+    ``__setstate__``, by which ``torch.load`` and ``copy.deepcopy`` fill a new optimizer.
     """
 
     def announce(optimizer: Optimizer, parameters: list[Tensor]) -> None:
@@ -121,7 +121,7 @@ STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step
 
 @emits("Optimizer.step", *STEP_EVENTS)
 def optimizer_steps(emitter: EventEmitter) -> Callable[[], None]:
-    """Every optimizer's step, through torch's own global hooks."""
+    """Emit events of every optimizer's step, through torch's own global hooks."""
     hooks = StepHooks(emitter)
     undo = ExitStack()
     undo.callback(register_optimizer_step_pre_hook(hooks.before).remove)
@@ -183,7 +183,7 @@ class StepHooks:
 
 
 def _is_above(frame: FrameType, outer: int) -> bool:
-    """Whether a step that began before is still running. One that has raised is not."""
+    """Whether the earlier step of frame ``outer`` still runs. A step that has raised does not."""
     above = frame.f_back
     while above is not None and not (id(above) == outer and above.f_code is frame.f_code):
         above = above.f_back

@@ -26,10 +26,10 @@ def replace(
 ) -> Callable[[], None]:
     """Set ``owner.name`` to ``make(original)``. Return the function that undoes it.
 
-    The original may be inherited. Replacements of ours may be undone in any order. If other code
-    has replaced the attribute since, its function stays, and a warning says so. There is no warning
-    if ours ``becomes_inert`` and may stay below: torch.compile wraps every optimizer's step when it
-    is first used.
+    The original may be inherited. Replacements by torchbus may be undone in any order. If other
+    code has replaced the attribute since, its function stays, and a warning says so. With
+    ``becomes_inert``, there is no warning, because ours may stay below the other one: torch.compile
+    wraps every optimizer's step when it is first used.
     """
     current = original = vars(owner).get(name, MISSING)
     if current is MISSING:
@@ -60,7 +60,7 @@ def replace(
 def _elapsed_out(ours: object, top: object) -> bool:
     """Let torchbus's replacement above this one restore this one's original.
 
-    Returns whether there is one. There is none if other code is on top.
+    Returns False if there is none, because other code is on top.
     """
     while top is not None and PUTS_BACK in getattr(top, "__dict__", {}):
         below = vars(top)[PUTS_BACK]
@@ -75,7 +75,7 @@ def named(ours: Any, owner: object, name: str, original: Any) -> object:
     """Make our function look like the original, and say where it is found.
 
     pickle refers to functions by their place. A class does not bind a builtin, so it must not bind
-    what replaces one.
+    a builtin's replacement either.
     """
     if ours is original:
         return ours
@@ -95,7 +95,7 @@ RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Call the handlers of signals that come inside after the block: they may raise anywhere.
+    """Defer signals that arrive inside the block to its end: their handlers may raise anywhere.
 
     Only the main thread handles signals. Elsewhere this does nothing.
     """
@@ -112,7 +112,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class _Hold:
-    """A handler that keeps signals for those in whose place it is."""
+    """A handler that holds signals back for the handlers that it replaces."""
 
     def __init__(self) -> None:
         found = {number: signal.getsignal(number) for number in RAISING}
@@ -127,7 +127,7 @@ class _Hold:
             self.handlers[signal.Signals(number)](number, frame)
 
     def release(self) -> None:
-        self._keeps = False  # a handler may raise before all are back
+        self._keeps = False  # a handler may raise before all are restored
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         for came, frame in self._came:
@@ -137,7 +137,7 @@ class _Hold:
 class EventEmitter:
     """The part of the bus that a patch needs.
 
-    Functions and iterators that the script holds after the removal send no more events.
+    Functions and iterators that the script still holds after ``disconnect`` send no more events.
     """
 
     def __init__(self, bus: Bus) -> None:

@@ -30,9 +30,9 @@ CLEARING_EVENTS = ("before_zero_grad", "gradients_cleared")
 
 @emits("Optimizer.step (skipped or not)", *STEP_EVENTS)
 def step_methods(emitter: EventEmitter) -> Callable[[], None]:
-    """The method of each optimizer class, outside torch's own step hooks.
+    """Patch ``step`` of each optimizer class, outside torch's own step hooks.
 
-    A step that is left out runs none of them. If one of them raises, no later one runs.
+    A skipped step runs none of these hooks. If a hook raises, no later one runs.
     """
     return StepMethods(emitter).install()
 
@@ -50,7 +50,7 @@ class StepMethods:
         self._undo = ExitStack()
 
     def install(self) -> Callable[[], None]:
-        """Return the function that undoes it."""
+        """Patch the classes. Return the function that undoes it."""
         for cls in subclasses(Optimizer):
             self._patch(cls)
         self._undo.callback(replace(Optimizer, torch_names.PATCH_STEP, self._patcher))
@@ -119,7 +119,7 @@ class StepMethods:
 
 @emits("Optimizer.zero_grad", *CLEARING_EVENTS)
 def clearing_gradients(emitter: EventEmitter) -> Callable[[], None]:
-    """``zero_grad``, which a plugin may leave out."""
+    """Patch ``zero_grad``, which a plugin may skip."""
     before, after = map(emitter.listeners, CLEARING_EVENTS)
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
@@ -141,7 +141,7 @@ def clearing_gradients(emitter: EventEmitter) -> Callable[[], None]:
 
 @emits("LRScheduler.step", "skip_scheduler")
 def scheduler_steps(emitter: EventEmitter) -> Callable[[], None]:
-    """Existing schedulers, and later ones that call ``LRScheduler.step``."""
+    """Patch existing schedulers, and later ones that call ``LRScheduler.step``."""
     running: set[int] = set()
 
     def make(original: Callable[..., None]) -> Callable[..., None]:

@@ -37,8 +37,8 @@ class Seeds:
     """Seeds torch on all devices, ``random`` and NumPy, the same on all ranks.
 
     So the block draws what one process draws after ``torch.manual_seed(seed)``,
-    ``random.seed(seed)`` and ``numpy.random.seed(seed)``. What comes later is for the session's
-    streams: one for each rank in training. Workers of loaders derive theirs from the common stream.
+    ``random.seed(seed)`` and ``numpy.random.seed(seed)``. Later draws come from the session's
+    streams, one per rank in training. Workers of loaders derive theirs from the common stream.
     """
 
     def __init__(self, seed: int) -> None:
@@ -124,7 +124,7 @@ class NewOptimizers:
             self._bus.register(self._first_use)
 
     def emit(self) -> None:
-        """Send the event for all that wait."""
+        """Send the event for all waiting optimizers."""
         self._bus.unregister(self._first_use)
         waiting, self._waiting = self._waiting, []
         for optimizer in (reference() for reference in waiting):

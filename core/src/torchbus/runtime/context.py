@@ -34,20 +34,19 @@ Options = Mapping[str, Any]
 class Context(Ranks):
     """The parts of one session, and what its plugins may do with them.
 
-    ``user``: the ``Session`` of the script. ``bus``: the registry of listeners. ``seams``: the
-    patches of torch. ``captures(thing)``: whether the session may act on a model, optimizer or
-    loader. ``launcher``: starts or joins the ranks. ``job``: the link to the other ranks, None if
-    there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of them feeds
-    a backward. ``steps``: how many real ones the loop has made. ``random``: the streams of random
-    numbers. ``on_close``: undone at the end of the block, the last first. ``options``: the words of
-    the call. ``redactor``: takes secrets out of what is written down. ``has_begun``:
-    ``session_start`` was sent, and the session is not over. ``is_inside``: the loop runs.
+    ``user`` is the ``Session`` of the script, ``bus`` the registry of listeners, and ``seams`` the
+    patches of torch. ``captures(thing)`` returns whether the session may act on a model, optimizer
+    or loader. ``launcher`` starts or joins the ranks. ``job`` is the link to the other ranks, or
+    None if there is one rank. ``share`` is this rank's share of the global batch. ``steps`` counts
+    the loop's real steps. ``on_close`` holds what to undo at the end of the block, the last first.
+    ``options`` are those of the call. ``has_begun`` is True from ``session_start`` until the
+    session is over, and ``is_inside`` while the loop runs.
     """
 
     def __init__(
         self, user: object, bus: Bus, plugins: Plugins, core_options: Options, options: Options
     ) -> None:
-        """``core_options``: the session's own, checked. ``options``: those of plugins."""
+        """``core_options`` are the session's own, checked; ``options`` are those of plugins."""
         self.user = user
         self.options: Options = {**core_options, **options}
         self.launcher: Launcher = make("launcher", self, Launcher)
@@ -70,26 +69,24 @@ class Context(Ranks):
         self._mark: FrameMark | None = None
         self._was_used = False
         self.rank_asked = False
-        """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
-        each rank.
-        """
+        """Whether the script has read ``rank`` or ``local_rank``, so it may differ by rank."""
         self._register(plugins, core_options, options)
 
     @cached_property
     def batches(self) -> BatchService:
-        """The batches that the loop takes, and which of them feed a backward."""
+        """The batches that the loop gets, and which of them feed a backward."""
         return cast(BatchService, make("batches", self))
 
     @cached_property
     def redactor(self) -> Any:
-        """Takes secrets out of what is written down."""
+        """Removes secrets from text before it is shown or written."""
         return make(
             "redactor", self, lambda _: SimpleNamespace(text=str, plain=lambda value: value)
         )
 
     @cached_property
     def collectives(self) -> Collectives:
-        """What the ranks compute together."""
+        """Computes ``reduce`` and ``all_gather`` over the ranks."""
         return cast(Collectives, make("collectives", self))
 
     @cached_property
@@ -121,9 +118,9 @@ class Context(Ranks):
     def start_ranks(self, launch: str | None = None, *, alone: bool = False) -> World:
         """For strategies: join or start the ranks, and return this rank's world.
 
-        ``launch``: another form than the one that the call names. With one rank there is nothing to
-        start. ``alone``: one rank gets a job and a store all the same, because it will connect to
-        ranks of other sessions.
+        ``launch`` overrides the form that the call names. With one rank, nothing is started. If
+        ``alone``, one rank gets a job and a store too, because it will connect to ranks of other
+        sessions.
         """
         if not (alone or self.launcher.has_many_ranks()):
             return self.world
@@ -133,7 +130,7 @@ class Context(Ranks):
         return self.world
 
     def change_world(self, **changes: Any) -> None:
-        """For strategies: give this rank another device, or divide the data otherwise."""
+        """For strategies: give this rank another device, or divide the data in another way."""
         self.world = dataclasses.replace(self.world, **changes)
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
@@ -190,7 +187,7 @@ class Context(Ranks):
         self.seams.replace([(owner, name, make)], self.on_close)
 
     def adopt(self, thing: object) -> None:
-        """Let the session act on an object; before the block, from its start."""
+        """Let the session act on an object, from the start of the block if that has not begun."""
         if self._was_used:
             refuse_outside("adopt", self.is_inside)
         self.adopted.add(thing, self.is_inside)
@@ -279,7 +276,7 @@ class Context(Ranks):
             self.batches.clear()
 
     def _sync_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the others at the end, or settle whose error it is."""
+        """Wait for the other ranks at the end, or raise the error that ended the job."""
         if self.job is not None:
             final = self.job.finish(error)
             if final is not None and final is not error:
@@ -296,8 +293,8 @@ class Context(Ranks):
 def refuse_missing_ranks(session: Context, answer: World | None) -> None:
     """Raise UsageError if the session should have several ranks and has not got them.
 
-    The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy
-    returned for ``launch``.
+    The call or a launcher's variables ask for several ranks, or ``answer`` does, the world that the
+    strategy returned for ``launch``.
     """
     asked = max(session.launcher.ranks_asked_for, 1 if answer is None else answer.world_size)
     strategy = session.options["strategy"]

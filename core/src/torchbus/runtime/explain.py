@@ -42,7 +42,7 @@ def explain(session: Context) -> str:
 
 
 def _sections(session: Context) -> dict[str, list[str]]:
-    """The texts by section, in the order in which they are shown."""
+    """Return the texts by section, in the order in which they are shown."""
     sections: dict[str, list[str]] = {"ranks": _ranks(session)}
     contributed: dict[str, list[str]] = {}
     for lines in session.bus.hook.explain_lines(session=session):

@@ -21,11 +21,11 @@ from torchbus.world import SharedStore, World
 class JobService(Protocol):
     """A rank's link to the others. A world of one has none.
 
-    ``waiting``: the synchronisation that the main thread waits in, as words and numbers, or None.
-    ``backwards``: how many synchronised backwards this rank has made. ``launch_rule``: why the
-    session chose this form of launch. ``ends_with_block``: the session launched this process, which
-    ends where the block ends. ``evaluates``: whether the loop evaluates now. ``begin_alike``:
-    whether all ranks begin the same number of collectives of the main group.
+    ``waiting`` is the synchronisation in which the main thread waits, as words and numbers, or
+    None. ``backwards`` counts the synchronised backwards of this rank. ``launch_rule`` says why the
+    session chose this form of launch. ``ends_with_block`` is True if the session launched this
+    process, which then ends where the block ends. ``evaluates`` returns whether the loop evaluates.
+    ``begin_alike`` is whether all ranks begin the same number of collectives of the main group.
     """
 
     waiting: tuple[object, ...] | None
@@ -114,9 +114,9 @@ class RandomService(Protocol):
 
 
 def make(name: str, session: object, otherwise: Callable[[Any], object] | None = None) -> Any:
-    """Make a service, or ``otherwise`` if no package has it.
+    """Make a service, or call ``otherwise`` if no package provides it.
 
-    Without that, raises PluginNotInstalled, with the pip command.
+    Without ``otherwise``, raises PluginNotInstalled, with the pip command.
     """
     if otherwise is not None and name not in discovery.installed("service"):
         return otherwise(session)
@@ -126,7 +126,7 @@ def make(name: str, session: object, otherwise: Callable[[Any], object] | None =
 class Launcher:
     """Starts or joins the ranks of a session. This one has a single rank: this process.
 
-    A package that starts others derives its own from it.
+    A package that starts other ranks subclasses it.
     """
 
     def __init__(self, session: Any) -> None:
@@ -154,7 +154,7 @@ class Launcher:
 
     @property
     def ranks_asked_for(self) -> int:
-        """How many ranks the call names or, with a strategy, a launcher's variables."""
+        """The number of ranks in the call or, with a strategy, in a launcher's variables."""
         return 1
 
     def has_many_ranks(self) -> bool:
@@ -168,5 +168,5 @@ class Launcher:
         """Remember the call of the decorated function that the session belongs to."""
 
     def start(self, launch: str | None) -> JobService:
-        """Join or start the ranks. ``launch``: another form than the one that the call names."""
+        """Join or start the ranks. ``launch`` overrides the form that the call names."""
         raise discovery.missing("strategy", discovery.distributions("default")["strategy"])

@@ -16,14 +16,14 @@ from torchbus.objects import alive, optimizers, outermost
 
 
 class StepCounter:
-    """Counts steps of optimizers that run. A step that a plugin leaves out does not count.
+    """Counts steps of optimizers that run. A step that a plugin skips does not count.
 
     ``count`` is the number of the loop's steps. Optimizers that step in turn make one step
-    together. It ends when one of them steps that has stepped in it already. So the two networks of
-    a GAN count once, and a loop that changes to another optimizer keeps counting.
+    together, which ends when an optimizer that is part of it steps again. So the two networks of a
+    GAN count once, and the count grows on if a loop changes to another optimizer.
 
-    Plugins call ``follow()`` first. Their listeners to ``after_optimizer_step`` find the step
-    counted.
+    Plugins call ``follow()`` first. When their ``after_optimizer_step`` is called, the step is
+    already counted.
     """
 
     hears_trials = False
@@ -32,7 +32,7 @@ class StepCounter:
         self._bus = bus
         self._follows = False
         self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        # numbers, which are never reused: Python frees optimizers at other times on other ranks
+        # numbers, unlike ids, are never reused: each rank frees optimizers at its own times
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._in_step: set[int] = set()
         self._given = 0
@@ -48,7 +48,7 @@ class StepCounter:
     def begin(self, is_inside: bool) -> bool:
         """Begin to count for the script, and return whether all steps are counted.
 
-        Not if the loop ``is_inside`` the block, and may have made steps there.
+        Counting does not begin if the loop ``is_inside`` the block and may have made steps there.
         """
         if not self._follows and not (is_inside and _may_have_stepped()):
             self.follow()
@@ -73,7 +73,7 @@ class StepCounter:
         return list(self._made)
 
     def has_stepped(self, optimizer: Optimizer) -> bool:
-        """Whether it takes part in the loop's latest step."""
+        """Whether the optimizer takes part in the loop's latest step."""
         return self._numbers.get(optimizer) in self._in_step
 
     def go_on(
@@ -81,7 +81,7 @@ class StepCounter:
     ) -> None:
         """Continue from a checkpoint.
 
-        ``made``: the steps of each optimizer. ``stepped``: those that take part in the latest step.
+        ``made`` has the steps of each optimizer, ``stepped`` the optimizers of the latest step.
         """
         self.count = count
         self._made = weakref.WeakKeyDictionary(dict(made))

@@ -21,7 +21,7 @@ LIBRARIES = (
 
 
 class FrameMark:
-    """Recognises a frame later, and does not keep its variables alive."""
+    """Recognises a frame later, without keeping its variables alive."""
 
     def __init__(self, frame: FrameType) -> None:
         self._id, self._code = id(frame), frame.f_code
@@ -86,10 +86,10 @@ def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:
 
 
 def deprecated(what: str, since: str, instead: str) -> FutureWarning:
-    """Return a warning that something is to go: ``warn(deprecated(...))`` shows the user's line.
+    """Return a warning of a removal. ``warn(deprecated(...))`` shows the user's line.
 
-    ``since``: the first version that warns, such as "0.2". ``instead``: what to write. For an
-    event: ``hookspec(warn_on_impl=deprecated(...))``.
+    ``since`` is the first version that warns, such as "0.2". ``instead`` says what to write. For an
+    event, write ``hookspec(warn_on_impl=deprecated(...))``.
     """
     major, minor = since.split(".")
     return FutureWarning(
@@ -100,7 +100,7 @@ def deprecated(what: str, since: str, instead: str) -> FutureWarning:
 
 @contextmanager
 def muted(message: str, category: type[Warning]) -> Iterator[None]:
-    """Ignore what a library warns of. The script's own filters stay, also those that it adds."""
+    """Ignore a library's warning. The script's own filters stay, also those that it adds."""
     before = list(warnings.filters)
     warnings.filterwarnings("ignore", message, category)
     mine = warnings.filters[0]

@@ -14,7 +14,9 @@ from torch.nn import Module
 from torch.nn.modules import batchnorm
 
 NORM_BASE: type[Any] = batchnorm._NormBase
-"""Of all layers with running statistics. Without it: AttributeError when the plugin is imported."""
+"""The base of layers with running statistics. Without it: AttributeError when the plugin is
+imported.
+"""
 
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-"""Of one module, by name. Without it: AttributeError at the first backward."""
+"""The buffers of one module, by name. Without it: AttributeError at the first backward."""

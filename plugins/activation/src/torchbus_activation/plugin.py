@@ -102,7 +102,7 @@ def _checked(given: object) -> tuple[type[Module], ...] | None:
 
 
 def _outermost_of(model: Module, classes: tuple[type[Module], ...]) -> list[Module]:
-    """Modules of these classes that are not inside another one of them.
+    """Return the modules of these classes that are not inside another one.
 
     So nothing is computed a third time.
     """
@@ -132,7 +132,7 @@ def _compute_twice(
 
 @contextmanager
 def counted_already(block: Module) -> Iterator[None]:
-    """Keep the running statistics inside: they have counted the batch already."""
+    """Leave running statistics unchanged inside, because they have counted the batch already."""
     norms = [module for module in block.modules() if isinstance(module, NORM_BASE)]
     retained = [(norm, norm.momentum, buffers(norm).get("num_batches_tracked")) for norm in norms]
     for norm in norms:

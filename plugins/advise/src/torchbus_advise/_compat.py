@@ -26,10 +26,10 @@ DispatchMode = _python_dispatch.TorchDispatchMode
 """Sees every operation of torch. Without it: AttributeError when a trial begins."""
 
 DISPATCHING = ("torch.utils._python_dispatch", "torch._ops", "torch._compile", "torch._dynamo")
-"""Modules through which a call comes to a mode.
+"""Modules between a call of the script and a mode.
 
-Without one of them: a value that the script reads is treated as one that torch reads, and no note
-says that it was invented.
+Without one of them: a value that the script reads is treated as read by torch, and no note says
+that it was invented.
 """
 
 DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
@@ -39,15 +39,15 @@ LOCAL_SCALAR: object = torch.ops.aten._local_scalar_dense.default
 """The operation of ``item()``. Without it: AttributeError when a trial begins."""
 
 CHECK_GRADIENTS: object = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-"""By which a GradScaler looks for infinite gradients. Without it: AttributeError when a trial
-begins.
+"""The operation by which a GradScaler finds infinite gradients. Without it: AttributeError when a
+trial begins.
 """
 
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
-"""Unique while a storage lives. Without it: AttributeError at the first forward."""
+"""A number, unique while a storage lives. Without it: AttributeError at the first forward."""
 
 count_of_values: Callable[[Tensor], int] = Tensor._nnz
-"""Of a sparse tensor. Without it: AttributeError when a trial begins."""
+"""The number of values of a sparse tensor. Without it: AttributeError when a trial begins."""
 
 current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError when a trial begins."""

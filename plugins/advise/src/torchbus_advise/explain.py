@@ -80,7 +80,7 @@ def run_in_its_local(found: program.MainProgram, explainer: Explainer) -> None:
 
 
 def _codes(code: CodeType) -> list[CodeType]:
-    """The code of a script, and of all functions and classes in it."""
+    """Return the code of a script, and of all functions and classes in it."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     return [code, *(found for one in inner for found in _codes(one))]
 
@@ -89,7 +89,7 @@ NAME = "advise.explainer"
 
 
 class Explainer:
-    """Prints on rank 0, and ends the script on every rank as if it had called ``sys.exit()``."""
+    """Explains on rank 0 at the first backward, and ends the script on every rank by SystemExit."""
 
     def __init__(self) -> None:
         self._session: Context | None = None
@@ -115,7 +115,7 @@ PAGE = "docs/by-hand.md"
 
 @dataclass(frozen=True)
 class PluginPart:
-    """What a plugin does, and the section of the page that does it without."""
+    """What a plugin does, how to do it by hand, and the section of the page about that."""
 
     plugin: str
     does: str
@@ -154,7 +154,7 @@ PARTS = (
     PluginPart("fsdp", "shards parameters, gradients and states", "fully_shard", "sharded-models"),
 )
 ALWAYS = ("processes-and-gradients", "loss", "files")
-"""What every strategy does for several ranks."""
+"""The anchors of what every strategy does for several ranks."""
 
 
 def parts(plugins: Collection[str], ranks: int) -> str:

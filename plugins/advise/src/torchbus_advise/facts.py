@@ -17,11 +17,11 @@ from torchbus.tree import leaves, map_tensors
 from torchbus_advise._compat import FakeTensor
 
 ASKED_FOR = "torchbus_advise_workers"
-"""The attribute of a loader that says how many workers the script wanted, if it got none here."""
+"""The loader's attribute with the number of workers in the script, if it got none in this run."""
 
 
 class Loading:
-    """Times loaders iterated with gradients enabled. ``halve``: hand over half of each batch."""
+    """Times loaders iterated with gradients enabled. ``halve`` hands over half of each batch."""
 
     def __init__(self) -> None:
         self.samples: int | None = None
@@ -59,10 +59,10 @@ class Loading:
         return LoaderFacts(self._rows, workers, load_s, length_of(self._loader.dataset))
 
     def _seconds_of_a_batch(self, loader: DataLoader[object]) -> float | None:
-        """Time a batch without workers, because workers hide how long they take.
+        """Return the seconds of a batch without workers, because workers hide how long they take.
 
         The first batch of a loop also opens files, so it is left out if there are others. Batches
-        of fake data take a different time.
+        of fake tensors are not counted.
         """
         if not loader.num_workers:
             return statistics.median(self._load_s[1:] or self._load_s) if self._load_s else None
@@ -78,7 +78,7 @@ def length_of(dataset: object) -> int | None:
 
 
 def first_rows(batch: object, rows: int, count: int) -> object:
-    """Return the first ``count`` rows of each tensor that has ``rows``; others are unchanged."""
+    """Return a batch with ``count`` rows of each tensor that has ``rows``; others are unchanged."""
 
     def part(tensor: Tensor) -> Tensor:
         return tensor[:count] if tensor.dim() and tensor.shape[0] == rows else tensor
@@ -92,9 +92,12 @@ ROOT_UNIT = -1
 
 @dataclass(frozen=True)
 class ParameterFacts:
-    """One parameter. ``optimizer``: the number of the one that holds it. ``managed``: an optimizer
-    holds its model. ``unit``: the number of the repeated block that it is in.
-    ``state_bytes``: optimizer state of its own shape; ``scalar_bytes``: the rest of it."""
+    """One parameter.
+
+    ``optimizer`` is the number of the optimizer that holds it. ``managed`` is True if an optimizer
+    holds a parameter of its model. ``unit`` is the number of the repeated block that it is in.
+    ``state_bytes`` counts optimizer state of the same shape, and ``scalar_bytes`` the rest.
+    """
 
     shape: tuple[int, ...]
     bytes: int
@@ -108,8 +111,11 @@ class ParameterFacts:
 
 @dataclass(frozen=True)
 class PassFacts:
-    """One forward with its backward. ``checkpointed_bytes``: what ``activation_bytes`` would be if
-    each repeated block were computed again in backward; ``block_flops``: the cost of that."""
+    """One forward with its backward.
+
+    ``checkpointed_bytes`` is what ``activation_bytes`` would be if each repeated block were
+    computed again in backward. ``block_flops`` is the cost of that.
+    """
 
     samples: int | None
     activation_bytes: int
@@ -126,8 +132,11 @@ class OptimizerFacts:
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """The training loader. ``load_s``: the seconds that one batch takes one process, None if
-    unknown. ``samples``: those of the data set, None without a length."""
+    """The training loader.
+
+    ``load_s`` is the number of seconds in which one process loads a batch, or None if unknown.
+    ``samples`` is the length of the data set, or None without a length.
+    """
 
     batch_size: int | None
     workers: int
@@ -137,8 +146,10 @@ class LoaderFacts:
 
 @dataclass(frozen=True)
 class ObservedFacts:
-    """What was observed in one process. ``hindrances``: what sharded strategies refuse, as text.
-    ``notes``: what was answered or left out. ``warnings``: those of the run, each with its line.
+    """What was observed in one process.
+
+    ``hindrances`` describe what sharded strategies refuse. ``notes`` say which values were invented
+    and what was left out. ``warnings`` are those of the run, each with its line.
     """
 
     parameters: list[ParameterFacts]
@@ -156,7 +167,7 @@ class ObservedFacts:
 
 
 def from_json(reported: dict[str, Any]) -> ObservedFacts:
-    """The inverse of ``dataclasses.asdict``."""
+    """Return the facts from their ``dataclasses.asdict``."""
     parts: dict[str, Any] = {
         "parameters": [
             ParameterFacts(**one | {"shape": tuple(one["shape"])}) for one in reported["parameters"]

@@ -34,9 +34,9 @@ Original = Callable[..., object]
 
 @contextmanager
 def fake_tensors(answers: Answers) -> Iterator[None]:
-    """Every tensor made inside is fake: it has a shape and a dtype, and needs no memory.
+    """Make every tensor inside fake: it has a shape and a dtype, and needs no memory.
 
-    Loaders read for real, in the main process, so that batches have the shapes of the real ones.
+    Loaders read real data, in the main process, so that batches have their real shapes.
     """
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -54,7 +54,7 @@ def fake_tensors(answers: Answers) -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let ``torch.compile`` return the model itself: only eager operations can be counted."""
+    """Let ``torch.compile`` return the model itself, because only eager operations are counted."""
 
     def make(original: object) -> object:
         return lambda model=None, **_: (lambda given: given) if model is None else model
@@ -67,7 +67,7 @@ def uncompiled() -> Iterator[None]:
 
 
 class _Mode(FakeTensorMode):
-    """A copied model stays in the same world: else its parameters would belong to a copy of it."""
+    """A mode that is not copied with a model, so that the copy's parameters belong to this mode."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Mode:
         return self
@@ -93,7 +93,7 @@ def _outside(original: Original) -> Original:
 
 
 def _moving_data(original: Original) -> Original:
-    """``model.to(...)`` swaps fake parameters, which torch refuses once an optimizer holds them."""
+    """Move data instead of swapping fake parameters, which torch refuses under an optimizer."""
 
     def swap_tensors(parameter: Tensor, converted: FakeTensor) -> None:
         if not isinstance(parameter, FakeTensor):
@@ -143,13 +143,14 @@ Number = bool | int | float
 Answer = TypeVar("Answer")
 FAULTS = (aten.isnan.default, aten.isinf.default)
 BETWEEN = ("torchbus_advise", "torch.utils.flop_counter", *DISPATCHING)
-"""Modules through which a call comes here."""
+"""Modules between a reader of a value and this one."""
 OPPOSITES = (aten.logical_not.default, aten.bitwise_not.default)
 
 
 class Answers(DispatchMode):
-    """Answers a script that reads values of fake tensors. ``given``: how many answers each line of
-    the script got.
+    """Invents the values of fake tensors that a script reads.
+
+    ``given`` counts the answers by line of the script.
     """
 
     def __init__(self) -> None:
@@ -184,7 +185,7 @@ class Answers(DispatchMode):
         return result
 
     def value(self, tensor: Tensor) -> Number:
-        """The answer for one element."""
+        """Return the value invented for one element of a tensor: 0 or 1, in its dtype."""
         number = 0 if tensor in self._noughts else 1
         if tensor.dtype == torch.bool:
             return bool(number)
@@ -222,7 +223,7 @@ class Answers(DispatchMode):
     def _follow(
         self, func: Operator, args: tuple[object, ...], tensors: list[Tensor], result: object
     ) -> None:
-        """Note results that count as 0: faults, and what is computed only from these."""
+        """Remember results that count as 0: tests for faults, and results made only from these."""
         if func is CHECK_GRADIENTS:
             self._noughts[args[1]] = True
         if not isinstance(result, Tensor) or func in OPPOSITES:
@@ -242,7 +243,7 @@ def _asks_for_a_fault(func: Operator, args: tuple[object, ...]) -> bool:
 
 
 def _is_asked_by_torch() -> bool:
-    """Whether the value is read by torch itself, as an optimizer reads its count of steps."""
+    """Whether torch itself reads the value, as an optimizer reads its count of steps."""
     frame: FrameType | None = current_frame(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(BETWEEN):
         frame = frame.f_back
@@ -251,7 +252,7 @@ def _is_asked_by_torch() -> bool:
 
 @contextmanager
 def replaced(owner: object, name: str, make: Callable[[Any], object]) -> Iterator[None]:
-    """``owner.name`` is ``make(original)`` inside the block."""
+    """Set ``owner.name`` to ``make(original)`` inside the block."""
     inherited = name not in vars(owner)
     original = getattr(owner, name)
     setattr(owner, name, make(original))
@@ -263,7 +264,7 @@ def replaced(owner: object, name: str, make: Callable[[Any], object]) -> Iterato
 
 @contextmanager
 def sessions_replaced(kind: type) -> Iterator[None]:
-    """What a script imports from torchbus as ``session`` is ``kind``."""
+    """Let scripts import ``kind`` as ``session`` from torchbus inside the block."""
     package = sys.modules["torchbus"]
     with (
         replaced(package, "session", lambda _: kind),

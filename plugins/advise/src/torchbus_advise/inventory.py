@@ -29,8 +29,10 @@ def models() -> list[Module]:
 
 
 def parameters(optimizers: list[Optimizer], gradient_bytes: dict[int, int]) -> list[ParameterFacts]:
-    """Each parameter once, in the order of models and then of optimizers. ``gradient_bytes``: the
-    largest gradient that each has had, by id."""
+    """Return each parameter once, in the order of models and then of optimizers.
+
+    ``gradient_bytes`` has the bytes of each parameter's largest gradient, by id.
+    """
     holder = {id(one): number for number, held in enumerate(optimizers) for one in _of(held)}
     units, managed = _units(models(), holder)
     everything: dict[int, Tensor] = {
@@ -65,9 +67,9 @@ def described(optimizers: Iterable[Optimizer]) -> list[OptimizerFacts]:
 
 
 def _rate(group: dict[str, Any]) -> float:
-    """The script's rate, not what a scheduler has made of it in the first steps, as in a warm-up.
+    """Return the script's rate, not the one that a scheduler sets in first steps, as in a warm-up.
 
-    ``max_lr`` is that of cyclic schedules.
+    Cyclic schedules store it as ``max_lr``.
     """
     return float(group.get("max_lr", group.get("initial_lr", group.get("lr", 0.0))))
 
@@ -82,7 +84,7 @@ def has_low_precision(optimizers: Iterable[Optimizer]) -> bool:
 
 
 def hindrances(optimizers: Iterable[Optimizer]) -> list[str]:
-    """What the sharded strategies refuse."""
+    """Return what the sharded strategies refuse, as text."""
     found = [name for name in map(_refused, optimizers) if name]
     sparse = any(
         isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
@@ -102,8 +104,8 @@ def _of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _units(found: list[Module], holder: dict[int, int]) -> tuple[dict[int, int], set[int]]:
-    """The repeated block of each parameter, and the parameters of models that an optimizer
-    holds."""
+    """Return the repeated block of each parameter, and the parameters of models of which an
+    optimizer holds any."""
     units: dict[int, int] = {}
     managed: set[int] = set()
     blocks = 0
@@ -131,7 +133,7 @@ OUTSIDE = -1
 
 
 class _Held:
-    """What a graph keeps in place of a tensor. It goes when the graph does."""
+    """Takes the place of a tensor in a graph, and is released when the graph is freed."""
 
     def __init__(self, tensor: Tensor, ledger: SavedTensors, key: int, block: int) -> None:
         self.tensor = tensor
@@ -157,12 +159,12 @@ class SavedTensors:
             yield
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Leave out exactly these tensors: parameters and buffers, which are there anyway."""
+        """Leave out only these tensors: parameters and buffers, which exist in any case."""
         self._left_out = {storage_of(tensor)[0] for tensor in tensors}
 
     @contextmanager
     def inside(self, block: int, inputs: Iterable[Tensor]) -> Iterator[None]:
-        """Count inside a block's forward. Checkpointed, it would keep only its inputs."""
+        """Count inside a block's forward. If checkpointed, the block would save only its inputs."""
         self._inputs += inputs
         before, self._block = self._block, block
         try:
@@ -183,7 +185,7 @@ class SavedTensors:
 
     def checkpointed_bytes(self) -> int:
         """Return the peak if each block were computed again in backward: what is saved outside of
-        blocks, the inputs of all, and the inside of the largest."""
+        blocks, the inputs of all blocks, and the inside of the largest block."""
         held = self.held()
         saved = {key: count for key, (count, blocks) in held.items() if OUTSIDE in blocks}
         saved |= {
@@ -214,7 +216,7 @@ class SavedTensors:
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int]:
-    """A key that is unique while the storage lives, and its bytes."""
+    """Return a key that is unique while the tensor's storage lives, and the storage's bytes."""
     if tensor.layout != torch.strided:
         return id(tensor), count_of_values(
             tensor

@@ -25,17 +25,17 @@ from torchbus_advise.facts import Loading, ObservedFacts, PassFacts
 from torchbus_advise.inventory import SavedTensors
 
 PATIENCE = 10
-"""The run ends after this multiple of the steps, by one optimizer, if the others step rarely."""
+"""The multiple of the steps that one optimizer makes at most if the others step rarely."""
 
 
 class ObservedEnough(BaseException):
-    """Ends the script. No ``except Exception`` of the script's catches it."""
+    """Ends the script. ``except Exception`` does not catch it."""
 
 
 class Observer:
-    """Counts for some steps of each optimizer, and then, for ``then_s`` seconds, times steps
-    that nothing is counted in. ``halves``: from the second step on the loop gets half of each
-    batch, which shows what grows with the batch."""
+    """Counts during ``steps`` steps of each optimizer, and then times steps for ``then_s`` seconds
+    without counting. With ``halves``, the loop gets half of each batch from the second step on,
+    which shows what grows with the batch."""
 
     def __init__(self, steps: int, *, halves: bool = False, then_s: float = 0.0) -> None:
         self._wanted, self._halves = steps, halves
@@ -53,7 +53,7 @@ class Observer:
 
     @property
     def steps(self) -> int:
-        """Return the steps of the optimizer that has stepped most."""
+        """The number of steps of the optimizer that has stepped most."""
         return max(self._steps.values(), default=0)
 
     @hookimpl
@@ -107,7 +107,7 @@ class Observer:
         return True
 
     def facts(self) -> ObservedFacts | None:
-        """What was found, if the loop got as far as one step."""
+        """Return the facts, or None if the loop has not made a step."""
         return self._facts or (self._collected() if self._steps else None)
 
     @property
@@ -182,18 +182,18 @@ class ModelMeter:
                 self._surround.add(block)
 
     def know_parameters(self, parameters: list[Tensor]) -> None:
-        """Those that an optimizer holds: some are in no model."""
+        """Add the parameters that an optimizer holds, some of which are in no model."""
         self._parameters += parameters
 
     def before_backward(self) -> None:
-        """By now every model has the tensors that it trains with, converted to another dtype."""
+        """Count what is saved, now that models have been converted to their training dtype."""
         models = [found for found in (one() for one in self._models) if found is not None]
         inside = [one for model in models for one in (*model.parameters(), *model.buffers())]
         self._saved.leave_out([*inside, *self._parameters])
         self._held_bytes = self._saved.total_bytes(), self._saved.checkpointed_bytes()
 
     def after_backward(self, samples: int | None) -> PassFacts:
-        """The pass that this backward ends."""
+        """Return the facts of the pass that this backward ends."""
         total = self._flops.get_total_flops()
         found = PassFacts(samples, *self._held_bytes, total - self._counted, self._in_blocks)
         self._counted, self._in_blocks = total, 0
@@ -221,7 +221,7 @@ STEPS_AT_MOST = 40
 
 
 class StepTimer:
-    """Times steps; ends after ``seconds``, or when enough steps were timed."""
+    """Times steps until ``seconds`` have passed, or enough steps were timed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""The HTML page of ``torchbus advise`` about one script."""
+"""The output of ``torchbus advise`` about one script, as text or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchbus_advise.trial import Survey
 
 @dataclass(frozen=True)
 class Page:
-    """The page about one script. ``devices``: of one machine, one number or several."""
+    """The output about one script. ``devices`` are the numbers of GPUs of a machine to consider."""
 
     survey: Survey
     there: Installed

@@ -11,10 +11,10 @@ from torchbus_advise.facts import ObservedFacts
 
 
 def sent_bytes(facts: ObservedFacts, plan: StrategyPlan, ranks: int, ranks_per_node: int) -> int:
-    """Return a rank's bytes per batch: a window's one exchange is spread over its batches.
+    """Return the bytes that a rank sends per batch; a window's exchange is spread over its batches.
 
-    An all-reduce sends 2 (N-1)/N of its bytes, a reduce-scatter, an all-gather and a broadcast by
-    all owners together (N-1)/N."""
+    An all-reduce sends 2 (N-1)/N of its bytes. A reduce-scatter, an all-gather, and broadcasts by
+    all owners together send (N-1)/N."""
     strategy = plan.strategy
     divided_by = min(ranks, ranks_per_node) if strategy.hybrid else ranks
     part = (divided_by - 1) / divided_by
@@ -36,10 +36,12 @@ ACCUMULATED = 4
 
 @dataclass(frozen=True)
 class StrategyTraits:
-    """What a strategy divides by the number of ranks, and gathers. ``gathers``: how often a step
-    gathers the parameters. ``is_whole``: they are whole from forward to the end of backward.
-    ``casts``: they can be gathered in another dtype. ``flat``: every tensor is divided evenly,
-    wherever its rows end.
+    """What a strategy divides by the number of ranks, and what it gathers.
+
+    ``parameters``, ``gradients`` and ``states`` are True for what is divided. ``gathers`` is how
+    often a step gathers the parameters. ``is_whole`` is True if they stay whole from forward to the
+    end of backward, ``casts`` if they can be gathered in another dtype, and ``flat`` if every
+    tensor is divided evenly, not by rows.
     """
 
     label: str
@@ -56,7 +58,7 @@ class StrategyTraits:
 
 
 def _deepspeed(stage: int, **divided: Any) -> StrategyTraits:
-    """ZeRO's stages, if a package brings them."""
+    """Return the traits of a ZeRO stage, which a package may provide."""
     name = f"deepspeed_stage_{stage}"
     return StrategyTraits(name, f'strategy="{name}"', name, flat=True, **divided)
 
@@ -64,7 +66,7 @@ def _deepspeed(stage: int, **divided: Any) -> StrategyTraits:
 def _divided(
     name: str, option: str = "", called: str = "", gathers: int = 0, **others: bool
 ) -> StrategyTraits:
-    """A strategy that divides everything. ``called``: what the label says of the option."""
+    """Return the traits of a strategy that divides everything. ``called`` labels the option."""
     arguments = f'strategy="{name}"' + (f", {option}" if option else "")
     label = f"{name}, {called}" if called else name
     everything = {"parameters": True, "gradients": True, "states": True}
@@ -82,16 +84,16 @@ STRATEGIES = (
     _deepspeed(2, states=True, gradients=True),
     _deepspeed(3, states=True, gradients=True, parameters=True, gathers=2),
 )
-"""In the order in which they change a loop: the first of equals is advised."""
+"""Strategies, those that change a loop least first: of equally fast ones, the first is advised."""
 ALONE = StrategyTraits("one process", "strategy=None", "")
 PRECISIONS = {"32": "", "bf16": 'precision="bf16-mixed"', "gathered": 'mixed_precision="bf16"'}
-"""By name, the option that asks for it. "gathered": units are gathered in bfloat16, computed in
-it."""
+"""The option for each precision, by name. With "gathered", units are gathered and computed in
+bfloat16."""
 
 
 @dataclass(frozen=True)
 class StrategyPlan:
-    """A strategy with options. ``precision``: one of PRECISIONS."""
+    """A strategy with options. ``precision`` is one of PRECISIONS."""
 
     strategy: StrategyTraits
     precision: str = "32"
@@ -140,8 +142,11 @@ def installed() -> Installed:
 def plans(
     there: Installed, ranks: int, nodes: int, blocks: int, precisions: Sequence[str], sharding: bool
 ) -> list[StrategyPlan]:
-    """The plans for ``ranks`` ranks. ``blocks``: repeated ones, which can be checkpointed.
-    ``sharding``: whether the loop does nothing that the sharded strategies refuse."""
+    """Return the plans for ``ranks`` ranks.
+
+    ``blocks`` is the number of repeated blocks, which can be checkpointed. ``sharding`` is False if
+    the loop does something that the sharded strategies refuse.
+    """
     chosen = [
         one
         for one in STRATEGIES

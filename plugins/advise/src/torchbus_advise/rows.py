@@ -17,15 +17,16 @@ from torchbus_advise.facts import (
 from torchbus_advise.plans import Installed, StrategyPlan, StrategyTraits, plans, sent_bytes
 
 UNITS_AT_ONCE = 2
-"""The one that computes, and the next, which is gathered meanwhile."""
+"""The number of gathered units: the one that computes, and the next, gathered meanwhile."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The bytes that a rank needs, by part. ``parameters``, ``gradients`` and ``states`` are what
-    is kept between steps; ``exchange`` what comes with backward: gradient buckets, gathered units
-    and their gradients. Buffers count as parameters. What kernels, allocator and libraries take is
-    unknown.
+    """The bytes that a rank needs, by part.
+
+    ``parameters``, ``gradients`` and ``states`` exist between steps. ``exchange`` is needed during
+    backward: gradient buckets, or gathered units and their gradients. Buffers count as parameters.
+    The memory of kernels, allocator and libraries is unknown.
     """
 
     parameters: int
@@ -43,7 +44,7 @@ class MemoryEstimate:
 def memory(
     facts: ObservedFacts, plan: StrategyPlan, ranks: int, activations: int
 ) -> MemoryEstimate:
-    """Estimate memory. ``ranks``: those among which the strategy divides (hybrid: of a node)."""
+    """Estimate memory. The strategy divides among ``ranks`` ranks (if hybrid, those of a node)."""
     everything, strategy = facts.parameters, plan.strategy
     return MemoryEstimate(
         sum(_part(one, one.bytes, ranks, strategy, strategy.parameters) for one in everything)
@@ -59,9 +60,11 @@ def memory(
 
 
 def activations(passes: Sequence[PassFacts], plan: StrategyPlan) -> tuple[float, float]:
-    """Return the bytes of a batch of no samples, and of each sample. Without two batch sizes, all
-    count as growing with the batch. Without known batch sizes the script's batch counts as one
-    sample."""
+    """Return the bytes that do not depend on the batch, and those of each sample.
+
+    If only one batch size was seen, all bytes count as growing with the batch. If batch sizes are
+    unknown, the script's batch counts as one sample.
+    """
     largest: dict[int, int] = {}
     for one in passes:
         count = one.checkpointed_bytes if plan.checkpointing else one.activation_bytes
@@ -77,7 +80,7 @@ def activations(passes: Sequence[PassFacts], plan: StrategyPlan) -> tuple[float,
 def _part(
     one: ParameterFacts, count: int, ranks: int, strategy: StrategyTraits, divided: bool
 ) -> int:
-    """``fully_shard`` cuts dim 0: the first rank gets the larger part."""
+    """Return the bytes of the first rank, whose part is largest: ``fully_shard`` cuts dim 0."""
     if divided and strategy.flat:
         return ceil(count / ranks)
     if not (divided and one.managed and one.shape) or not one.bytes:
@@ -96,7 +99,8 @@ def _states(parameters: Sequence[ParameterFacts], strategy: StrategyTraits, rank
 
 
 def _of_owners(parameters: Sequence[ParameterFacts], ranks: int) -> int:
-    """ZeRO's first stage: the largest parameters first, each to the rank that has least."""
+    """Return the largest rank's state bytes under ZeRO's first stage: each parameter, the largest
+    first, goes to the rank that has least."""
     bytes_of = Counter(dict.fromkeys(range(ranks), 0))
     for optimizer in {one.optimizer for one in parameters} - {NO_OPTIMIZER}:
         elements = [0] * ranks
@@ -109,8 +113,8 @@ def _of_owners(parameters: Sequence[ParameterFacts], ranks: int) -> int:
 
 
 def _exchange(parameters: Sequence[ParameterFacts], plan: StrategyPlan) -> int:
-    """ddp's buckets are a copy of all gradients. A sharded unit is whole while it computes, and so
-    are its gradients."""
+    """Return the bytes for exchange: ddp's buckets are a copy of all gradients; a sharded unit is
+    whole while it computes, and so are its gradients."""
     strategy = plan.strategy
     if not strategy.parameters:
         return sum(one.gradient_bytes for one in parameters)
@@ -127,15 +131,16 @@ def _exchange(parameters: Sequence[ParameterFacts], plan: StrategyPlan) -> int:
 
 
 BACKWARD_SHARE = 2 / 3
-"""Of a step's computing, during which ddp sends. A sharded strategy sends in forward too."""
+"""The part of a step's computing during which ddp sends. Sharded strategies send in forward too."""
 LEAST_STEP_S = 2e-3
-"""However little there is to compute: kernels have to be launched."""
+"""The least time of a step, since kernels have to be launched."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The estimated time of a step. ``efficiency``: the part of the step in which the GPU computes
-    what the script asked for.
+    """The estimated time of a step.
+
+    ``efficiency`` is the part of the step in which the GPU computes what the script asked for.
     """
 
     step_s: float
@@ -145,7 +150,7 @@ class StepTime:
 def pace(
     plan: StrategyPlan, flops: float, again_flops: float, sent_bytes: int, gpu: GpuSpec
 ) -> StepTime:
-    """Estimate a step's time. ``again_flops``: what checkpointing computes a second time."""
+    """Estimate a step's time. ``again_flops`` are those that checkpointing computes again."""
     useful_s = flops / gpu.flops_per_s(plan.precision)
     again_s = again_flops / gpu.flops_per_s(plan.precision) if plan.checkpointing else 0.0
     sending_s = sent_bytes / gpu.bytes_per_s
@@ -156,16 +161,18 @@ def pace(
 
 
 SHARE_OF_PEAK = 0.5
-"""Of a GPU's peak FLOPs, what training reaches: an assumption."""
+"""The part of a GPU's peak FLOPs that training reaches: an assumption."""
 SHARE_OF_LINK = 0.8
-"""Of a link's bandwidth in one direction, what a collective reaches: an assumption."""
+"""The part of a link's bandwidth in one direction that a collective reaches: an assumption."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """A GPU, by its data sheet. ``float32_tflops``: of matrix products as torch computes them by
-    default, without TF32. ``interconnect_gb_s``: to other GPUs, both directions together, as data
-    sheets say it.
+    """A GPU, by its data sheet.
+
+    ``float32_tflops`` is for matrix products as torch computes them by default, without TF32.
+    ``interconnect_gb_s`` is the bandwidth to other GPUs, both directions together, as in data
+    sheets.
     """
 
     name: str
@@ -180,7 +187,7 @@ class GpuSpec:
 
     @property
     def bytes_per_s(self) -> float:
-        """What a rank can send in one direction."""
+        """The number of bytes that a rank can send in one direction per second."""
         return self.interconnect_gb_s * 1e9 / 2 * SHARE_OF_LINK
 
     def changed(self, memory_gib: float | None, interconnect_gb_s: float | None) -> GpuSpec:
@@ -200,19 +207,21 @@ GPUS = {
     "v100": GpuSpec("V100 32 GB", 32, 15.7, 15.7, 300),
     "l4": GpuSpec("L4", 24, 30.3, 121, 64),
 }
-"""The V100 has no fast bfloat16."""
+"""GPUs by name. The V100 has no fast bfloat16."""
 
 
 AS_FAST = 1.05
-"""Rows within 5 % of the fastest are equals: the estimate is no better than that."""
+"""Rows within 5 % of the fastest count as equally fast: the estimate is not more precise."""
 MOST_RANKS = 1024
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended row of the table. ``row``: None if nothing fits any number of GPUs.
-    ``needs_ranks``: the number of GPUs with which something fits, if it is more than was asked for.
-    ``needs_batch``: the batch of a rank with which the row fits, if it is less than the script's.
+    """The recommended row of the table.
+
+    ``row`` is None if nothing fits any number of GPUs. ``needs_ranks`` is the number of GPUs with
+    which something fits, if that is more than the call asks for. ``needs_batch`` is the batch of a
+    rank with which the row fits, if that is smaller than the script's.
     """
 
     row: PlanRow | None
@@ -221,7 +230,7 @@ class Recommendation:
 
 
 def fastest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return the row that fits and is fastest per sample; the first of equals."""
+    """Return the row that fits and is fastest per sample, the first of equally fast ones."""
     fitting = [row for row in rows if row.fits and row.plan.accumulated == 1]
     if not fitting:
         return None
@@ -230,7 +239,7 @@ def fastest(rows: Sequence[PlanRow]) -> PlanRow | None:
 
 
 def choose(rows_for: Callable[[int], Sequence[PlanRow]], ranks: int) -> Recommendation:
-    """Choose a row. ``rows_for``: returns the rows of a number of ranks."""
+    """Choose a row. ``rows_for`` returns the rows of a number of ranks."""
     rows = rows_for(ranks)
     best = fastest(rows)
     if best is not None:
@@ -250,13 +259,13 @@ def choose(rows_for: Callable[[int], Sequence[PlanRow]], ranks: int) -> Recommen
 
 GIB = 2**30
 FILLED = 0.9
-"""Of a GPU's memory, what is planned for: the rest is for kernels, the allocator and the
+"""The part of a GPU's memory that is planned for. The rest is for kernels, the allocator and the
 context."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs to plan for. ``ranks`` of them, ``nodes`` machines."""
+    """The GPUs to plan for: ``ranks`` GPUs in ``nodes`` machines."""
 
     gpu: GpuSpec
     ranks: int
@@ -269,8 +278,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One row of the table. ``batch``: that of a rank, in samples; 1 stands for the script's own if
-    its size is unknown. ``largest_batch``: the largest that fits, 0 if none does.
+    """One row of the table.
+
+    ``batch`` is a rank's batch in samples, or 1 for the script's batch if its size is unknown.
+    ``largest_batch`` is the largest batch that fits, or 0.
     """
 
     plan: StrategyPlan
@@ -291,7 +302,7 @@ class PlanRow:
 
 
 def rows(facts: Mapping[str, ObservedFacts], there: Installed, machine: Machine) -> list[PlanRow]:
-    """Return a row for each plan. ``facts``: what was observed in each precision."""
+    """Return a row for each plan. ``facts`` are the observations in each precision."""
     first = facts["32"]
     found = plans(
         there, machine.ranks, machine.nodes, first.blocks, list(facts), not first.hindrances
@@ -315,7 +326,7 @@ def _row(facts: Mapping[str, ObservedFacts], plan: StrategyPlan, machine: Machin
 
 
 def _flops_of_a_batch(facts: ObservedFacts, batch: int) -> tuple[float, float]:
-    """Return the FLOPs of all passes with whole batches that one step makes."""
+    """Return the FLOPs of a step's passes with whole batches, and of its blocks' forwards."""
     whole = [one for one in facts.passes if (one.samples or 1) == batch]
     steps = facts.steps * len(whole) / len(facts.passes)
     flops, again = sum(one.flops for one in whole), sum(one.block_flops for one in whole)

@@ -144,7 +144,7 @@ def _cores() -> int:
 
 
 def recommendation(choice: Recommendation, rows: Sequence[PlanRow], machine: Machine) -> list[str]:
-    """Return the lines to print. ``rows``: those of the machine that was asked for."""
+    """Return the lines to print. ``rows`` are those of the machine in the call."""
     if choice.row is None:
         return [
             f"nothing fits {machine.gpu.memory_gib:g} GiB, on any number of GPUs and with any"
@@ -164,7 +164,7 @@ def call(row: PlanRow) -> str:
 
 
 def reason(choice: Recommendation, rows: Sequence[PlanRow], machine: Machine) -> tuple[str, str]:
-    """Say why the plan fits, and why it is best. ``choice`` must have a row."""
+    """Return why the plan fits, and why it is best. ``choice`` must have a row."""
     row = choice.row
     assert row is not None
     return _why_it_fits(choice, row, rows, machine), _why_it_is_best(row)
@@ -209,7 +209,7 @@ AS_IT_IS = "without further options"
 
 
 def by_part(rows: Sequence[PlanRow]) -> str:
-    """Return a table of memory by part. ``fits``: in the GPU's memory."""
+    """Return a table of memory by part, and whether each row fits in the GPU's memory."""
     unit, least = unit_for(row.memory.total for row in rows)
     lines: list[Sequence[str]] = [(f"{unit} a rank", *HEAD)]
     for heading, group in _grouped(rows):
@@ -218,7 +218,7 @@ def by_part(rows: Sequence[PlanRow]) -> str:
 
 
 def by_ranks(rows: Mapping[int, Sequence[PlanRow]]) -> str:
-    """Return a table of totals by number of ranks. A star marks what does not fit."""
+    """Return a table of totals by number of ranks. A star marks totals that do not fit."""
     every = [row for found in rows.values() for row in found]
     unit, least = unit_for(row.memory.total for row in every)
     cells = {(row.plan.label, ranks): row for ranks, found in rows.items() for row in found}
@@ -261,12 +261,12 @@ UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def number(value: float) -> str:
-    """``0.34``, ``3.4``, ``34``: two digits, or those before the point."""
+    """Format a number as in ``0.34``, ``3.4`` or ``34``: two digits, or those before the point."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
 
 
 def size(count: float) -> str:
-    """``3.4 GiB``, ``12 MiB``."""
+    """Format a number of bytes as in ``3.4 GiB`` or ``12 MiB``."""
     for unit, least in UNITS:
         if count >= least:
             return f"{number(count / least)} {unit}"
@@ -274,12 +274,12 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """``12 ms``, ``3.4 s``."""
+    """Format a time as in ``12 ms`` or ``3.4 s``."""
     return f"{value:.1f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def unit_for(counts: Iterable[float]) -> tuple[str, int]:
-    """One unit for all of them: GiB, or MiB if the largest is less than one GiB."""
+    """Return one unit for all counts: GiB, or MiB if the largest is less than one GiB."""
     return UNITS[0] if max(counts) >= UNITS[0][1] else UNITS[1]
 
 
@@ -287,7 +287,7 @@ WIDTH = 100
 
 
 def grid(lines: Sequence[Sequence[str]]) -> str:
-    """A line of one word is a heading."""
+    """Align the cells of lines. A line with a single cell is a heading."""
     rows = [line for line in lines if len(line) > 1]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(line, widths) for line in lines)
@@ -300,7 +300,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def wrapped(text: str) -> list[str]:
-    """Lines of at most 100 columns; what was indented stays so."""
+    """Return lines of at most 100 columns; indented lines stay indented."""
     return [part for line in text.split("\n") for part in _broken(line)]
 
 

@@ -29,11 +29,11 @@ from torchbus_cli import programs as program
 
 TIMED_S = 10.0
 LOWER = {"bf16": "bf16-mixed", "gathered": "bf16-true"}
-"""The precision of a session under which a trial shows the activations of a plan's."""
+"""The session's precision in a trial that shows the activations of a plan's precision."""
 
 
 class NoStep(TorchbusError):
-    """The script made no optimizer step. ``trace``: what it raised."""
+    """The script made no optimizer step. ``trace`` is the traceback of what it raised, or ""."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -42,9 +42,10 @@ class NoStep(TorchbusError):
 
 @dataclass(frozen=True)
 class Survey:
-    """What the runs of a script showed. ``facts``: by precision; "32" is as the script is.
-    ``real``: what the run with real values showed, if there was one. ``notes``: what was not done,
-    and why.
+    """What the runs of a script showed.
+
+    ``facts`` are by precision, of which "32" is the script unchanged. ``real`` are those of the run
+    with real values, if there was one. ``notes`` say what was not done, and why.
     """
 
     facts: Mapping[str, ObservedFacts]
@@ -59,7 +60,7 @@ def survey(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> Survey:
-    """Run the first steps. ``tensors``: "fake", "real" or "auto". Raises NoStep."""
+    """Run the first steps with ``tensors`` "fake", "real" or "auto". Raises NoStep."""
     trial = _Trials(request, timeout_s, say)
     notes: list[str] = []
     fake = TrialOutcome() if tensors == "real" else trial.fake()
@@ -116,14 +117,14 @@ def _no_step(name: str, outcome: TrialOutcome) -> NoStep:
 
 
 START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-"""This process has imported torch, and computed nothing: a fork of it begins at once."""
+"""The context for processes. This process has imported torch, so a fork of it begins at once."""
 REPORTED_EVERY_S = 30.0
 LAST_LINES = 20
 
 
 def run_run(request: TrialRequest, timeout_s: float, say: Callable[[str], None]) -> TrialOutcome:
-    """Run the script in a separate process, and hide its output. A process that dies, or that
-    takes longer than ``timeout_s``, is an outcome too."""
+    """Run the script in a separate process, and hide its output. If the process dies or takes
+    longer than ``timeout_s``, the outcome has an error."""
     with tempfile.TemporaryDirectory(prefix="torchbus-advise-") as name:
         answered, output = Path(name) / "outcome.json", Path(name) / "output"
         process = START.Process(target=work, args=(request, answered, output))
@@ -172,15 +173,15 @@ def work(request: TrialRequest, outcome: Path, output: Path) -> NoReturn:
     with output.open("wb", buffering=0) as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
-    # A fork loses torch's pool of threads. The first thread that asks for it makes another, and a
-    # second that asks meanwhile aborts the process: a build for CUDA starts eight in a backward.
+    # A fork loses torch's thread pool. The first thread that needs it makes a new one, and a second
+    # thread that needs it meanwhile aborts the process: backward in a CUDA build starts eight.
     torch.set_num_threads(torch.get_num_threads())
     try:
         child_run(request).write(outcome)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)  # whatever threads the script has left
+    os._exit(0)  # even if threads of the script still run
 
 
 def child_run(request: TrialRequest) -> TrialOutcome:
@@ -238,7 +239,7 @@ def _is_torch(line: str) -> bool:
 
 @contextmanager
 def hearing_warnings(received: list[str]) -> Iterator[None]:
-    """Collects the warnings of the run, each once, instead of showing them."""
+    """Collect the warnings of the run, each once, instead of showing them."""
 
     def show(
         message: Warning | str, category: type[Warning], file: str, line: int, *_: object
@@ -260,7 +261,7 @@ GIB = 2**30
 
 
 def too_much(facts: ObservedFacts) -> str:
-    """Return why real values can't be tried; "" if they can."""
+    """Return why a run with real values is too much for this machine; "" if it is not."""
     needed, free = needed_bytes(facts), free_bytes()
     if needed > FILLED * free:
         return f"one process needs {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here"
@@ -289,8 +290,10 @@ def free_bytes() -> int:
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What one run does. ``name``: of the script, or with ``by_module`` of the module. ``options``:
-    those of the session. ``then_s``: the seconds for which further steps are timed.
+    """What one run does.
+
+    ``name`` is that of the script, or of the module if ``by_module``. ``options`` are those of the
+    session. ``then_s`` is the number of seconds for which further steps are timed.
     """
 
     name: str
@@ -304,8 +307,10 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What one run showed. ``facts``: None if the loop did not get as far as one step. ``trace``:
-    what the script raised.
+    """What one run showed.
+
+    ``facts`` is None if the loop made no step. ``error`` is the message of what the script raised,
+    and ``trace`` the traceback.
     """
 
     facts: ObservedFacts | None = None
@@ -330,8 +335,8 @@ NOTE = "the script's own session(...) was left out"
 
 @contextmanager
 def left_out(active: Session, notes: list[str]) -> Iterator[None]:
-    """Inside, ``session(...)`` of a script gives ``active``. ``notes`` says so if it has
-    happened."""
+    """Let a script's ``session(...)`` return ``active`` inside the block. If that happens, a note
+    is added to ``notes``."""
 
     class LocalSession:
         def __init__(self, *plugins: object, **options: object) -> None:

@@ -64,7 +64,7 @@ class Averages:
                 entry.count += 1
 
     def _follow(self, optimizer: Optimizer) -> None:
-        """Look which tensors there are, if the optimizer has got others."""
+        """Update the list of tensors if the optimizer has got others."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if self._parameters == [id(one) for one in parameters]:
             return
@@ -172,8 +172,8 @@ def _owners(model: Module) -> set[int]:
 class AveragedTensor:
     """A parameter or buffer of a model, and its average.
 
-    ``count``: how many values are in the average. ``training``: the training value, while the
-    parameter holds its average; else None. Under fsdp all three are this rank's shard.
+    ``count`` is the number of values in the average. ``training`` is the training value while the
+    parameter holds its average, and None otherwise. Under fsdp, tensors are this rank's shards.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -243,7 +243,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor, a copy. All ranks call it."""
+    """Return a copy of the whole of a sharded tensor. All ranks call it."""
     found = tensor.detach()
     return cast("DTensor", found).full_tensor() if is_part(found) else found.clone()
 

@@ -63,7 +63,7 @@ def _everything(shtab: object) -> argparse.ArgumentParser:
 
 
 def _parser(entry: Any) -> Parser | None:
-    """Return the parser of a command; None for one that makes none, or can't be imported."""
+    """Return the parser of a command; None if it makes none, or can't be imported."""
     try:
         discovery.load(entry)([parser.FIND])
     except parser.ParserFound as found:

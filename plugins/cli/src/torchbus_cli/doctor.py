@@ -39,8 +39,7 @@ from torchbus_redaction.redactor import Redactor, redacted
 class Finding:
     """One result of ``torchbus doctor``.
 
-    ``problems``: what is wrong, and what to do.
-    ``hints``: what may go wrong later.
+    ``problems`` say what is wrong, and what to do. ``hints`` say what may go wrong later.
     """
 
     name: str
@@ -87,7 +86,7 @@ SETTINGS = (
 
 
 def environment_look() -> list[Finding]:
-    """Say which variables are set, and whether they contradict each other."""
+    """Report which variables are set, and whether they contradict each other."""
     seen = "|".join([*LAUNCHERS.values(), RENDEZVOUS_POINT])
     launcher = Finding(
         "launcher", shown(matching(seen)), [*_contradictions(), *_rendezvous_point()]
@@ -106,7 +105,7 @@ def matching(pattern: str, environ: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def shown(variables: Mapping[str, str]) -> dict[str, str]:
-    """Make variables fit to print: hide secrets, and passwords inside addresses."""
+    """Return variables that are fit to print, without secrets and passwords inside addresses."""
     return {name: str(value) or "(empty)" for name, value in Redactor().plain(variables).items()}
 
 
@@ -114,16 +113,16 @@ GOOD_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def _contradictions() -> list[str]:
-    """Say which launchers contradict each other.
+    """Return a problem for launchers whose variables contradict each other.
 
-    Inside torchrun, the variables of SLURM or MPI describe the launch of torchrun itself.
+    Under torchrun there is none, because variables of SLURM or MPI describe its own launch.
     """
     places: dict[str, LaunchedRank] = {}
     problems: list[str] = []
     for launcher, names in LAUNCHERS.items():
         try:
             given = matching(f"{names}|{RENDEZVOUS_POINT}")
-            # _rendezvous_point() judges the address
+            # _rendezvous_point() checks the address
             given |= {name: value for name, value in GOOD_ADDRESS.items() if name in given}
             place = find(LaunchRequest(DevicePlan("cpu", 1)), given)
             places |= {launcher: place} if place is not None else {}
@@ -223,7 +222,7 @@ DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 
 
 def accelerators_look() -> list[Finding]:
-    """Say how torch was built, and what it can use."""
+    """Report how torch was built, and what it can use."""
     return [
         Finding("torch", {"version": torch.__version__, "CUDA": torch.version.cuda}),
         _gpus(),
@@ -262,9 +261,9 @@ def _describe(kind: str, index: int) -> str:
 
 
 def _why_none(complaints: list[str]) -> list[str]:
-    """Say what is wrong if torch sees no GPU.
+    """Return what is wrong if torch sees no GPU.
 
-    Nothing is wrong on a machine without a driver, or if the user hides the GPUs.
+    That is nothing on a machine without a driver, or if the user hides the GPUs.
     """
     if complaints:
         return [f"torch can't use the GPUs: {complaints[0]}"]
@@ -437,7 +436,7 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 
 def _environ() -> dict[str, str]:
-    """Return the environment without a launcher's variables: the two ranks are their own job."""
+    """Return the environment without a launcher's variables: the two ranks are a separate job."""
     launcher = matching("|".join([*LAUNCHERS.values(), RENDEZVOUS_POINT, r"TORCHBUS_\w+"]))
     return {name: value for name, value in os.environ.items() if name not in launcher}
 

@@ -1,6 +1,6 @@
 """The common style of the HTML pages that commands write, each one self-contained file.
 
-Text has a contrast of at least 4.5 to its ground, in light and in dark (WCAG 2.1).
+Text has a contrast of at least 4.5 to its background, in light and in dark mode (WCAG 2.1).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def document(
 ) -> str:
     """Return a whole page.
 
-    ``rules``: additional CSS, after the common rules. ``light`` and ``dark``:
-    further colours by name, for ``var(--name)``.
+    ``rules`` is additional CSS, after the common rules. ``light`` and ``dark`` are further colours
+    by name, for ``var(--name)``.
     """
     style = _variables({**LIGHT, **light}, {**DARK, **dark}) + RULES + rules
     code = f"<script>{script}</script>" if script else ""

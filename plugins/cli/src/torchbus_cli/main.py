@@ -44,7 +44,7 @@ commands:
 def main(argv: list[str] | None = None) -> int:
     """Run a command for the console script or ``python -m torchbus``; return the exit status."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name == "run":  # a script may handle a closed pipe itself
+    if name == "run":  # the script may handle a closed pipe itself
         return _run(name, arguments)
     try:
         try:

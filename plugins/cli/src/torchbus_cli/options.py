@@ -22,7 +22,7 @@ from torchbus_cli.parser import Parser, complain, table
 
 
 def text(annotation: object, modules: set[str]) -> str:
-    """Return the text of a type; add the modules that it names. What can't be written is Any."""
+    """Return the text of a type, and add its modules to ``modules``. Other types become Any."""
     if annotation is None or annotation is type(None):
         return "None"
     if annotation is Ellipsis:
@@ -57,7 +57,7 @@ def _name(kind: object, modules: set[str]) -> str:
 
 
 def _public(module: str, name: str, kind: object) -> str:
-    """Return the outermost package that has the class under its own name, or ""."""
+    """Return the outermost package in which the class has the name ``name``, or ""."""
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
         owner = ".".join(parts[:count])
@@ -67,7 +67,7 @@ def _public(module: str, name: str, kind: object) -> str:
 
 
 def of_parameter(function: Callable[..., object], parameter: inspect.Parameter) -> object:
-    """Return a parameter's type. ``typing.Any`` if it has none, or names what is not imported."""
+    """Return a parameter's type, or ``typing.Any`` if there is none, or its names are not found."""
     written = parameter.annotation
     if written is inspect.Parameter.empty:
         return Any
@@ -82,7 +82,7 @@ def of_parameter(function: Callable[..., object], parameter: inspect.Parameter) 
 
 @dataclass(frozen=True)
 class Option:
-    """One option. ``kind``: its type. ``modules``: those that the type's text names."""
+    """One option. ``kind`` is the text of its type, and ``modules`` the modules in that text."""
 
     name: str
     kind: str
@@ -110,9 +110,9 @@ def known_options() -> list[Option]:
 
 
 def _makers() -> Iterator[tuple[EntryPoint, Callable[..., object]]]:
-    """Return what makes plugins that have options, each once.
+    """Yield the classes and factories of plugins that have options, each once.
 
-    Leave out what can't be imported: `torchbus plugins` says why.
+    Those that can't be imported are left out; `torchbus plugins` says why.
     """
     entries = {one.value: one for kind in ("strategy", "option") for one in discovery.every(kind)}
     for entry in entries.values():
@@ -141,7 +141,7 @@ def _parameters(maker: Callable[..., object]) -> Iterator[str]:
 
 
 def _meaning(maker: object, name: str) -> str:
-    """Return what the docstring of the maker, or of a class that it inherits from, says of it."""
+    """Return an option's description from the docstring of its maker, or of a base class."""
     for one in getattr(maker, "__mro__", (maker,)):
         found = re.search(
             rf"^    (?:\w+, )*{name}(?:, \w+)*: (.+(?:\n     +.+)*)",

@@ -20,7 +20,7 @@ FIND = "--torchbus-find-parser"
 
 
 class ParserFound(Exception):
-    """Brings the parser of a command to ``torchbus completion``, which calls it with ``FIND``."""
+    """Carries the parser of a command to ``torchbus completion``, which calls it with ``FIND``."""
 
     def __init__(self, parser: Parser) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ParserFound(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command; ``examples`` end its help."""
+    """The parser of one command, whose help ends with ``examples``."""
 
     def __init__(self, command: str, description: str, examples: str, **options: Any) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse the words; the error for an unknown option suggests similar options.
 
-        Raises ParserFound, which ends the command, if only the parser is asked for.
+        Raises ParserFound, which ends the command, if ``argv`` asks only for the parser.
         """
         if argv == [FIND]:
             raise ParserFound(self)
@@ -80,7 +80,7 @@ NARROWEST = 16
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Align rows in columns that fit the terminal, or 100 columns without a terminal.
 
-    The first column names the row and never wraps. Of the others, the widest wrap first.
+    The first column names the row and never wraps. The widest other columns wrap first.
     """
     widths = _fitting([max(map(len, column)) for column in zip(*rows, strict=True)])
     return "\n".join(line for row in rows for line in _lines(row, widths))

@@ -25,9 +25,9 @@ Release = tuple[int, ...]
 
 
 def misfits() -> list[str]:
-    """Return a sentence for each installed package that requires another torchbus or plugin.
+    """Return a sentence for each requirement of an installed package that is not fulfilled.
 
-    Only requirements of packages of torchbus are read: ``torchbus`` and ``torchbus-...``.
+    Only requirements of ``torchbus`` and ``torchbus-...`` packages are checked.
     """
     installed: dict[str, Distribution] = {}
     for one in distributions():
@@ -58,7 +58,7 @@ def _misfits(name: str, one: Distribution, installed: dict[str, Distribution]) -
 
 
 def _remedy(name: str, needed: str, wanted: str, version: str) -> str:
-    """Whichever is older of the two is to be replaced."""
+    """Return the command that upgrades the older of the two packages."""
     newest = re.search(r"<\s*([\d.]+)", wanted)
     if newest and _release(version) >= _release(newest[1]):
         return f"pip install --upgrade {name}"
@@ -66,7 +66,7 @@ def _remedy(name: str, needed: str, wanted: str, version: str) -> str:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Whether a version is in a range such as ``>=0.2,<0.3``. Clauses of another form fit."""
+    """Whether a version is in a range such as ``>=0.2,<0.3``. Unknown clauses are ignored."""
     return all(_fits(_release(version), clause.strip()) for clause in wanted.split(",") if clause)
 
 
@@ -109,9 +109,8 @@ def _name(written: str) -> str:
 class InstalledPlugin:
     """An installed plugin and its contributions.
 
-    ``events``: those that its own class or a helper class of its package listens to, in the order
-    of a loop.
-    ``error``: why it could not be imported, or None.
+    ``events`` are those to which its class or a helper class of its package listens, in the order
+    of a loop. ``error`` says why it could not be imported, or is None.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Runs what ``python SCRIPT ARGS`` or ``python -m MODULE ARGS`` would run.
 
-``runpy`` restores the old ``__main__`` when the program ends. Here the program's own ``__main__``
-stays until the process ends, as under python itself. So its classes can be pickled while the
-session closes, and in ``atexit`` handlers.
+``runpy`` restores the old ``__main__`` when the program ends. Here, the program's ``__main__``
+stays until the process ends, as under python itself. So the program's classes can be pickled while
+the session closes, and in ``atexit`` handlers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MainProgram:
         sys.modules["__main__"] = self.main
 
     def start(self, session: Session) -> Session:
-        """Begin the session, as the program's own process. Raises what the session does."""
+        """Begin the session in the program's process. Raises what the session raises."""
         session._context.under_command = True
         self.install()
         return session.start()
@@ -44,7 +44,7 @@ class MainProgram:
     def run(self, session: Session) -> None:
         """Run the program, and close the session after it.
 
-        Raises the program's exception, or the one that the session makes of it.
+        Raises the program's exception, or the one with which the session replaces it.
         """
         error = self._execute()
         try:

@@ -1,4 +1,4 @@
-"""``torchbus new``: writes the skeleton of a plugin package from a template."""
+"""``torchbus new-plugin``: writes the skeleton of a plugin package from a template."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchbus_cli.parser import Parser, complain
 
 KINDS = ("listener", "logger", "strategy")
 TEMPLATE = Path(__file__).parent / "template"
-SUFFIX = ".txt"  # of the template's files, so that tools do not treat them as sources
+SUFFIX = ".txt"  # ends the names of template files, so that tools do not treat them as sources
 
 
 @dataclass(frozen=True)
 class TemplateNames:
-    """Names in the template. ``name``: of the plugin. ``version``: of torchbus."""
+    """Names in the template. ``name`` is the plugin's, and ``version`` that of torchbus."""
 
     name: str
     version: str

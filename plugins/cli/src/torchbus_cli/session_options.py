@@ -64,7 +64,7 @@ PLUGINS = "plugins"
 class ConfigFile:
     """The options in a TOML file. Explains which of them the command line replaces.
 
-    ``options``: by name. ``plugins``: names of installed ones.
+    ``options`` has the values by name, and ``plugins`` the names of installed plugins.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class ConfigFile:
             raise type(error)(f"{self._path}: {error}") from None
 
     def merged(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """Return all options: those of the command line win."""
+        """Return all options. Those of the command line replace those of the file."""
         self._overridden = {name: given[name] for name in self.options if name in given}
         return {**self.options, **given}
 
@@ -133,7 +133,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _toml() -> Any:
-    """Return Python's own parser, or the package of which it was made."""
+    """Return Python's TOML parser, or the package from which it was made."""
     try:
         return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ModuleNotFoundError:
@@ -147,9 +147,9 @@ def program_and_session(
 ) -> tuple[MainProgram, Session]:
     """Return the script that a command names, and the session that it wants around it.
 
-    ``parser`` comes from ``session_parser``. ``ranks_on_cpu``: the number of ranks on a machine
-    without an accelerator, if nothing else says it. Raises TorchbusError, and SyntaxError of the
-    script.
+    ``parser`` comes from ``session_parser``. ``ranks_on_cpu`` is the number of ranks on a machine
+    without an accelerator, unless an option or a launcher decides. Raises TorchbusError, and
+    SyntaxError of the script.
     """
     given = vars(parser.parse(argv))
     if ranks_on_cpu is not None and _leaves_ranks_open({**given, **dict(given.get("options", []))}):
@@ -218,7 +218,7 @@ class SessionParser(Parser):
 
 
 def session_parser(command: str, description: str, examples: str, usage: str) -> Parser:
-    """Of a command that takes the options of a session, a script and its arguments."""
+    """Return the parser of a command that takes options of a session, a script and arguments."""
     parser = SessionParser(
         command, description, examples, usage=usage, argument_default=argparse.SUPPRESS
     )
@@ -320,7 +320,7 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         ),
     },
 }
-"""They become arguments of ``session(...)``. What is not said is left out."""
+"""The flags of options, with their parser arguments. Only given ones are passed to ``session``."""
 
 
 def add_session_options(parser: Parser) -> None:

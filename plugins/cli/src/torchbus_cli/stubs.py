@@ -70,7 +70,7 @@ def known_text(options: Iterable[Option], names: Names, written: str) -> str:
 def installed_text(
     options: Iterable[Option], names: Names, verbs: Mapping[str, object], written: str
 ) -> str:
-    """Return the stub of ``torchbus.installed``. ``verbs``: what has each of them."""
+    """Return the stub of ``torchbus.installed``. ``verbs`` has the plugin of each verb."""
     members, modules = _options(options)
     methods = [_verb(name, maker, modules) for name, maker in sorted(verbs.items())]
     return INSTALLED.format(
@@ -86,7 +86,7 @@ def installed_text(
 def _options(options: Iterable[Option]) -> tuple[str, set[str]]:
     """Return the members of a TypedDict, and the modules that they name.
 
-    An option of several strategies has any of their types.
+    An option of several strategies has the union of their types.
     """
     texts: dict[str, dict[str, None]] = {}
     modules: set[str] = set()
@@ -98,7 +98,7 @@ def _options(options: Iterable[Option]) -> tuple[str, set[str]]:
 
 
 def _union(texts: Iterable[str]) -> str:
-    """Join types, each once, None at the end."""
+    """Join types, each once, with None at the end."""
     each = list(texts)
     plain = list(dict.fromkeys(text.removesuffix(" | None") for text in each))
     return " | ".join([*plain, "None"] if plain != each and _takes_none(each) else plain)
@@ -166,7 +166,7 @@ def _verb(name: str, maker: object, modules: set[str]) -> str:
 
 
 def _returned(function: Any, modules: set[str]) -> str:
-    """Return the text of what it returns; ``typing.Any`` for a context manager."""
+    """Return the text of a function's return type, or ``typing.Any`` for a context manager."""
     result = inspect.signature(function).return_annotation
     parameter = inspect.Parameter("result", inspect.Parameter.KEYWORD_ONLY, annotation=result)
     if hasattr(function, "__wrapped__"):

@@ -10,6 +10,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 sparse_values: Callable[[Tensor], Tensor] = Tensor._values
-"""Of a sparse tensor that may not be coalesced. Without it: AttributeError when the plugin is
-imported.
+"""The values of a sparse tensor that may not be coalesced. Without it: AttributeError when the
+plugin is imported.
 """

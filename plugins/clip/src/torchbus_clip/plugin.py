@@ -24,7 +24,7 @@ class Clip:
 
     Args:
         gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest
-            absolute value. 0 and None: nothing is clipped.
+            absolute value. With 0 or None, nothing is clipped.
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
     ``s.gradient_norm`` is the norm at the last step, before clipping: a tensor, only with "norm".
@@ -94,7 +94,7 @@ class Clip:
 def is_unusual(gradients: Iterable[Tensor]) -> bool:
     """Whether some gradients are sparse or have a graph, which writing to them would break.
 
-    They have one if an optimizer with ``differentiable=True`` is to be differentiated through.
+    Gradients have a graph if an optimizer with ``differentiable=True`` is to be differentiated.
     """
     return any(gradient.is_sparse or gradient.requires_grad for gradient in gradients)
 

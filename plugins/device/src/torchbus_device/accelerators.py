@@ -21,17 +21,19 @@ VISIBLE = {
     "xpu": "ZE_AFFINITY_MASK",
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
 }
-"""The variables that say which devices a process sees. ROCm's torch reads CUDA's."""
+"""The environment variables that limit which devices a process sees. ROCm's torch reads CUDA's."""
 NAMES = {"gpu": "GPU", "cuda": "GPU", "xpu": "GPU"}
 ONE_DEVICE = ("mps",)
-"""Types of which a machine has one device, and torch.distributed no backend."""
+"""Types with one device per machine, and without a backend of torch.distributed."""
 OF_TORCH_ALONE = ("tpu",)
-"""Types whose module raises if others than torch ask it for what ``torch.accelerator`` has too."""
+"""Types whose modules raise outside of torch for functions that ``torch.accelerator`` has, too."""
 
 swap_contents: Callable[[Tensor, Tensor], None] = private(
     torch._C, "_swap_tensor_impl", "moves parameters to a device that another package adds"
 )
-"""Both stay the same objects. Without it: UsageError at such a move."""
+"""Exchanges the contents of two tensors, which stay the same objects. Without it: UsageError at
+such a move.
+"""
 
 
 class Event(Protocol):
@@ -73,49 +75,49 @@ class ThroughTorch:
 
 
 def module(kind: str) -> Any:
-    """The module of a device type, as ``torch.cuda``; None if torch has none."""
+    """Return the module of a device type, such as ``torch.cuda``; None if torch has none."""
     found = getattr(torch, kind, None)
     return ThroughTorch(found) if found is not None and kind in OF_TORCH_ALONE else found
 
 
 def built_in() -> str | None:
-    """The type that this torch was built for, or that a backend has registered."""
+    """Return the type that this torch was built for, or that a backend has registered."""
     try:
         found = torch.accelerator.current_accelerator()
-    except RuntimeError:  # of torch 2.6, where there is none
+    except RuntimeError:  # torch 2.6 raises if there is none
         return None
     return None if found is None else str(found.type)
 
 
 def current() -> str | None:
-    """The type of the accelerator that this machine has; None for a CPU.
+    """Return the type of this machine's accelerator; None if it has only CPUs.
 
-    It asks for counts only, which leaves CUDA uninitialised.
+    This reads only device counts, which leaves CUDA uninitialised.
     """
     kinds = dict.fromkeys(kind for kind in (built_in(), "cuda") if kind is not None)
     return next((kind for kind in kinds if count(kind)), None)
 
 
 def known() -> list[str]:
-    """The types that torch has a module for, and that could stand after ``accelerator=``."""
+    """Return the types for which torch has a module, and which ``accelerator=`` accepts."""
     kinds = dict.fromkeys(("cuda", "xpu", "mps", "mtia", built_in() or "cuda"))
     return [kind for kind in kinds if module(kind) is not None]
 
 
 def count(kind: str) -> int:
-    """How many devices of a type this process sees."""
+    """Return how many devices of a type this process sees."""
     ask: Callable[[], int] | None = getattr(module(kind), "device_count", None)
     return 0 if ask is None else int(ask())
 
 
 def is_initialized(kind: str) -> bool:
-    """Whether this process uses devices of a type already; such a process can't be forked."""
+    """Whether this process already uses devices of a type; such a process can't be forked."""
     ask = getattr(module(kind), "is_initialized", None)
     return count(kind) > 0 if ask is None else bool(ask())
 
 
 def is_in_bad_fork(kind: str) -> Callable[[], bool] | None:
-    """In a forked process: whether its devices can't be used. None if the type doesn't say.
+    """Return a function: whether a forked process can't use its devices; None if unknown.
 
     Without ``_is_in_bad_fork``: a rank that was forked too late fails at its first tensor.
     """
@@ -125,12 +127,12 @@ def is_in_bad_fork(kind: str) -> Callable[[], bool] | None:
 
 
 def visible_variable(kind: str) -> str | None:
-    """The variable that says which devices a process sees; a module may name its own."""
+    """Return the variable that limits which devices a process sees; a module may name its own."""
     return getattr(module(kind), "VISIBLE_DEVICES", None) or VISIBLE.get(kind)
 
 
 def name_of(kind: str) -> str:
-    """What the user calls such a device."""
+    """Return the user's word for a device of this type."""
     return NAMES.get(kind, f"{kind} device")
 
 
@@ -142,23 +144,23 @@ def set_device(device: torch.device) -> None:
 
 
 def current_device(kind: str) -> torch.device:
-    """The current device of this thread."""
+    """Return the current device of this thread."""
     return torch.device(kind, module(kind).current_device())
 
 
 def backend_for(kind: str) -> str | None:
-    """The collective backend of a device type; None if no backend serves it."""
+    """Return the collective backend of a device type; None if no backend serves it."""
     found: str | None = dist.Backend.default_device_backend_map.get(kind)
     return found
 
 
 def backends_by_kind(backend: str) -> dict[str, str]:
-    """What "cpu:gloo,cuda:nccl" says; {} of one name."""
+    """Parse a name such as "cpu:gloo,cuda:nccl" into backends by type; {} for a plain name."""
     return dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
 
 
 def serves(backend: str, kind: str) -> bool:
-    """Whether a backend takes tensors of a device type. One that torch doesn't know may."""
+    """Whether a backend accepts tensors of a device type, of any shape; True for unknown ones."""
     parts = backends_by_kind(backend)
     if parts:
         return kind in parts
@@ -170,28 +172,28 @@ def serves(backend: str, kind: str) -> bool:
 
 
 def event(device: torch.device, timed: bool = False) -> Event:
-    """Return a new event. ``timed``: it measures the time between two."""
+    """Return a new event. If ``timed``, the time between two events can be measured."""
     if device.type != "cuda":
         return cast(Event, torch.Event(device.type, enable_timing=timed))
     return cast(Event, module(device.type).Event(enable_timing=timed))
 
 
 def recorded(device: torch.device) -> Event:
-    """A new event, after what the device's current stream has to do by now."""
+    """Return a new event, recorded after the present work of the device's current stream."""
     made = event(device)
     made.record()
     return made
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """A copy of a host's tensor on a device, for which the host does not wait."""
+    """Return a copy of a host's tensor (same shape and dtype) on a device, without waiting."""
     if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether a device type lets work run beside other work."""
+    """Whether a device type has streams, so that work can run concurrently."""
     return hasattr(module(device.type), "Stream")
 
 
@@ -204,13 +206,13 @@ def current_stream(device: torch.device) -> Any:
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Inside, operations of the stream's device are queued on it."""
+    """Return a context in which operations of the stream's device are queued on the stream."""
     using: AbstractContextManager[object] = module(stream.device.type).stream(stream)
     return using
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream is being captured into a graph, which forbids to ask it."""
+    """Whether the current stream is being captured into a graph, and so can't be queried."""
     ask = getattr(module(device.type), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
@@ -219,19 +221,19 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def memory_info(kind: str, index: int) -> tuple[int, int]:
-    """Free and total bytes of a device. It initialises the device."""
+    """Return the free and total bytes of a device. This initialises the device."""
     free, total = module(kind).mem_get_info(index)
     return int(free), int(total)
 
 
 def memory_stats(device: torch.device) -> dict[str, Any]:
-    """The figures of torch's allocator; empty before the first use, or if the type has none."""
+    """Return the statistics of torch's allocator; {} before first use, or if the type has none."""
     ask = getattr(module(device.type), "memory_stats", None)
     return {} if ask is None else dict(ask(device))
 
 
 def random_state(kind: str) -> Tensor | None:
-    """The state of the current device's generator; None if there is none yet."""
+    """Return the state of the current device's generator (dtype uint8); None if there is none."""
     ask = getattr(module(kind), "get_rng_state", None)
     return None if ask is None or not is_initialized(kind) else cast(Tensor, ask())
 

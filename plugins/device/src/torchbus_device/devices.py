@@ -21,7 +21,7 @@ BROUGHT_BY = {
     "mlu": "torch_mlu",
     "musa": "torch_musa",
 }
-"""Device types of packages beside torch."""
+"""Device types that other packages add to torch, with the module to import."""
 NO_TPU = (
     "accelerator={!r}: torch {} sees no TPU. Install torch_tpu on a host with TPUs; torch_xla ends"
     " with torch 2.9. torchbus-tpu is experimental, never run on a TPU (contrib/tpu/README.md)"
@@ -33,7 +33,7 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
 def threads_per_rank(ranks: int) -> int:
     """Return how many CPU threads each rank of this node uses.
 
-    OMP_NUM_THREADS decides. Without it, each rank gets an equal part of the processors.
+    If OMP_NUM_THREADS is not set, each rank gets an equal part of the processors.
     """
     return (
         torch.get_num_threads()
@@ -46,7 +46,8 @@ def threads_per_rank(ranks: int) -> int:
 class DevicePlan:
     """The devices of one node.
 
-    ``indices``: device numbers, empty on CPU. ``count``: the number of ranks.
+    ``count`` is the number of ranks. ``indices`` are the device numbers, empty on CPU.
+    ``automatic`` is True for ``devices="auto"``.
     """
 
     kind: str
@@ -66,8 +67,8 @@ class DevicePlan:
 def plan_devices(devices: Devices = "auto", accelerator: str = "auto") -> DevicePlan:
     """Parse ``devices`` (int, -1, "auto", list of device numbers, "1,3") for an accelerator.
 
-    The accelerator is "auto", "cpu", "gpu" (any), or a device type as "cuda". A count of 0, "0" and
-    ``accelerator="cpu"`` mean CPU. Raises UsageError with the facts of this machine.
+    The accelerator is "auto", "cpu", "gpu" (any), or a device type such as "cuda". A count of 0,
+    "0" and ``accelerator="cpu"`` mean CPU. Raises UsageError with the facts of this machine.
     """
     kind = chosen_kind(accelerator)
     there = accelerators.count(kind) if kind else 0
@@ -80,10 +81,10 @@ def plan_devices(devices: Devices = "auto", accelerator: str = "auto") -> Device
 
 
 def chosen_kind(accelerator: str) -> str | None:
-    """The device type that ``accelerator=`` means; None for a CPU.
+    """Return the device type that ``accelerator=`` means; None for a CPU.
 
-    "auto" leaves a Mac's MPS aside: it is one device, and many scripts do without it.
-    Raises UsageError if there is no such device.
+    "auto" does not choose a Mac's MPS, which is a single device that many scripts don't use. Raises
+    UsageError if there is no such device.
     """
     if accelerator == "cpu":
         return None
@@ -106,7 +107,7 @@ def _modules() -> list[object]:
 
 
 def _unknown(accelerator: str) -> str:
-    """Say which package adds a device type, or which types there are."""
+    """Return a message that names the package of a device type, or the known types."""
     if accelerator in ("tpu", "xla"):
         return NO_TPU.format(accelerator, torch.__version__)
     names = ["auto", "cpu", "gpu", *accelerators.known()]
@@ -202,8 +203,8 @@ def _seen(kind: str | None, count: int) -> str:
 def find_usable_devices(num_devices: int = -1) -> list[int]:
     """Return the numbers of GPUs that no other process uses, at most ``num_devices``. -1 means all.
 
-    A GPU is free if less than 5% of its memory is in use. Raises UsageError if there are fewer; the
-    message names the occupied ones.
+    A GPU counts as unused if less than 5% of its memory is in use. Raises UsageError, which names
+    the occupied GPUs, if there are fewer.
     """
     kind = accelerators.current()
     total = accelerators.count(kind) if kind else 0
@@ -229,10 +230,11 @@ for index in range(kind.device_count()):
 
 
 def _free_devices(kind: str) -> list[int]:
-    """Ask here if this process uses the devices already, or if only a script can import them.
+    """Return the numbers of the devices whose memory is free.
 
-    Otherwise ask in another process: the question initialises every device, which would forbid a
-    later fork.
+    Reading the free memory initialises every device, which would forbid a later fork. So another
+    process does it, unless this process uses the devices already, or the script's imports added
+    the device type.
     """
     if accelerators.is_initialized(kind) or kind not in OF_TORCH:
         reported = [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """A batch of the host, and its copy, which is whole once the event is done."""
+    """A batch on the host, and its copy on the device, which is complete after the event."""
 
     batch: object
     copy: object
@@ -34,8 +34,8 @@ class Moved(NamedTuple):
 class BatchesToDevice:
     """Moves batches to this rank's device, so that ``.to(device)`` is unnecessary.
 
-    Batches are copied from pinned memory, on a separate stream. After a backward, the next one
-    is copied if a worker has made it: the copy runs beside the step.
+    Batches are copied from pinned memory, on a separate stream. After a backward, the next batch is
+    copied if a worker has made it, so that the copy runs during the step.
     """
 
     def __init__(self, session: Context) -> None:
@@ -61,7 +61,7 @@ class BatchesToDevice:
 
     @hookimpl
     def after_backward(self) -> None:
-        """Move the next batch, if it is there and the loop reads it in this thread."""
+        """Move the next batch if it is ready, and if the loop reads batches in this thread."""
         if self._latest is None or self._next is not None:
             return
         iterator, thread = self._latest[0](), self._latest[1]
@@ -79,7 +79,7 @@ class BatchesToDevice:
             return Moved(batch, copy, accelerators.recorded(self._session.device))
 
     def _handed_over(self, moved: Moved) -> object:
-        """Let the loop's stream wait for the copy, and keep its memory until the loop is done."""
+        """Let the loop's stream wait for the copy, and hold its memory until the loop is done."""
         stream = accelerators.current_stream(self._session.device)
         stream.wait_event(moved.event)
         for leaf in leaves(moved.copy):
@@ -91,8 +91,8 @@ class BatchesToDevice:
 def to_device(value: object, device: torch.device, pin: bool = False) -> object:
     """Return the same batch with its tensors on the device.
 
-    Objects of other classes are moved by their own ``to``. ``pin``: from pinned memory, for which
-    the host does not wait.
+    Objects of other classes are moved by their ``to`` method. With ``pin``, tensors are copied from
+    pinned memory, and the host does not wait.
     """
 
     def moved(leaf: Any) -> object:
@@ -106,15 +106,15 @@ def to_device(value: object, device: torch.device, pin: bool = False) -> object:
 
 
 def _has_to(leaf: object) -> bool:
-    """Whether it is a batch of a custom class, such as a PackedSequence or a graph."""
+    """Whether an object has a ``to`` method, such as a PackedSequence or a graph."""
     return not isinstance(leaf, type) and callable(getattr(leaf, "to", None))
 
 
 class ModelsToDevice:
-    """Moves a model whose tensors are all on the CPU, as its optimizer or its first call shows it.
+    """Moves models whose tensors are all on the CPU, when an optimizer or a first call shows them.
 
-    Parameters stay the same objects, so optimizers keep them. A script that moves its models itself
-    has done so by then.
+    Parameters stay the same objects, so optimizers still hold them. A script that moves its models
+    itself has done so by then.
     """
 
     def __init__(self, session: Context) -> None:
@@ -123,9 +123,9 @@ class ModelsToDevice:
 
     @hookimpl
     def session_start(self, session: Context) -> None:
-        """Make the device that ``devices=[1]`` names the current one: ``.cuda()`` means that.
+        """Make the device that ``devices=[1]`` names the current one, which ``.cuda()`` uses.
 
-        Of several ranks, each sees its own device only.
+        With several ranks, each sees only its own device.
         """
         device = session.device
         if session.world_size == 1 and device.index:
@@ -137,7 +137,7 @@ class ModelsToDevice:
     def parameters_added(
         self, optimizer: Optimizer | None, parameters: list[Tensor]
     ) -> Generator[None, object, object]:
-        """Before any other plugin looks at them."""
+        """Move models and state before any other plugin gets the parameters."""
         if optimizer is None or self._session.captures(optimizer):
             for model in objects.models_of(parameters):
                 self._move(model)
@@ -175,7 +175,7 @@ def move_data(tensors: Iterable[Tensor], device: torch.device) -> None:
 
 
 def _give(tensor: Tensor, values: Tensor) -> None:
-    """Devices of other packages than torch can't take the place of a CPU's data: swap instead."""
+    """Give a tensor other values. If a device of another package can't replace its data, swap."""
     try:
         tensor.data = values
     except RuntimeError:
@@ -183,7 +183,7 @@ def _give(tensor: Tensor, values: Tensor) -> None:
 
 
 def _move_state(optimizer: Optimizer, device: torch.device) -> None:
-    """Moments follow their parameters; counts of steps stay where torch keeps them."""
+    """Move moments to their parameters' device; step counts stay where torch puts them."""
     for parameter, state in optimizer.state.items():
         for value in state.values():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
@@ -191,7 +191,7 @@ def _move_state(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def always(session: Context) -> list[object]:
-    """Return what moves batches and models, for a session on an accelerator."""
+    """Return the plugins that move batches and models, for a session on an accelerator."""
     if session.device.type == "cpu":
         return []
     plugins: list[object] = [BatchesToDevice(session)]
@@ -201,5 +201,5 @@ def always(session: Context) -> list[object]:
 
 
 def _was_asked_for(session: Context) -> bool:
-    """Whether the call names a device. If not, a script may mean the CPU by saying nothing."""
+    """Whether the call names devices. If not, the script may intend to use the CPU."""
     return any(session.options[name] != "auto" for name in ("devices", "accelerator"))

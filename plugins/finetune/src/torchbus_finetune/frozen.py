@@ -233,8 +233,8 @@ WILD = re.compile(r"\*|\?|\[[^]]*\]")
 class FrozenModules:
     """Modules that are frozen until a step, or until an epoch.
 
-    ``pattern``: a name, or names by ``*``, ``?`` and ``[...]``. ``step``: the number of real steps
-    that the loop makes before. ``epoch``: the number that ``s.epochs`` gives, from 0. One of the
+    ``pattern`` is a name, or a pattern with ``*``, ``?`` and ``[...]``. ``step`` is the number of
+    real steps that the loop makes before. ``epoch`` is a number of ``s.epochs``, from 0. One of the
     two is None.
     """
 

@@ -187,7 +187,7 @@ class Finetune:
 
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-"""What groups hold that is a learning rate."""
+"""The keys of groups that are learning rates."""
 RATES_BY_GROUP = ("base_lrs", "max_lrs")
 OTHERS_BY_GROUP = ("lr_lambdas", "min_lrs", "base_momentums", "max_momentums")
 """Lists of torch's schedulers with one value for each group."""
@@ -219,7 +219,7 @@ def groups_missing(
 
 
 def groups_held(optimizer: Optimizer) -> set[int]:
-    """The ids of an optimizer's parameters."""
+    """Return the ids of an optimizer's parameters."""
     return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 

@@ -25,9 +25,8 @@ LONG_IN_LOADER_PCT = 30.0
 
 
 class IdleGpu:
-    """Warns if, over ten measurements, the GPU is busy for less than half of the time.
-
-    And if the loop is in the loader for more than 30 % of it.
+    """Warns if, over ten measurements, the GPU is busy for less than half of the time, and the loop
+    is in the loader for more than 30 % of it.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ ROUNDS = 5
 SLOWER = 1.25
 PART_OF_STEP = 0.1
 REPORTS_PER_S = 1000
-"""Of all ranks together: one store serves them, and answers about 50 times that number."""
+"""The number for all ranks together. One store serves them, and can answer about 50 times more."""
 
 
 @dataclass(frozen=True)

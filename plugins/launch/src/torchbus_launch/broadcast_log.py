@@ -16,7 +16,7 @@ from torchbus_launch.store import SealedStore
 
 
 class Looking:
-    """Calls ``look()`` again and again; ``found()`` is its first result that is not None."""
+    """Calls ``look()`` repeatedly in a thread; ``found()`` is its first result that is not None."""
 
     def __init__(self, look: Callable[[], BaseException | None], pause_s: float) -> None:
         self._look = look
@@ -169,9 +169,9 @@ class BroadcastLog:
     A thread blocks in the store until the next entry exists, so an idle rank makes no requests,
     with any number of ranks.
 
-    ``store``: the store that all ranks share; the thread opens its own connection.
-    ``answer``: rank 0's reply to a WHERE or a NOTE, which the other ranks then read in the store.
-    ``lost``: whether the store has gone.
+    ``store`` is the store that all ranks share; the thread opens a separate connection to it.
+    ``answer`` computes rank 0's reply to a WHERE or a NOTE, which other ranks read from the store.
+    ``lost`` is True once the store has gone.
     """
 
     def __init__(self, store: SealedStore, answer: Callable[[str], str] | None = None) -> None:
@@ -199,7 +199,7 @@ class BroadcastLog:
     def append(self, store: SealedStore, item: str) -> None:
         """Append an entry; entries that several ranks append appear once.
 
-        ``store``: the caller's connection. Raises RuntimeError if the store has gone.
+        ``store`` is the caller's connection. Raises RuntimeError if the store has gone.
         """
         if item in self._items:
             return
@@ -216,7 +216,7 @@ class BroadcastLog:
 
     def _run(self) -> None:
         while not self.lost and not {FAILED, ALL_ENDED} & {*self._items[-1:]}:
-            with contextlib.suppress(RuntimeError):  # raised after the longest wait, too
+            with contextlib.suppress(RuntimeError):  # also raised after LONGEST_WAIT
                 self._store.wait(_name(len(self._items) + 1))
             try:
                 item = self._store.read(_name(len(self._items) + 1))
@@ -237,7 +237,7 @@ def _name(number: int) -> str:
 
 
 def _keep_alive(descriptor: int) -> None:
-    """Let the kernel show routers that a silent connection is in use."""
+    """Let the kernel send keepalives, so that routers don't drop a silent connection."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if sys.platform == "linux":

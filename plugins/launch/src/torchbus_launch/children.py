@@ -18,9 +18,8 @@ from torchbus_redaction.redactor import redacted_output
 class Child:
     """A rank that this one started.
 
-    ``pid``: its process id.
-    ``process``: its handle if it runs the script again; None if it was forked.
-    ``errors``: the file that receives its stderr.
+    ``process`` is its handle if it runs the script again, or None if it was forked. ``errors`` is
+    the file that receives its stderr.
     """
 
     def __init__(
@@ -52,12 +51,12 @@ class Child:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Close the file with its stderr."""
+        """Close the file that has its stderr."""
         if self._errors is not None:
             self._errors.close()
 
     def describe_exit(self) -> str:
-        """Return how it ended, as the end of a sentence."""
+        """Return how it ended, as a predicate for "rank 1 ..."."""
         status = self.poll()
         if status is None:
             return "still runs"
@@ -78,7 +77,8 @@ class Child:
 def standard_input() -> int:
     """Open an input with nothing to read, and return its descriptor.
 
-    It is the terminal if there is one, opened for writing only: some scripts ask it for its size.
+    The input is the terminal if there is one, opened for writing only, because some scripts ask for
+    the terminal's size. Otherwise, it is the null device.
     """
     try:
         return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
@@ -94,7 +94,7 @@ def error_file() -> IO[bytes]:
 def wait_for(children: list[Child], seconds: float) -> list[Child]:
     """Wait until all children have ended; return those that have not.
 
-    It waits at most ``seconds``, or longer on a busy machine.
+    This takes at most ``seconds``, or longer on a busy machine.
     """
     clock = FairClock(0.05)
     while (
@@ -127,7 +127,7 @@ ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atex
 def end_children(children: list[Child], in_peace: bool, cause: str = "") -> None:
     """Wait for the children, end those that stay, and print what their guards wrote about it.
 
-    ``cause``: why the job ends, if nothing has shown that yet. It comes before the other lines.
+    ``cause`` says why the job ends, if nothing has printed that yet. It is printed first.
     """
     late = wait_for(children, CHILD_GRACE_S)
     if late and in_peace:

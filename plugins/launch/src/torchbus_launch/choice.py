@@ -68,9 +68,9 @@ COUNTS = r"torch\.{0}\.is_available|torch\.accelerator\.is_available"
 def is_lost_in_a_fork(kind: str) -> bool:
     """Return whether a forked rank could not use devices of this kind.
 
-    That is so once this process has initialised them, or once ``torch.cuda.is_available()`` has
+    It could not once this process has initialised them, or once ``torch.cuda.is_available()`` has
     counted the GPUs through the driver. torch reports the latter only in a forked process, so this
-    function forks one and asks there.
+    function forks a process and asks there.
     """
     kinds = {"cuda", accelerators.built_in() or "cuda"} if kind == "cpu" else {kind}
     if any(map(accelerators.is_initialized, kinds - {*accelerators.ONE_DEVICE})):
@@ -85,10 +85,11 @@ def is_lost_in_a_fork(kind: str) -> bool:
 
 
 def count_devices_for_backward() -> None:
-    """Let backward count the GPUs now, if there are none. It does so once, at its first call.
+    """Run a small backward now if there are no GPUs, since torch counts them at the first backward.
 
-    A build for GPUs believes in eight once it has traced a model on a machine without any. A
-    backward after that would start threads for them, and the next block could not fork.
+    Once it has traced a model on a machine without GPUs, a torch that is built for GPUs reports
+    eight. A first backward after that would start threads for them, and the next block could not
+    fork.
     """
     if accelerators.current() is None:
         with torch.enable_grad():
@@ -170,7 +171,7 @@ def _name(kind: str) -> str:
 def _threads_lost_in_a_fork() -> Iterator[str]:
     """Yield the names of Python's threads, and of library threads that set a name.
 
-    The threads of OpenMP and BLAS pools have none.
+    The threads of OpenMP and BLAS pools set no name.
     """
     yield from (
         thread.name for thread in threading.enumerate() if thread is not threading.main_thread()

@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 
 OPERATORS = tuple(module.__name__ for module in (torch._ops, torch._library))
-"""Where the collectives of divided tensors end. Without one: AttributeError at
+"""Modules with the innermost frames of divided tensors' collectives. Without one: AttributeError at
 ``import torchbus``.
 """
 
 frames_of_threads: Callable[[], dict[int, FrameType]] = sys._current_frames
-"""The innermost of each thread. Without it: AttributeError when the ranks are launched."""
+"""The innermost frame by thread. Without it: AttributeError when the ranks are launched."""
 
 
 def collectives_begun(group: Any) -> int:
-    """RuntimeError if the backend doesn't count.
+    """Return how many collectives a group has begun. RuntimeError if the backend doesn't count.
 
     Without ``_device_types``, ``_get_backend`` or ``_get_sequence_number_for_group``:
     AttributeError when a rank may hang.
@@ -48,15 +48,16 @@ def begun() -> int | None:
 
 
 def import_compiler() -> None:
-    """Import what torch's first optimizer imports, which takes seconds.
+    """Import torch's compiler, as torch's first optimizer does, which takes seconds.
 
-    Once before a fork, not once on each rank. Without ``_dynamo``: ImportError at the fork.
+    Called before a fork, so that not every rank imports it. Without ``_dynamo``: ImportError at the
+    fork.
     """
     import torch._dynamo  # noqa: F401
 
 
 def batches_come(iterator: object) -> int | None:
-    """How many have come from the workers.
+    """Return how many batches have come from the workers.
 
     Without ``_rcvd_idx``: UsageError when the loaders' patch is installed.
     """

@@ -13,8 +13,8 @@ LARGEST, IRREGULAR = 16 << 20, "it is not a regular file"
 def read_text(path: Path) -> str:
     """Return the text of the file.
 
-    Raises OSError, also for what would keep the command waiting or fill its memory, and ValueError
-    for what is not UTF-8.
+    Raises OSError, also for a file that would block the command or fill its memory, and ValueError
+    if the text is not UTF-8.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:

@@ -16,7 +16,7 @@ from torchbus_launch.store import SealedStore, StoreBarrier
 class EndCounts(NamedTuple):
     """The counts of a rank at its end.
 
-    ``collectives``: those of the main process group; None if its backend does not count them.
+    ``collectives`` counts those of the main process group; None if its backend does not count them.
     """
 
     rank: int
@@ -40,9 +40,9 @@ class EndCounts(NamedTuple):
     def never_comes_to(self, place: RankPosition, begun: int | None) -> bool:
         """Return whether a rank waits in a synchronisation that this rank has never begun.
 
-        The other rank waits at ``place`` and has begun ``begun`` collectives. Every rank takes
-        part in each backward and in each collective of the main group. It may have no part in a
-        collective of another group. A rank that waits in backward 12 may have counted it already.
+        The waiting rank is at ``place`` and has begun ``begun`` collectives. Every rank takes part
+        in each backward and in each collective of the main group, but perhaps not in collectives of
+        other groups. A rank that waits in backward 12 may have counted that backward already.
         """
         match place.waits_in.split():
             case ["backward", number, *_] if int(number) > self.backwards:
@@ -67,7 +67,7 @@ class JobEnd:
     def say_loop_ended(self, mine: EndCounts) -> None:
         """Announce that this rank's loop has ended, before the collectives at the end of the block.
 
-        It is broadcast unless a rank with equal or less progress has been announced.
+        The counts are broadcast unless a rank with equal or smaller counts has been announced.
         """
         reported = map(EndCounts.read, self._log.all(ENDED))
         if not any(other.is_no_more_than(mine) for other in reported):
@@ -92,7 +92,7 @@ class JobEnd:
 
     def leave(self) -> None:
         """Announce that this rank no longer needs the store."""
-        self._store.set(f"left/{self._rank}", "")  # for a rank that misses this one
+        self._store.set(f"left/{self._rank}", "")  # for a rank that gets no heartbeat of this one
         self._left.say()
 
     def wait_for_all(self, seconds: float) -> None:

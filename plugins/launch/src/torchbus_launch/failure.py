@@ -29,9 +29,9 @@ LOST = (
 class Failure:
     """A failure: which rank failed, and how.
 
-    ``traceback``: rank 0 prints it if it is not empty.
-    ``diverged``: no rank failed, but the ranks can't continue together.
-    ``frozen``: the rank can't exit; another process must kill it.
+    Rank 0 prints ``traceback`` if it is not empty. ``diverged`` is True if no rank failed, but the
+    ranks can't continue together, and ``frozen`` if the rank can't exit, so that another process
+    must kill it.
     """
 
     rank: int
@@ -77,7 +77,7 @@ def parse(text: bytes) -> Failure:
 
 
 def show(failure: Failure) -> None:
-    """Print the traceback of the rank that failed, or its error if it is without one."""
+    """Print the traceback of the rank that failed, or its error if there is no traceback."""
     if failure.traceback:
         say(failure.traceback, f"[rank {failure.rank}] ")
     else:
@@ -87,7 +87,7 @@ def show(failure: Failure) -> None:
 def is_consequence(error: BaseException) -> bool:
     """Return whether the error looks like that of a rank whose peer has gone.
 
-    Also if it came inside a plugin's listener.
+    If a plugin's listener failed, its cause is examined.
     """
     while isinstance(error, PluginError) and error.__cause__ is not None:
         error = error.__cause__

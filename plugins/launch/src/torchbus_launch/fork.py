@@ -53,7 +53,7 @@ def start(request: LaunchRequest) -> Job:
     store = nodes.open_store(request)
     children: list[Child] = []
     parent_pid = os.getpid()
-    # Collecting a process group of an earlier session joins its threads. Only the parent has them.
+    # Collecting a process group of an earlier session joins its threads, which only the parent has.
     gc.collect()
     garbage.freeze()
     for local_rank in range(1, nodes.local_world_size):
@@ -87,7 +87,7 @@ def _join(world: World, request: LaunchRequest, parent_pid: int, keep: SealedSto
 def _become_a_rank(request: LaunchRequest, store: SealedStore, error_fd: int) -> SealedStore:
     """Release the parent's connections and threads, and connect to the store again."""
     # The child lacks the parent's OpenMP threads. Without this line, its first parallel region
-    # would wait for them for ever.
+    # would wait for them forever.
     torch.set_num_threads(1)
     write_to_no_file_of_the_parent()
     if not request.print_all_ranks:

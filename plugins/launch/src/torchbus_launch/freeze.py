@@ -24,7 +24,7 @@ FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0
 class LocalProcesses:
     """The other ranks of this host, found through the store, where each host has a list.
 
-    ``at_most``: how many ranks may be on this host, including this one.
+    ``at_most`` is the number of ranks that may be on this host, including this one.
     """
 
     def __init__(self, store: SealedStore, rank: int, at_most: int) -> None:
@@ -38,7 +38,7 @@ class LocalProcesses:
             self._enter(json.dumps([rank, self._mine]))
 
     def _enter(self, mine: str) -> None:
-        """Put this rank at the end of its host's list, and read what is before it."""
+        """Put this rank at the end of its host's list, and read the entries before it."""
         while (there := self._store.compare_set(self._entry(), "", mine)) != mine.encode():
             self._take(there)
         self._listed += 1
@@ -97,18 +97,18 @@ class LocalProcesses:
             other.end({neighbour.pid for neighbour in self.found.values()})
 
 
-PULSE_LONGEST_PAUSE_S = 30.0  # one request in 10 s: less than one a second for all ranks of a host
+PULSE_LONGEST_PAUSE_S = 30.0  # for three requests: less than one a second from a host's ranks
 HEARS_ALL_AFTER = 0.4
 
 
 class Pulse:
-    """Raises this rank's count, and reads that of the next rank, which reads that of its next one.
+    """Raises this rank's heartbeat count in the store, and reads the count of the next rank.
 
-    Once a rank is silent for a part of ``freeze_timeout``, it reads those of all ranks in
-    ``received``. So the number of requests does not depend on the number of ranks.
+    Once a rank was silent for a part of ``freeze_timeout``, the counts of all ranks in ``received``
+    are read. So usually, the number of requests does not depend on the number of ranks.
 
-    In a stopped process, or one whose native code holds Python's lock, no Python thread runs. In a
-    slow process they still run.
+    A stopped process, or one whose native code holds Python's lock, runs no Python thread and so
+    sends no heartbeat. A slow process still does.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Pulse:
         self._last = dict.fromkeys(received, (0, 0.0))
 
     def beat(self) -> bool:
-        """Raise this rank's count and read the others' if the pause is over; call it often."""
+        """Raise this rank's count and read others if the pause is over. Call it often."""
         now_s = self._clock.seconds()
         if now_s < self._next_s:
             return False
@@ -149,11 +149,11 @@ class Pulse:
         return True
 
     def hear_again(self, rank: int) -> None:
-        """Restart the time of silence of a rank that other evidence shows to be alive."""
+        """Restart the time of silence of a rank that is debugged, or has left."""
         self._last[rank] = (self._last[rank][0], self._clock.seconds())
 
     def silent(self, part: float = 1.0) -> list[int]:
-        """Return the ranks that were silent for this part of ``freeze_timeout``."""
+        """Return the ranks that were silent for ``part * freeze_timeout``."""
         now_s = self._clock.seconds()
         return [
             rank
@@ -173,11 +173,11 @@ LAUNCHED_HERE = ("session", "fork", "spawn")
 class Freeze:
     """Watches other ranks for signs of life.
 
-    A rank watches the rank after itself and, once that is silent, those of its own host. So if
+    A rank watches the rank after itself and, once that is silent, all ranks of its own host. So if
     several ranks freeze, a live rank watches at least one of them.
 
-    ``waited()``: returns the workers that this rank's main thread waits for, and their progress.
-    ``parent_pid``: the process id of the rank that started this one, or None.
+    ``waited()`` returns the workers that this rank's main thread waits for, and their progress.
+    ``parent_pid`` is the process id of the rank that started this one, or None.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Freeze:
 
     def beat(self) -> None:
         """Send this rank's heartbeat, and check for a stall. Call it often, from one thread."""
-        # if the store has gone, those who need it report that
+        # if the store has gone, the checks that need it report that
         with contextlib.suppress(RuntimeError):
             self.local_processes.discover()
             if self._pulse.beat():
@@ -219,8 +219,8 @@ class Freeze:
     def look(self) -> Failure | None:
         """Return the failure of a frozen rank, if there is one.
 
-        It may be this rank, if its main thread or a worker is stalled. Its guard still runs and
-        ends it.
+        The failure may be this rank's, if its main thread or a worker is stalled. Then its guard
+        still runs and ends it.
         """
         for rank in self._pulse.silent():
             if self.has_left(rank) or self.local_processes.is_debugged(rank):
@@ -255,7 +255,7 @@ class Freeze:
     def end(self, rank: int, summary: str) -> None:
         """End a frozen rank if it is on this host, and other frozen ranks of this host with it.
 
-        None of them could exit.
+        Frozen ranks can't exit without help.
         """
         silent = [other for other in self._pulse.silent(part=0.5) if not self.has_left(other)]
         self._end_all({rank, *silent}, summary)
@@ -263,7 +263,7 @@ class Freeze:
     def away(self, seconds: float) -> RankFailed | None:
         """Return the error for a store that has not answered for ``seconds``, or None.
 
-        It does not ask the store itself, so any thread can call it.
+        This does not use the store, so any thread can call it.
         """
         if self.local_processes.is_debugged(0):
             return None
@@ -300,7 +300,7 @@ class Freeze:
             self.local_processes.end(rank, text if self._is_parent(rank) else "")
 
     def say(self, text: str) -> None:
-        """Print a text that the user sees; a started rank writes it to its parent's stderr."""
+        """Print a text where the user sees it: a started rank writes to its parent's stderr."""
         parent = next(
             (
                 process

@@ -9,19 +9,19 @@ from itertools import compress
 from torchbus import objects
 
 IMMORTAL_AT_MOST = 2_000
-"""Python 3.12 freezes its immortal objects, some 375. More than this, and the script has frozen."""
+"""Python 3.12 freezes about 375 immortal objects. If there are more, the script has frozen some."""
 
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code, or an extension, has made
 
 
 def freeze() -> None:
-    """Let the garbage collector pass over all that is alive, until ``thaw``.
+    """Let the garbage collector ignore all objects that are alive, until ``thaw``.
 
-    It writes to each object that it looks at, so a forked process would get a copy of every page.
-    ``objects.alive`` need not look at them either: it gets the few that may be asked for.
+    The collector writes to each object that it examines, so a forked process would get a copy of
+    every page. ``objects.alive`` can't list frozen objects, so it gets the few that it may need.
     """
     if gc.get_freeze_count() > IMMORTAL_AT_MOST:
-        return  # the script has done it, and only the script may undo it
+        return  # the script has called gc.freeze, and only the script may undo that
     listed = gc.get_objects()
     kinds = {kind for kind in set(map(type, listed)) if _may_be_sought(kind)}
     wanted = compress(listed, map(kinds.__contains__, map(type, listed)))

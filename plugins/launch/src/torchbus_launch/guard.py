@@ -24,7 +24,7 @@ DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
 INSIST_AFTER_S = 2.0  # when to repeat the interrupt, within KILL_AFTER_S
 RELEASE_WITHIN_S = 3.0
-LOCAL_AFTER_S = 3.0  # by then, a loop that caught its own error has left or has resumed
+LOCAL_AFTER_S = 3.0  # by then, a loop that caught its own error has left or continues
 HANDLED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 INTERRUPT = signal.SIGURG  # scripts do not handle it, and processes without a handler ignore it
 FORCED = "does not leave native code and is ended by force"
@@ -35,18 +35,21 @@ class Leave(SystemExit):
 
 
 class Guard:
-    """Calls ``look()`` again and again, and stops this rank if it returns a reason.
+    """Calls ``look()`` repeatedly, and stops this rank if it returns a reason.
 
     The guard raises the reason in the main thread. If the loop catches it and continues, the guard
     raises ``Leave``. An error of the guard itself also ends the rank: without a guard, the rank
-    could wait for ever.
+    could wait forever.
 
-    ``seen_signal``: the last SIGINT, SIGTERM or SIGHUP.
-    ``handled``: signals that a plugin handles.
-    ``beat()``: called as often as ``look()``, and still called while this rank leaves.
-    ``away(seconds)``: returns an error, or None, for a look that has not returned for this time.
-    ``report(error)``: records a reason that this rank has detected.
-    ``before_kill()``: prints why the job ends, before this rank is ended by force.
+    Args:
+        report_signal: records a signal that this rank has received.
+        beat: called as often as ``look()``, and still called while this rank leaves.
+        away: returns an error, or None, for a look that has not returned for this many seconds.
+        report: records a reason that this rank has detected.
+        before_kill: prints why the job ends, before this rank is ended by force.
+
+    ``seen_signal`` is the last SIGINT, SIGTERM or SIGHUP. ``handled`` are the signals that a plugin
+    handles.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Guard:
         if self._loop is threading.main_thread():
             self._listen_to_signals()
         leave_to_no_debugger(self._thread)
-        self._beat()  # a rank that freezes at once has begun
+        self._beat()  # so that a rank that freezes at once counts as begun
         self._thread.start()
 
     def on_release(self, release: Callable[[], None]) -> None:
@@ -143,9 +146,9 @@ class Guard:
             signal.raise_signal(self._late)
 
     def has_seen_sigint(self) -> bool:
-        """Return whether a SIGINT came; Python's handling of it may precede the guard's.
+        """Return whether a SIGINT came; Python may handle it before the guard does.
 
-        True if that is unknown: in a thread, and where a plugin handles the signal.
+        Also return True where that is unknown: in a thread, and if a plugin handles the signal.
         """
         if self._wakeup is None or self.reason is not None or self._is_others(signal.SIGINT):
             return True
@@ -157,7 +160,7 @@ class Guard:
     def forget(self) -> None:
         """Undo the signal handling in a process that was forked from this rank.
 
-        The signals of that process do not concern this rank.
+        Signals to that process do not concern this rank.
         """
         with contextlib.suppress(ValueError):  # forked from a thread other than the main one
             self._undo_signals()
@@ -198,7 +201,7 @@ class Guard:
                 ended = False
 
     def beat(self) -> None:
-        """Show that this rank and its guard live; call it during a look that takes long."""
+        """Show that this rank and its guard are alive. Call it during a look that takes long."""
         self._looking.still_there()
         self._beat()
 
@@ -225,9 +228,9 @@ class Guard:
             signal.pthread_kill(self._loop.ident, INTERRUPT)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Raise the reason; the second time, raise what a loop does not catch.
+        """Raise the reason; the second time, raise ``Leave``, which loops don't catch.
 
-        A loop that handles an exception may be in its ``finally``, which may take a moment.
+        Nothing is raised while the loop handles an exception: its ``finally`` may take a moment.
         """
         if self.leaving or self.reason is None:
             return

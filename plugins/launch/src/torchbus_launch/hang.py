@@ -18,7 +18,7 @@ from torchbus_redaction.redactor import Redactor, redacted_output
 
 ANSWERS_WITHIN_S = 2.0
 ALL_ANSWER = 1024
-"""In a larger world, only ranks that are elsewhere than the asking rank answer."""
+"""In a larger world, only ranks that are not where the asking rank is answer."""
 SLOTS = 32
 """The number of answers in a larger world."""
 
@@ -26,7 +26,7 @@ SLOTS = 32
 class Questions:
     """Exchanges the ranks' positions; runs in the guard's thread.
 
-    ``place()``: where this rank is. ``beat()``: called while this rank waits for answers.
+    ``place()`` returns where this rank is. ``beat()`` is called while this rank waits for answers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Questions:
                 self._take_slot(number, place)
 
     def ask(self) -> list[RankPosition] | None:
-        """Return the places of the ranks that answer; None if another rank asks already."""
+        """Return the positions of the ranks that answer; None if another rank already asks."""
         number = self._answered + 1
         mine = str(self._rank)
         if self._store.compare_set(f"asker/{number}", "", mine) != mine.encode():
@@ -114,7 +114,7 @@ class Questions:
 
 
 def _written(place: RankPosition) -> str:
-    """Return a place for the other ranks, without secrets in its line of code."""
+    """Return a position as JSON for other ranks, without secrets in its line of code."""
     return json.dumps(asdict(replace(place, source=Redactor().code(place.source))))
 
 
@@ -123,7 +123,7 @@ def _call(place: RankPosition) -> list[object]:
 
 
 def _on_devices(places: list[RankPosition]) -> list[RankPosition]:
-    """Return the places, of which those on devices wait only for ranks that have begun less."""
+    """Return the positions. On devices, a rank waits only if others began fewer collectives."""
     begun = {place.begun or 0 for place in places}
     waiting = max(begun) if len(begun) > 1 else -1
     return [
@@ -145,7 +145,7 @@ def report(
 ) -> str:
     """Return the report: each rank's position, the missing ranks, and the usual cause.
 
-    ``all_answer``: False if only those answered that are elsewhere than the first.
+    ``all_answer`` is False if only ranks that are not where the first one is have answered.
     """
     if not all_answer:
         return _of_some(places, world_size, waited_s)
@@ -201,22 +201,23 @@ def _cause(missing: list[RankPosition], silent: list[int]) -> str:
 
 ASK_EVERY_S = 5.0
 ASK_SOON_S = 1.5
-SOON_FOR_S = 10.0  # after a wait begins, and if one rank's loop has ended and others wait
+SOON_FOR_S = 10.0  # how long after the begin of a wait to ask every ASK_SOON_S
 RETRY_S = 1.0
 
 
 class HangWatch:
     """Finds ranks that wait long for each other; runs in the guard's thread.
 
-    One of the ranks that wait asks, and the guards answer. After a long wait, rank 0 prints the
-    answers. ``look()`` returns an error if no rank can continue: each waits in a synchronisation,
-    and not all in the same one.
+    One of the waiting ranks asks, and the guards answer. After a long wait, rank 0 prints the
+    answers. ``look()`` returns an error if no rank can continue, because all wait, but in different
+    synchronisations.
 
-    ``idle_mark()``: returns that of this rank.
-    ``beat()``: called while this rank waits for answers.
-    ``say()``: writes where the user sees it.
-    ``timeout_s``: how long a rank waits for one that is elsewhere. Gloo ends its collectives then;
-    the session's own waits, and NCCL's collectives, end by this.
+    Args:
+        idle_mark: returns this rank's mark of rest (see ``RankPosition``).
+        beat: called while this rank waits for answers.
+        say: writes a text where the user sees it.
+        timeout_s: how long a rank waits for a rank that is elsewhere. Gloo ends its collectives
+            itself after that time; this class ends the session's waits and NCCL's collectives.
     """
 
     def __init__(
@@ -249,10 +250,7 @@ class HangWatch:
         self._before: list[tuple[str, str, int, str, str]] = []
 
     def waited_s(self) -> float:
-        """Return the seconds that this rank has waited in its current synchronisation.
-
-        0.0 if it is in none.
-        """
+        """Return the seconds that this rank has waited in its current synchronisation, or 0.0."""
         place = self._place()
         line = place.line if place.waits_in != DEVICE else f"{place.backwards} {place.begun}"
         now = (place.waits_in, line) if place.waits_in else None
@@ -302,7 +300,7 @@ class HangWatch:
         )
 
     def _every_s(self, waited_s: float) -> float:
-        """Return the seconds from look to look. An accelerator shows nothing of its work."""
+        """Return the seconds from look to look, which are more if accelerators hide their work."""
         has_ended = self._log.all(ENDED) and not self._log.has(LOOPS_ENDED)
         sees = all(mark != BLIND for *_, mark, _ in self._before)
         soon = has_ended or (sees and waited_s < SOON_FOR_S)
@@ -311,7 +309,7 @@ class HangWatch:
     def _place_at_pause(self) -> RankPosition:
         """Return this rank's place, with evidence that the rank can't continue without the others.
 
-        A rank at the end has declared that it only waits. Any other rank needs the mark of rest.
+        A rank at the end has declared that it only waits. Any other rank needs a mark of rest.
         """
         place = self._place()
         remaining = END if place.waits_in == END else self._idle_mark()
@@ -322,8 +320,8 @@ class HangWatch:
     def _report(self, places: list[RankPosition], waited_s: float) -> None:
         """Print the report once for all ranks that wait.
 
-        If rank 0 answers, or may, rank 0 prints it, because only rank 0's output is visible under
-        every launcher.
+        Rank 0 prints it unless it is known not to answer, because only rank 0's output is visible
+        under every launcher.
         """
         here = "/".join(f"{place.rank}:{place.waits_in}:{place.backwards}" for place in places)
         if self._store.compare_set(f"told/{here}", "", str(self._rank)) != str(self._rank).encode():
@@ -346,7 +344,7 @@ class HangWatch:
                 self._say(text.decode())
 
     def _missing(self, places: list[RankPosition]) -> RanksDiverged | None:
-        """Return an error that names the ranks that have not come, if there are any."""
+        """Return an error that names the ranks that are not waiting, if there are any."""
         missing = [place for place in places if not place.waits_in]
         if not missing or any(place.rank == self._rank for place in missing):
             return None
@@ -360,8 +358,8 @@ class HangWatch:
     def _deadlock(self, places: list[RankPosition]) -> RanksDiverged | None:
         """Return an error if no rank can continue.
 
-        Two looks in a row must find the same places, with all ranks at rest in between. Work
-        that a busy machine has not yet started counts as work.
+        Two looks in a row must find the same positions, with all ranks at rest in between. A thread
+        that waits for a processor is not at rest.
         """
         found = [
             (place.waits_in, place.line, place.backwards, place.idle_mark, place.call)

@@ -60,7 +60,7 @@ class HealthChecks:
         self._freeze = freeze
         self.found: Failure | None = None
         """The failure that ends this rank, once it is known."""
-        # ranks of one session know more about how each other ended
+        # whether the session started the ranks, which then know more about how others ended
         self._is_ours = bool(children) or parent_pid is not None
         self._hang = HangWatch(
             store,
@@ -95,7 +95,7 @@ class HealthChecks:
         return self._ended_peer() or self._deadlock()
 
     def publish(self, store: SealedStore, found: Failure) -> Failure:
-        """Record a failure over the caller's connection; return the one that came first."""
+        """Record a failure over the caller's connection; return the failure recorded first."""
         return failure.publish(store, self._log, found)
 
     def _recorded(self) -> Failure | None:
@@ -121,14 +121,14 @@ class HealthChecks:
         except RuntimeError:
             if self._is_ours:
                 raise
-            # the store may go a moment before the process that serves it
+            # the store may disappear a moment before the process that serves it
             return self.lost_rank()
 
     def dead_rank(self) -> Failure | None:
         """Return the failure of a rank whose process has ended, if there is one.
 
-        It is a child of this process that ended with an error, or a launcher's rank on this host
-        whose process has gone.
+        Such a rank is a child of this process that ended with an error, or a launcher's rank on
+        this host whose process has gone.
         """
         for child in self._children:
             status = child.poll()
@@ -151,7 +151,7 @@ class HealthChecks:
         """Wait a moment until the rank that failed first has ended, so that its traceback comes
         first, and a launcher names that rank.
 
-        A session's own ranks need not: rank 0 prints for all.
+        Ranks that the session started don't wait, because rank 0 prints for all.
         """
         if self.found is None or self.found.diverged or self._is_ours or self._freeze is None:
             return
@@ -175,9 +175,9 @@ class HealthChecks:
         return error
 
     def _ended_peer(self) -> BaseException | None:
-        """Return an error if a rank ended its loop and will never reach what this one waits in."""
+        """Return an error if a rank's loop ended before the synchronisation that this one is in."""
         if self._log.has(LOOPS_ENDED):
-            return None  # all ranks reach what they wait in now
+            return None  # all ranks will reach the synchronisation at the end
         ends = [EndCounts.read(text) for text in self._log.all(ENDED)]
         place, begun = self._place() if ends else None, compat.begun()
         if place is None or place.waits_in in ("", END):
@@ -200,5 +200,5 @@ class HealthChecks:
 
 
 def received(rank: int, number: int) -> Failure:
-    """Make the failure that a signal on this rank is to the other ranks."""
+    """Make the failure that other ranks get for a signal on this rank."""
     return Failure(rank, f"it received {signal.Signals(number).name}")

@@ -21,8 +21,8 @@ def job() -> Any:
 def arguments_of(config: Any, given: list[str]) -> list[str]:
     """Return the command line of a rank that joins this job.
 
-    It has the job's overrides, also of a multirun, and rank 0's folder. It writes no configuration
-    and no log there.
+    The command line has the job's overrides, also those of a multirun, and rank 0's folder. It
+    turns off the configuration and the log that Hydra would write there.
     """
     flags: list[str] = []
     remaining = iter(given)

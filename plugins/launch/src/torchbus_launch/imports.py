@@ -39,7 +39,7 @@ def _call_after(spec: ModuleSpec, call: Callable[[], object]) -> None:
 
 
 def follow(calls: Mapping[str, Callable[[], object]]) -> Callable[[], None]:
-    """Call each, by the name of a module, when that is imported. Return what ends this."""
+    """Call each function once the module of its key is imported. Return how to stop that."""
     follower = _Follower(calls)
     sys.meta_path.insert(0, follower)
 

@@ -23,9 +23,9 @@ from torchbus.errors import RanksDiverged
 from torchbus_device.devices import DevicePlan
 from torchbus_launch import imports
 
-POOL = 624  # position of a Mersenne Twister after seeding, before the first draw
+POOL = 624  # the position of a Mersenne Twister after seeding, before the first draw
 AT_FIRST = (POOL, POOL - 1)  # NumPy starts one lower if the system seeded it
-DRAWS_WHEN_IMPORTED = "rich.style"  # it draws one of Python's numbers, for its ids
+DRAWS_WHEN_IMPORTED = "rich.style"  # draws one number from Python's generator for its ids
 UNLIKE = (
     "{names} was drawn from before the block, and not identically on all ranks: the script runs"
     " again for each rank, and what it drew there (a split of the data, say) differs. Seed it at"
@@ -59,7 +59,7 @@ def is_fresh(name: str, state: Any) -> bool:
 def continue_from(given: States) -> list[str]:
     """Continue from rank 0's states.
 
-    Returns the generators that this rank or rank 0 had drawn from, and whose states differ.
+    Returns the names of generators whose states differ because this rank or rank 0 had drawn.
     """
     drawn = []
     for name, mine in generator_states().items():
@@ -113,7 +113,7 @@ _guarded = threading.Event()
 
 
 def leave_with(parent_pid: int) -> None:
-    """Until a guard watches this process, end it if its parent ends."""
+    """End this process if its parent ends, until a guard watches it."""
 
     def watch() -> None:
         while not _guarded.wait(LOOK_EVERY_S):
@@ -188,7 +188,7 @@ def is_rank() -> bool:
 
 
 def device_plan() -> DevicePlan | None:
-    """Return the devices of a started rank, which sees only its own GPU, as number 0."""
+    """Return the devices of a started rank, which sees only its own GPU, as number 0, or None."""
     if _given is None:
         return None
     count, kind = _given["place"]["local_world_size"], _given["kind"]
@@ -198,7 +198,7 @@ def device_plan() -> DevicePlan | None:
 def variable(place: dict[str, object], key: bytes, kind: str, runs_again: bool) -> dict[str, str]:
     """Return the environment variable for a rank at ``place`` on a device of this kind.
 
-    Other users can't read it. ``runs_again``: whether the rank runs this script up to this point.
+    Other users can't read it. ``runs_again`` is True if the rank runs the script up to this point.
     """
     at_entry = digests() if runs_again else None
     given = {

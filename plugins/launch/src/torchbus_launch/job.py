@@ -45,8 +45,9 @@ ENDED, PASSED = "ended", "gone on"
 class Job:
     """This rank's part of the job.
 
-    ``waiting``: the synchronisation that the main thread waits in, as text, or None.
-    ``begin_alike``: whether all ranks begin the same number of collectives of the main group.
+    ``waiting`` is the synchronisation in which the main thread waits, as words and numbers, or
+    None. ``begin_alike`` is whether all ranks begin the same number of collectives of the main
+    group.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Job:
             StoreBarrier(shared_store(world), "joined", world.rank, world.world_size).say()
 
     def _watch_over(self, request: LaunchRequest, parent_pid: int | None) -> None:
-        """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
+        """Begin to watch for ranks that hang, freeze or leave, over a separate connection."""
         store = shared_store(self.world).connection(request.timeout).within("job")
         self._log = BroadcastLog(self._store, self._answer if self.world.is_main else None)
         self._log.start()
@@ -105,7 +106,7 @@ class Job:
         )
 
     def _make_guard(self) -> Guard:
-        # Lambdas, not bound methods: part() drops the connection, and the guard may outlive it.
+        # Lambdas, not bound methods: part() deletes these objects, and the guard may outlive them.
         guard = Guard(
             self.world.rank,
             lambda: self._health_checks.look(),
@@ -126,8 +127,8 @@ class Job:
     def wait_in(self, *label: object) -> None:
         """Record that the main thread is about to wait for the other ranks.
 
-        ``label``: the name of the synchronisation, with its numbers. If ranks wait for ever in
-        synchronisations of different names, the guards end them.
+        ``label`` is the name of the synchronisation, with its numbers. If ranks wait in
+        synchronisations of different names, so that none can continue, the guards end them.
         """
         self.waiting = label
 
@@ -137,11 +138,11 @@ class Job:
 
     @property
     def position(self) -> tuple[int, int]:
-        """How many synchronised backwards, and how many collectives, this rank has begun."""
+        """The numbers of synchronised backwards and of collectives that this rank has begun."""
         return self.backwards, compat.begun() or 0
 
     def _begun(self) -> int | None:
-        """How many collectives this rank has begun; None if others may begin more or fewer."""
+        """Return how many collectives this rank has begun; None if other ranks may differ."""
         return compat.begun() if self.begin_alike else None
 
     def count_backward(self) -> None:
@@ -150,14 +151,14 @@ class Job:
         self._say_notes()
 
     def on_release(self, release: Callable[[], None]) -> None:
-        """Register how to end the collectives of a process group that a plugin has made.
+        """Register a function that ends the collectives of a process group of a plugin.
 
         The guard's thread calls ``release()``.
         """
         self.guard.on_release(release)
 
     def leave_signals(self, numbers: set[int]) -> None:
-        """Leave these signals to a plugin that handles them; an empty set takes them back."""
+        """Leave these signals to a plugin that handles them. An empty set returns them all."""
         self.guard.handled = set(numbers)
 
     def stop_for(self, error: BaseException) -> None:
@@ -167,8 +168,8 @@ class Job:
     def end_loop(self, error: BaseException | None) -> BaseException | None:
         """Wait until the loops of all ranks have ended, and return the error by which they end.
 
-        Without it, what ranks do together at the end would pair with a collective of a loop that
-        continues. It is the reason to stop if this rank's loop has caught that.
+        Without this wait, collectives at the end of the block would pair with those of a loop that
+        continues. If this rank's loop has caught the reason to stop, that is returned.
         """
         if self.guard.reason is None and (error is None or _is_success(error)):
             mine = EndCounts(self.world.rank, self.backwards, self._begun())
@@ -188,8 +189,8 @@ class Job:
     ) -> bool:
         """Poll until ``met()``, without a collective.
 
-        ``asks``: whether ``met`` asks the store, which large worlds must do more slowly. Returns
-        False after ``seconds``. Raises this rank's reason to stop, if one comes up.
+        ``asks`` is True if ``met`` sends requests to the store, which are rarer in large worlds.
+        Returns False after ``seconds``. Raises this rank's reason to stop, if one comes up.
         """
         assert self.world.store is not None
         deadline, pause_s = time.monotonic() + seconds, 0.0005
@@ -205,10 +206,11 @@ class Job:
         return True
 
     def asks_rank0(self) -> Iterator[str]:
-        """Ask rank 0 where it is; yield how it has passed the place where this rank is, or "".
+        """Ask rank 0 for its position; yield how it has passed this rank's position, or "".
 
-        It has, once it has ENDED its loop, or GONE_ON: begun a collective that this rank has not.
-        The pause doubles after each question, because all ranks receive it.
+        The word is ENDED if rank 0 has ended its loop, and PASSED if it has begun a backward or a
+        collective that this rank has not. The pause between questions doubles, because all ranks
+        receive each question.
         """
         assert self.world.store is not None
         here, pause_s = self.position, 0.1
@@ -222,9 +224,10 @@ class Job:
             pause_s *= 2
 
     def note(self, text: str, *, if_well: bool = False) -> None:
-        """Let rank 0 write a line to the terminal, which it alone is sure to have.
+        """Let rank 0 write a line to the terminal, because only rank 0 is sure to have one.
 
-        ``if_well``: after the next backward or at the end, unless the ranks have diverged by then.
+        With ``if_well``, it does so after the next backward or at a successful end, so not if the
+        ranks have diverged before.
         """
         self._notes.append(text)
         if not if_well:
@@ -270,7 +273,7 @@ class Job:
         end_children(self._children, error is None, cause)
         if self._children:
             garbage.thaw()
-        self.guard.stop_looking()  # at the store, which closes once all ranks have left
+        self.guard.stop_looking()  # the store closes once all ranks have left
         self._log.stop()
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
@@ -279,7 +282,7 @@ class Job:
         self.guard.stop()
         shared_store(self.world).close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
-        # closes their connections
+        # this closes their connections
         del self._store, self._log, self._ending, self._health_checks, self._freeze
         if error is None and not self.ends_with_block:
             self.guard.deliver_late()
@@ -336,10 +339,10 @@ class Job:
         return error
 
     def _idle_mark(self) -> str:
-        """Return this rank's mark; see ``RankPosition``.
+        """Return this rank's mark of rest; see ``RankPosition``.
 
-        On an accelerator it is a constant, because threads that wait may spin. While
-        ``wait_until`` looks again and again, it is one as well.
+        On an accelerator, the mark is a constant, because waiting threads may spin. It is also a
+        constant while ``wait_until`` polls.
         """
         if self._looked > self._looked_before:
             self._looked_before = self._looked
@@ -382,7 +385,7 @@ class FailureResolver:
         self._health_checks = health_checks
 
     def resolve(self, error: BaseException) -> BaseException:
-        """Find the first failure, publish it, end the collectives, and return what to raise.
+        """Find the first failure, publish it, end the collectives, and return the error to raise.
 
         Rank 0 prints the traceback of the rank that failed first.
         """
@@ -438,7 +441,7 @@ class FailureResolver:
 
 
 def _of_another(first: Failure, error: BaseException) -> BaseException:
-    """Return what this rank raises because another one has failed."""
+    """Return the error that this rank raises because another one has failed."""
     if isinstance(error, RankFailed | RanksDiverged | KeyboardInterrupt | SystemExit):
         return error
     return first.as_error()

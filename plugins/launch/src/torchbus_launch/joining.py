@@ -84,7 +84,7 @@ class Nodes:
 def find_nodes(request: LaunchRequest) -> Nodes:
     """Return this node's place among ``num_nodes``.
 
-    Raises UsageError if the variables do not fit.
+    Raises UsageError if an environment variable is missing or invalid.
     """
     if request.num_nodes == 1:
         return Nodes(0, 1, request.devices.count, listening.LOOPBACK, 0)

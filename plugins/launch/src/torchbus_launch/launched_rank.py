@@ -120,8 +120,8 @@ def _horovodrun(env: Mapping[str, str]) -> LaunchedRank | None:
 
 
 INTERACTIVE_STEP = str(0xFFFFFFFA)
-"""The step of the shell that ``salloc`` opens: one process, beside the job's number of tasks
-(SLURM_INTERACTIVE_STEP in slurm.h).
+"""The step of the shell that ``salloc`` opens (SLURM_INTERACTIVE_STEP in slurm.h): one process,
+although SLURM_NTASKS has the number of tasks of the job.
 """
 
 
@@ -163,10 +163,10 @@ def _up_to(world_size: int) -> range:
 
 
 def _port(env: Mapping[str, str], job: str) -> int:
-    """Return MASTER_PORT, or a port made of the job's name, so that jobs on one host use different
-    ports.
+    """Return MASTER_PORT, or a port derived from the job's name, so that jobs on one host use
+    different ports.
 
-    That port is below the ephemeral ports of the system (32768 and more).
+    A derived port is below the ephemeral ports of the system (32768 and more).
     """
     chosen = 20000 + zlib.crc32(job.encode()) % 12000 if job else 29500
     return integer(env, "MASTER_PORT", chosen, PORTS)

@@ -80,7 +80,7 @@ class RankLauncher(services.Launcher):
 
 
 def _request(options: Mapping[str, Any], devices: DevicePlan) -> LaunchRequest:
-    """Return what the session asks of the launcher. Raises UsageError for too long a timeout."""
+    """Return the session's request to the launcher. Raises UsageError for too long a timeout."""
     if options["timeout_s"] > LONGEST_TIMEOUT_S:
         raise UsageError(
             f"timeout_s={options['timeout_s']:g}: torch.distributed waits for at most"

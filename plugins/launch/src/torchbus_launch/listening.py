@@ -29,8 +29,8 @@ def serve(
 ) -> dist.TCPStore:
     """Serve a store for ranks that connect to ``address``; ``port`` 0 is any free port.
 
-    A launcher's ranks find it with ``reach``, by the number of the session. Raises torch's error if
-    the port is in use.
+    A launcher's ranks find the store with ``reach``, by the number of the session. Raises torch's
+    error if the port is in use.
     """
     listener = _listener(LOOPBACK if one_host else _local_address(address), port)
     descriptor = None if listener is None else listener.detach()
@@ -53,8 +53,8 @@ def serve(
 def reach(address: str, port: int, timeout: timedelta, session: int) -> dist.TCPStore:
     """Connect to the store of this session.
 
-    The store of an earlier session of these ranks may still close on the same port, so this tries
-    again. Raises RuntimeError if the store does not appear within ``timeout``.
+    An earlier session's store may still be closing on the same port, so this function retries.
+    Raises RuntimeError if the store does not appear within ``timeout``.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     while not _serves(store := _connected(address, port, timeout), session):
@@ -78,9 +78,9 @@ def _serves(store: dist.TCPStore, session: int) -> bool:
 
 @contextlib.contextmanager
 def gloo_on_loopback(one_host: bool) -> Iterator[None]:
-    """Let gloo process groups made meanwhile listen on the loopback interface.
+    """Let gloo process groups made inside the block listen on the loopback interface.
 
-    This applies to one host, and only if the user has not named an interface.
+    This applies only to one host, and only if the user has not named an interface.
     """
     name = (
         next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
@@ -116,8 +116,8 @@ def _local_address(address: str) -> str | None:
 def _listener(number: str | None, port: int) -> socket.socket | None:
     """Return a bound socket, or None to let torch bind one.
 
-    None stands for an address that this host does not have, or for a port in use. In the latter
-    case torch raises an error, or shares the store that this process already serves there.
+    None is returned if the address is unknown or not this host's, or if the port is in use. In the
+    latter case, torch raises an error, or shares the store that this process already serves there.
     """
     if number is None:
         return None

@@ -18,9 +18,9 @@ from torchbus_launch.threads import Call
 
 END = "the end of the session"
 DEVICE = "a collective on its device"
-"""Where a rank with an accelerator may wait, whose calls begin collectives and return."""
+"""Where a rank with an accelerator may wait: its calls begin collectives, and return at once."""
 LOOKS, BLIND = "looks at the store", "of an accelerator"
-"""Marks of rest of a rank whose innermost call says nothing."""
+"""Marks of rest for a rank whose innermost call does not show what it waits for."""
 SESSION = ("torchbus.session", "torchbus.world")  # modules that define the session's methods
 DATA = "torch.utils.data.dataloader"
 
@@ -29,13 +29,15 @@ DATA = "torch.utils.data.dataloader"
 class RankPosition:
     """Where a rank is, as its guard reports it.
 
-    ``waits_in``: the synchronisation that it waits in ("backward 41", "s.barrier"), "" if none.
-    ``line``: the line of the loop, as in "train.py:57".
-    ``source``: the text of that line.
-    ``note``: what else is known.
-    ``call``: the innermost call, and its line.
-    ``idle_mark``: a mark that stays the same while the rank can't continue; "" if it may.
-    ``begun``: how many collectives of the main process group it has begun; None if unknown.
+    Args:
+        waits_in: the synchronisation in which it waits ("backward 41", "s.barrier"), or "".
+        line: the line of the loop, as in "train.py:57".
+        source: the text of that line.
+        backwards: how many synchronised backwards it has made.
+        note: what else is known.
+        idle_mark: a mark of rest that stays equal while the rank can't continue; "" if it may.
+        call: the innermost call, and its line.
+        begun: how many collectives of the main process group it has begun; None if unknown.
     """
 
     rank: int
@@ -64,7 +66,7 @@ def find(
 ) -> RankPosition:
     """Return where the session's thread is now.
 
-    ``waiting``: what it declared to wait for, if any.
+    ``waiting`` is the synchronisation that it declared to wait in, if any.
     """
     calls = threads.calls_of(thread)
     user = next((level for level, call in enumerate(calls) if _is_the_loops(call)), len(calls) - 1)
@@ -140,7 +142,7 @@ def waited_workers(thread: int) -> tuple[list[int], object]:
 
 
 def _loader(thread: int, calls: list[Call]) -> object:
-    """Return torch's iterator with workers that one of the calls belongs to, or None."""
+    """Return the loader iterator with workers in whose methods the thread is, or None."""
     levels = [level for level, call in enumerate(calls) if _name(call) == DATA]
     found = (threads.self_of(thread, level, weakref.ref) for level in levels)
     iterators = (one() for one in found if one is not None)

@@ -31,7 +31,7 @@ from torchbus_launch.store import SealedStore, StoreBarrier
 
 @contextmanager
 def environment_variables(values: Mapping[str, object]) -> Iterator[None]:
-    """Set these variables of the environment inside, and put them back as they were.
+    """Set these environment variables inside the block, and restore them afterwards.
 
     Changes to other variables remain.
     """
@@ -109,7 +109,7 @@ def command() -> list[str]:
 def refuse_start_at_a_prompt() -> None:
     """Raise UsageError in a notebook or at a prompt, where more code may follow.
 
-    A rank that is forked there would wait for that code as a second kernel.
+    A rank that is forked there would wait for that code, as a second kernel.
     """
     main = sys.modules["__main__"]
     if "get_ipython" in vars(main) or hasattr(sys, "ps1"):
@@ -129,8 +129,8 @@ def wait_until_joined(
 ) -> None:
     """Wait until all ranks have joined.
 
-    Raises LaunchError with a child's stderr if the child ends before it has joined. Raises
-    LaunchError with the text ``late`` if a rank has not joined ``within_s``.
+    Raises LaunchError with a child's stderr if the child ends before it has joined, and with the
+    text ``late`` if a rank has not joined after ``within_s`` seconds.
     """
     if world.num_nodes > 1:
         _compare_keys(store, world, children)
@@ -168,7 +168,7 @@ def start_child(
 ) -> Child:
     """Start the command as local rank ``local_rank`` of this node.
 
-    ``reported``: what it reads from its standard input; None for nothing.
+    ``reported`` is what the child reads from its standard input, or None for nothing.
     """
     place = _place(nodes, local_rank, store.port)
     errors, stdin = error_file(), standard_input()
@@ -218,7 +218,7 @@ def _environment(
 
 
 def visible_device(device: torch.device) -> str:
-    """Return the CUDA_VISIBLE_DEVICES, or its like, with which a process sees only this device."""
+    """Return the value of CUDA_VISIBLE_DEVICES, or its like, that shows only this device."""
     reported = os.environ.get(accelerators.visible_variable(device.type) or "", "")
     visible = [part.strip() for part in reported.split(",") if part.strip()]
     return visible[device.index] if visible else str(device.index)

@@ -12,9 +12,8 @@ from torchbus_device.devices import DevicePlan
 class LaunchRequest:
     """The options of the session that concern the launcher.
 
-    ``devices``: the devices of one node.
-    ``explicit_devices``: whether the user named them.
-    ``launch_rule``: why the session chose this ``launch``; "" if the user chose it.
+    ``devices`` are those of one node, and ``explicit_devices`` is whether the user named them.
+    ``launch_rule`` says why the session chose this ``launch``; it is "" if the user chose it.
     """
 
     devices: DevicePlan

@@ -32,7 +32,7 @@ ANSWER = "torchbus key/answer"
 ASKED_BYTES, NUMBER_BYTES = 16, 32
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 FLAGS = os.O_CREAT | os.O_WRONLY | NO_LINK
-STRANGER_S = 5.0  # another job may have written there first
+STRANGER_S = 5.0  # how long to wait for a signed value if another job has written one first
 REMEDY = (
     f"Set {VARIABLE} to the same secret on all hosts (python -c 'import secrets;"
     " print(secrets.token_hex())'), or let them share that file"
@@ -47,8 +47,8 @@ def new() -> bytes:
 def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = os.environ) -> bytes:
     """Derive the key of ranks that another launcher starts; all of them get the same.
 
-    ``job``: the launcher's name for the job. Raises UsageError or LaunchError if there is no usable
-    secret.
+    ``job`` is the launcher's name for the job. Raises UsageError or LaunchError if there is no
+    usable secret.
     """
     return tag(_of_the_user(environ), json.dumps([port, world_size, job]).encode())
 
@@ -153,9 +153,9 @@ def _has_signed(store: SealedStore, name: str) -> bool:
 
 
 def places() -> tuple[Path, Path]:
-    """Return the places of the file with the user's secret: at home, and on this host.
+    """Return the paths of the file with the user's secret: at home, and on this host.
 
-    The second one, in a private folder, serves if no home folder is writable.
+    The second one, in a private temporary folder, is used if the first one can't be.
     """
     home = Path(
         os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
@@ -194,8 +194,8 @@ def _in_file() -> bytes:
 def _make(file: Path) -> None:
     """Make the file atomically; if several processes try, one of them makes it.
 
-    Another user may have created the folder in the temporary directory: so it is made under a
-    random name and then moved, which replaces nothing.
+    In the temporary directory, another user may have created the folder. So it is made under a
+    random name and then renamed, which can't replace such a folder with a file in it.
     """
     if file == places()[1]:
         made = Path(tempfile.mkdtemp(prefix=f"{file.parent.name}-", dir=file.parent.parent))

@@ -137,8 +137,8 @@ REMEDY = (
 class DecoratedCall:
     """A call of a decorated function.
 
-    ``decorated``: the function that the caller sees.
-    ``session``: the arguments of its decorator.
+    ``decorated`` is the function that the caller sees, and ``function`` the undecorated one.
+    ``session`` has the arguments of the decorator.
     """
 
     decorated: Callable[..., object]
@@ -151,8 +151,8 @@ class DecoratedCall:
 def start(request: LaunchRequest, call: DecoratedCall | None) -> Job:
     """Start the other local ranks, and return this rank's job.
 
-    This process is local rank 0 of its node and makes the call itself. Its changes to the arguments
-    remain, and the caller gets its return value. Raises UsageError, before any rank starts, if
+    This process is local rank 0 of its node and makes the call itself. So changes to the arguments
+    remain, and the caller gets the return value. Raises UsageError, before any rank starts, if
     something can't be sent to the others.
     """
     if call is None:
@@ -230,7 +230,7 @@ def find(module: str, qualified_name: str) -> Any:
 def _importable(function: Callable[..., object]) -> bool:
     """Return whether another process can import the function's module.
 
-    It can't if the function was typed at a prompt.
+    It can't if the function was defined at a prompt.
     """
     main = sys.modules["__main__"]
     return (

@@ -22,8 +22,8 @@ STOPPED, ENDED = "T", ("", "Z", "X")
 class Process(NamedTuple):
     """A process of one host.
 
-    ``host``: identifies one boot of one machine, or one container on it.
-    ``begun``: its start time, which differs from that of a later process with the same id.
+    ``host`` identifies one boot of one machine, or one container on it. ``begun`` is the start
+    time, which differs from that of a later process with the same id.
     """
 
     host: str
@@ -31,9 +31,9 @@ class Process(NamedTuple):
     begun: int
 
     def state(self) -> str:
-        """Return its state letter in /proc; "" once it has gone.
+        """Return the state letter of the process in /proc; "" once it has gone.
 
-        "T": a signal stopped it. "t": a debugger stopped it.
+        The letter is "T" if a signal stopped it, and "t" if a debugger did.
         """
         fields = stat(self.pid)
         return fields[0] if fields and int(fields[19]) == self.begun else ""
@@ -42,7 +42,7 @@ class Process(NamedTuple):
         return status(self.pid).get("TracerPid", "0") != "0"
 
     def write_stderr(self, text: str) -> None:
-        """Write to its stderr on its behalf."""
+        """Write a text to the stderr of this process, on its behalf."""
         with contextlib.suppress(OSError):
             file = os.open(
                 f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
@@ -51,10 +51,7 @@ class Process(NamedTuple):
                 stderr.write(f"{redacted_output(text)}\n".encode())
 
     def end(self, spare: Collection[int]) -> None:
-        """Send SIGKILL to it and its descendants.
-
-        It spares the processes ``spare`` and their descendants.
-        """
+        """Send SIGKILL to this process and its descendants, except ``spare`` and theirs."""
         if self.state() in ENDED:
             return
         for pid in [self.pid, *_descendants(self.pid, {*spare, os.getpid()})]:
@@ -103,7 +100,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def switches(pid: int) -> str:
-    """Return the counts of context switches of its first thread, voluntary and not.
+    """Return the counts of voluntary and other context switches of a process's first thread.
 
     While they stay the same, that thread has done nothing.
     """
@@ -122,8 +119,8 @@ def _descendants(pid: int, spare: set[int]) -> list[int]:
     return found[1:]
 
 
-# Numbers of system calls: those on an open file, and those on a path, with the path's index among
-# the arguments.
+# The numbers of system calls on an open file, and of those on a path, with the index of the path
+# among the arguments.
 OPEN_FILE = {
     "x86_64": {0, 1, 5, 8, 17, 18, 19, 20, 74, 75, 77, 78, 217, 295, 296, 327, 328},
     "aarch64": {46, 61, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 286, 287},
@@ -137,7 +134,7 @@ PATH = {
 class StallDetector:
     """Detects stalls of this rank.
 
-    ``found``: what has been stalled for ``freeze_timeout_s`` of the ``clock``; "" if nothing has.
+    ``found`` describes what has been stalled for ``freeze_timeout_s`` of the ``clock``, or is "".
     """
 
     def __init__(self, clock: FairClock, freeze_timeout_s: float) -> None:
@@ -150,7 +147,7 @@ class StallDetector:
     def look(self, workers: list[int], progress: object) -> None:
         """Check the main thread and the workers that it waits for.
 
-        ``progress``: how far the workers have come.
+        ``progress`` says how far the workers have come.
         """
         now_s = self._clock.seconds()
         stands = {
@@ -175,11 +172,11 @@ class StallDetector:
         )
 
     def end_workers(self) -> None:
-        """End the workers: SIGTERM, SIGCONT, and after a second SIGKILL.
+        """End the stalled workers: send SIGTERM and SIGCONT, and after a second SIGKILL.
 
-        A stopped process receives no signal but SIGKILL until it is continued, and multiprocessing
-        waits for it. A worker that ends on its parent's SIGTERM exits without an error, so the
-        loader raises none.
+        Until a stopped process is continued, it receives only SIGKILL, and multiprocessing waits
+        for it. A worker that ends on its parent's SIGTERM exits without an error, so the loader
+        raises none.
         """
         for number in (signal.SIGTERM, signal.SIGCONT):
             self._signal(number)
@@ -205,7 +202,8 @@ def is_stopped(pid: int) -> bool:
 def waits_for(pid: int) -> str:
     """Return the file that the first thread of a process waits for in a system call, or "".
 
-    A terminal, a pipe, a socket or another process may take any time, so these do not count.
+    Waiting for a terminal, a pipe, a socket or another process does not count, because these may
+    take any time.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         name = _file(pid)
@@ -254,8 +252,9 @@ STORE = "pt_tcpstore"  # torch's name for the threads that serve the store
 def mark(store_port: int) -> str:
     """Return a mark that stays the same while the main thread sleeps.
 
-    "" if a native thread works or waits for a processor, or if a socket holds unread data. The
-    store's threads, its connections, and Python's threads do not count: others ask them constantly.
+    It is "" if a native thread works or waits for a processor, or if a socket holds unread data.
+    The store's threads and connections, and Python's other threads, don't count: they are busy
+    while a rank waits, too.
     """
     if any(state != "S" for state in _native_threads()) or any(
         _carries_something(socket, store_port) for socket in _sockets()

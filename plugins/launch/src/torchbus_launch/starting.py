@@ -14,14 +14,14 @@ __all__ = ["DecoratedCall", "Job", "LaunchRequest", "start"]
 
 
 FILES = 32
-"""About as many as a session of two ranks opens."""
+"""About the number of files that a session of two ranks opens."""
 
 
 def start(request: LaunchRequest, call: DecoratedCall | None = None) -> Job:
     """Join the launcher's ranks, or start ranks, and return this rank's job.
 
-    ``call``: the call of the decorated function that the session belongs to, if any.
-    Raises LaunchError or UsageError.
+    ``call`` is the call of the decorated function that the session belongs to, if any. Raises
+    LaunchError or UsageError.
     """
     _refuse_few_files()
     from torchbus_launch import (
@@ -50,7 +50,7 @@ def start(request: LaunchRequest, call: DecoratedCall | None = None) -> Job:
 
 
 def _refuse_few_files() -> None:
-    """Raise LaunchError if this process may not open enough files: torch would try for ever."""
+    """Raise LaunchError if this process may not open enough files: torch would try forever."""
     opened: list[int] = []
     try:
         while len(opened) < FILES:

@@ -16,7 +16,8 @@ from torchbus.world import World
 
 TAG_BYTES = 16
 LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
-"""Older stores with libuv raise for a socket that is bound already; those without it listen on it.
+"""Whether stores with libuv accept a socket that is already bound. Older ones raise; those without
+libuv accept it.
 """
 FORGED_AGAIN_S = 0.05
 
@@ -36,11 +37,11 @@ class SealedStore:
     """A store whose values carry the tag of this job.
 
     torch's store has no password: anyone who reaches its port can read and write it. So each value
-    follows a tag, the HMAC of its name and itself under the job's key. A value without a valid tag
-    counts as missing. Values are not encrypted.
+    is stored after a tag, the HMAC of name and value under the job's key. A value without a valid
+    tag counts as missing. Values are not encrypted.
 
-    ``raw``: torch's own store, for process groups.
-    All methods raise RuntimeError if the store has gone.
+    ``raw`` is torch's own store, for process groups. All methods raise RuntimeError if the store
+    has gone.
     """
 
     def __init__(self, raw: dist.Store, key: bytes, prefix: str = "") -> None:
@@ -58,8 +59,8 @@ class SealedStore:
     def close(self) -> None:
         """Release torch's store, also for all parts of this store.
 
-        So an object that keeps a part keeps no port open. A process that is forked later does not
-        inherit a server without its thread.
+        So an object that still holds a part does not hold the port open, and a process that is
+        forked later does not inherit a server without its thread.
         """
         self._held.clear()
 
@@ -69,7 +70,7 @@ class SealedStore:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that ``get`` and ``wait`` wait at most."""
+        """The number of seconds that ``get`` and ``wait`` wait at most."""
         return self._bytes.timeout.total_seconds()
 
     @property
@@ -133,7 +134,7 @@ class SealedStore:
         self.raw.get(self.prefix + name)
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
-        """Wait for the values, and return them. One request, if this job has written them all."""
+        """Wait for the values, and return them: in one request if this job has written them all."""
         found = map(self._opened, names, self._all_there(names))
         return [
             self.get(name) if value is None else value
@@ -141,11 +142,11 @@ class SealedStore:
         ]
 
     def check(self, names: Sequence[str]) -> bool:
-        """Return whether all of these values are there. One request, and another if they are."""
+        """Return whether all of these values exist, in one request, or two if they do."""
         return self.read_all(names) is not None
 
     def read_all(self, names: Sequence[str]) -> list[bytes] | None:
-        """Return the values, or None if one of them is missing; do not wait. One request or two."""
+        """Return the values, or None if one is missing, in one request or two; do not wait."""
         if not self.raw.check([self.prefix + name for name in names]):
             return None
         found = [self._opened(*one) for one in zip(names, self._all_there(names), strict=True)]
@@ -157,7 +158,7 @@ class SealedStore:
         return self._there(name)[TAG_BYTES:]
 
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set the value if it is as expected ("": missing); return the value that it has now."""
+        """Set the value if it equals ``expected`` ("" if missing); return the value it has now."""
         while True:
             there = self._there(name)
             value = self._opened(name, there) or b""
@@ -173,7 +174,7 @@ class SealedStore:
     def add(self, name: str, amount: int) -> int:
         """Add to a counter, and return the sum.
 
-        Ranks that add at the same time try again. If many ranks add, give each its own name.
+        Ranks that add at the same time retry. If many ranks add, use a separate name for each.
         """
         while True:
             there = self._there(name)
@@ -185,8 +186,8 @@ class SealedStore:
     def count(self, name: str, amount: int) -> int:
         """Add to a counter, and return the sum, in one request for any number of ranks.
 
-        It carries no tag. Only its name is secret: a stranger can spoil it if the store lists
-        names. So let no decision depend on it that only this job may take.
+        The counter carries no tag. Only its name is secret, so a stranger can change it if the
+        store lists names. Don't use it for a decision that only this job may make.
         """
         return int(self.raw.add(self.prefix + self.secret(f"the counter {name}").hex(), amount))
 
@@ -224,7 +225,7 @@ class SealedStore:
 
 
 def shared_store(world: World) -> SealedStore:
-    """Return the store of a world of several ranks, with what launching them needs."""
+    """Return the store of a world of several ranks, as the class that launching needs."""
     return cast(SealedStore, world.shared)
 
 
@@ -237,13 +238,13 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-NUMBER_BYTES = 5  # the sum of those of 2**23 ranks fits into the 64 bits of the store's counters
+NUMBER_BYTES = 5  # the sum of 2**23 such numbers fits into the 64 bits of the store's counters
 
 
 class StoreBarrier:
     """Barrier by one counter, to which each rank adds its number; the last one releases the others.
 
-    The numbers are derived from the job's key, so that only its ranks can complete the sum. Each
+    The numbers are derived from the job's key, so only ranks of the job can complete the sum. Each
     rank calls ``say`` once.
     """
 
@@ -275,7 +276,7 @@ class StoreBarrier:
 
 
 REQUESTS_PER_S = 5000
-"""What the store can answer beside other work: about a tenth of what it can answer in all."""
+"""How many requests the store may get for polling: about a tenth of what it can answer in all."""
 
 
 def pause_s(shortest_s: float, world_size: int) -> float:

@@ -10,9 +10,9 @@ from torchbus_redaction.redactor import redacted_output
 
 
 def say(text: str, mark: str = "", within_s: float = 2.0) -> None:
-    """Write to the stderr that this process began with, each line after ``mark``.
+    """Write to the stderr that this process began with, and put ``mark`` before each line.
 
-    Returns after ``within_s`` even if the text is not written yet.
+    Returns after ``within_s`` seconds even if the text is not written yet.
     """
 
     def write() -> None:

@@ -40,9 +40,10 @@ def calls_of(ident: int | None) -> list[Call]:
 
 
 def self_of(ident: int | None, level: int, read: Callable[[Any], object]) -> Any:
-    """Return what ``read``, a function in C, makes of ``self`` in a call of a thread.
+    """Apply ``read``, a function in C, to ``self`` in a call of a thread, and return the result.
 
-    ``level``: 0 is the innermost. None if the call has ended, or its ``self`` can't be read.
+    ``level`` is 0 for the innermost call. Returns None if the call has ended, or if its ``self``
+    can't be read.
     """
     variables = map(attrgetter("f_locals"), islice(_frames(ident), level, level + 1))
     with _empty_collected():
@@ -56,11 +57,11 @@ def _frames(ident: int | None) -> Iterator[FrameType]:
 
 
 def _at_once(values: Iterator[Any]) -> list[Any]:
-    """Return the values, or none of a thread that has ended.
+    """Return the values, or [] for a thread that has ended.
 
-    All that ``_frames`` is made of runs in C, in this one call, so no other thread runs meanwhile.
-    A frame that is held while its thread goes on keeps alive what the loop has dropped, such as an
-    iterator, by whose end ranks know together that a pass is over.
+    Everything in ``_frames`` runs in C, inside this one call, so no other thread runs meanwhile. If
+    a frame were held while its thread runs, objects that the loop drops would stay alive, such as
+    an iterator whose end shows all ranks that a pass is over.
     """
     try:
         return list(values)
@@ -82,7 +83,7 @@ def _empty_collected() -> Iterator[None]:
 
 
 def native() -> Iterator[tuple[str, str]]:
-    """Yield name and state ("R": it runs) of each thread, Python's too; none without /proc.
+    """Yield name and state ("R" if it runs) of each thread, Python's too; nothing without /proc.
 
     The main thread is the first.
     """
@@ -95,9 +96,9 @@ def native() -> Iterator[tuple[str, str]]:
 
 
 def has_backward_threads() -> bool:
-    """Return whether a backward, of whatever device, has started torch's thread for each GPU.
+    """Return whether a backward, on any device, has started torch's threads for GPUs.
 
-    Then backward raises in a forked process. torch has no other sign of it.
+    Once they run, backward raises in a forked process. torch offers no other way to detect them.
     """
     return any(name.startswith(BACKWARD) for name, _ in native())
 
@@ -105,9 +106,9 @@ def has_backward_threads() -> bool:
 def let_native_threads_sleep() -> None:
     """Wait until torch's native threads sleep, up to ``SLEEP_WITHIN_S``.
 
-    A thread that has just finished a collective drops the tensors, for which it takes the
-    interpreter's lock of thread states. If the process forks at that moment, the child waits for
-    this lock forever: Python before 3.12 renews it too late.
+    A thread that has just finished a collective frees the tensors, and for that locks the
+    interpreter's thread states. If the process forks at that moment, the child waits for this lock
+    forever, because Python before 3.12 resets it too late.
     """
     deadline = time.monotonic() + SLEEP_WITHIN_S
     while any(name.startswith(OF_TORCH) and state == "R" for name, state in native()):

@@ -20,7 +20,7 @@ def integer(
 ) -> int:
     """Return the number in a variable, or the default if the variable is not set.
 
-    Raises UsageError, which names the variable, for anything that is not ``among`` these.
+    Raises UsageError, which names the variable, for anything that is not a number in ``among``.
     """
     text = env.get(name)
     if text is None and default is not None:
@@ -40,9 +40,9 @@ def host(env: Mapping[str, str], name: str, default: str = "127.0.0.1") -> str:
 
 
 def refuse_unknown_interface() -> None:
-    """Raise UsageError if this host lacks an interface that gloo shall use.
+    """Raise UsageError if this host lacks an interface that the user has named for gloo.
 
-    gloo finds it once the ranks have started.
+    gloo itself would report it only after the ranks have started.
     """
     named, there = os.environ.get(INTERFACE, ""), [name for _, name in socket.if_nameindex()]
     if not set(filter(None, named.split(","))) <= set(there):
@@ -50,7 +50,7 @@ def refuse_unknown_interface() -> None:
 
 
 def wrong(name: str, text: str, wanted: str) -> UsageError:
-    """The error for a variable that is not what is wanted."""
+    """Return the error for a variable whose value is not what is wanted."""
     shown = repr(text[:LONGEST_SHOWN]) + "..." * (len(text) > LONGEST_SHOWN)
     return UsageError(
         f"{name}={shown} is not {wanted}. Unset it if another launcher has left it, or correct it"

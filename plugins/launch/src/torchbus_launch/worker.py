@@ -24,7 +24,7 @@ _of_rank: int | None = None
 def detach(rank: int, rank_pid: int, thread: int, port: int) -> None:
     """Detach this process, which the ``thread`` of a rank has just forked, from its job.
 
-    ``port``: that of the job's store.
+    ``port`` is the port of the job's store.
     """
     global _of_rank
     _of_rank = rank
@@ -35,7 +35,7 @@ def detach(rank: int, rank_pid: int, thread: int, port: int) -> None:
 def refuse_ranks() -> None:
     """Raise UsageError in a process that a rank has forked: torch's process group is inherited.
 
-    Its connections are those of the rank, so that every collective would wait for ever.
+    Its connections are those of the rank, so every collective would wait forever.
     """
     if _of_rank is not None:
         raise UsageError(
@@ -47,8 +47,8 @@ def refuse_ranks() -> None:
 def close_connections(port: int) -> None:
     """Close the inherited connections to the store at a port, also those of its server.
 
-    Otherwise the other ranks do not notice that the rank has gone. The descriptors stay open,
-    because torch's objects, which this process has inherited too, close them once more.
+    Otherwise, the other ranks would not notice that the rank has gone. The descriptors stay valid,
+    because torch's objects, which this process has inherited too, will close them again.
     """
     none_found = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in sockets_opened():
@@ -60,8 +60,8 @@ def close_connections(port: int) -> None:
 def end_with_rank(rank_pid: int, thread: int) -> None:
     """Let the kernel end this process with its rank if it is a DataLoader's worker.
 
-    A worker in a slow read would outlive its rank. The kernel looks at the thread that has forked,
-    so this does nothing for one that was forked by another than the loop's ``thread``.
+    A worker in a slow read would outlive its rank. The kernel acts when the forking thread ends, so
+    this does nothing for a worker that was forked by a thread other than the loop's ``thread``.
     """
     if sys.platform != "linux" or threading.get_ident() != thread or not _is_loaders_worker():
         return

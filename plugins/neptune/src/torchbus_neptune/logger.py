@@ -34,8 +34,8 @@ class NeptuneLogger(Tracker):
 
     ``experiment`` is the client's run.
 
-    Neptune's hosted service was shut down in March 2026. What works: ``mode="offline"``, a
-    self-hosted server (its address is in the API token), and servers that speak the same protocol.
+    Neptune's hosted service was shut down in March 2026. Still supported are ``mode="offline"``, a
+    self-hosted server (its address is in the API token), and servers with the same protocol.
 
     Args:
         project, api_token, custom_run_id, tags: as in ``neptune.init_run``.

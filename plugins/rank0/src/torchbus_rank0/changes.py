@@ -1,8 +1,8 @@
 """Rank 0's changes to files, numbered for each path in the job's store.
 
-A rank that comes to a change looks for rank 0's. There is no collective, because a save may be
-conditional. The store holds one value for each path and each line of the script, however often it
-changes a file.
+A rank that reaches a change looks for rank 0's change in the store. There is no collective, because
+a save may be conditional. The store holds one value for each path and each line of the script,
+however often that line changes a file.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from torchbus.runtime.services import JobService
 
 WAIT_FOR_RANK0_S = 20.0
-LEAVING_WAITS_S = 5.0  # while it handles an exception: rank 0 may never get there
+LEAVING_WAITS_S = 5.0  # while a rank handles an exception, since rank 0 may never get there
 ASKS_AFTER_S = 0.1
-HISTORY = 32  # the last changes to a path that are kept
+HISTORY = 32  # how many of the last changes to a path are stored
 ELSEWHERE = "elsewhere"
 
 
 class Change(NamedTuple):
     """A change of a path by rank 0.
 
-    ``backwards``: how many it had counted. ``failure``: number and text of its OSError, "" for
-    another error, None for none. ``is_open``: whether it still writes the file. ``sequence``: its
-    number among rank 0's changes to all paths.
+    ``backwards`` is how many backwards rank 0 had counted. ``failure`` has the number and text of
+    its OSError; it is "" for another error, and None for success. ``is_open`` is True while rank 0
+    writes the file. ``sequence`` is the number among rank 0's changes to all paths.
     """
 
     kind: str
@@ -52,9 +52,10 @@ class Change(NamedTuple):
 class WaitResult(NamedTuple):
     """A rank's result of waiting for a change.
 
-    ``change``: rank 0's. Without one, ``is_local``: whether it is this rank's own. If not, rank 0
-    has changed the path in another way: this rank acted on what it saw of that. ``number``: of
-    rank 0's change. ``why``: how this rank knows that rank 0 has passed this place.
+    ``change`` is rank 0's change, if there is one. Otherwise, ``is_local`` is True if only this
+    rank makes the change, and False if rank 0 has changed the path in another way, to which this
+    rank has reacted. ``number`` is that of rank 0's change. ``why`` says how this rank knows that
+    rank 0 has passed this place.
     """
 
     change: Change | None
@@ -72,28 +73,28 @@ class Changes:
         self._made: dict[str, tuple[int, list[Change]]] = {}  # by rank 0
         self._at_line: Counter[tuple[str, int]] = Counter()
         self._next: Counter[str] = Counter()
-        self._sequence = 0  # of rank 0's last change; elsewhere, of the last that this rank came to
+        self._sequence = 0  # on rank 0, of the last change; on others, of the last one reached
         self._before = Before(session, job)
         self._local_lines: set[str] = set()
         self._has_ended = False
         self._rank0s = ""  # the path that rank 0 changed at the line where this rank is
 
     def comes(self, path: str, appends: bool = False) -> None:
-        """Let rank 0 hold what is there, before a change to it."""
+        """Let rank 0 store the state of a path before it changes it."""
         with self._lock:
             number, _ = self._made.get(path, (0, []))
             self._before.hold(path, number, self._sequence + 1, appends)
 
     def seen(self, path: str) -> PathState | None:
-        """Return what another rank sees in place of what rank 0 has changed ahead of it."""
+        """Return the state that another rank sees of a path that rank 0 changed ahead of it."""
         return self._before.first(path, self._is_next(path))
 
     def listed(self, folder: str) -> dict[str, PathState]:
-        """Return what another rank sees, by the names in a folder that rank 0 has changed."""
+        """Return the states that another rank sees, by names in a folder that rank 0 changed."""
         return self._before.names(folder, self._is_next)
 
     def has_changed(self, path: str) -> bool:
-        """Whether this rank has come to a change of the path."""
+        """Whether this rank has reached a change of the path."""
         return path in self._next
 
     def _is_next(self, path: str) -> Callable[[int, int], bool]:
@@ -152,13 +153,13 @@ class Changes:
         return found
 
     def end(self) -> None:
-        """The session ends."""
+        """Record that the session ends."""
         self._has_ended = True
 
     def wait_until_closed(self, path: str, number: int) -> None:
         """Wait until rank 0 has closed the file that it opened by this change.
 
-        Not after the block: a variable of the script may hold it open there.
+        After the block, this does not wait, because a variable of the script may hold it open.
         """
         if self._has_ended:
             return
@@ -173,7 +174,7 @@ class Changes:
         self._waited(is_closed)
 
     def _waited(self, met: Callable[[SharedStore], bool]) -> bool:
-        """Wait for rank 0, unless this rank must stop: then its ``finally`` writes separately."""
+        """Wait for rank 0; False if this rank must stop, whose ``finally`` writes separately."""
         handled = sys.exc_info()[1]
         is_leaving = handled is not None and handled is not self._handled_before
         longest_s = LEAVING_WAITS_S if is_leaving else WAIT_FOR_RANK0_S
@@ -201,12 +202,12 @@ class Changes:
         return WaitResult(None, is_local=total <= self._next[path])
 
     def _is_later(self, store: SharedStore, path: str, mine: int) -> bool:
-        """Whether rank 0 has changed the path after a backward that this rank has not come to."""
+        """Whether rank 0 has changed the path after a backward that this rank has not reached."""
         _, changes = _changes(store, path)
         return bool(changes) and changes[-1].backwards > mine
 
     def _why_passed(self, store: SharedStore, line: str, mine: int) -> str:
-        """Return ELSEWHERE if rank 0 has been at this line as often, with another path."""
+        """Return ELSEWHERE if rank 0 was at this line at least as often as this rank, else ""."""
         there = store.read(f"line/{line}")
         backwards, times, self._rank0s = json.loads(there) if there else (-1, 0, "")
         return ELSEWHERE if (backwards, times) >= (mine, self._at_line[line, mine]) else ""
@@ -217,9 +218,9 @@ class Changes:
             self._job.note(f"torchbus: {text} ({_line()})")
 
     def _say(self, kind: str, path: str, why: str) -> None:
-        """Let rank 0 show it, unless the rank's number, process or host is in the path.
+        """Let rank 0 warn of a local change, unless rank, process or host explain another path.
 
-        While this rank leaves by an exception, that is what is shown first.
+        While this rank leaves by an exception, there is no warning: the exception is shown first.
         """
         rank = self._session.rank
         if why == ENDED:

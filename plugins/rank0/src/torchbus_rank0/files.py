@@ -1,7 +1,7 @@
 """Files change on rank 0, in the order of the program. The other ranks see what rank 0 sees.
 
-A rank that comes to a change (open for writing, save, remove, rename, copy, make a folder) waits
-until rank 0 has made it. A change that rank 0 does not make is the rank's own, made at its path.
+A rank that reaches a change (open for writing, save, remove, rename, copy, make a folder) waits
+until rank 0 has made it. If rank 0 does not make that change, the rank makes it itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torchbus.patches.active import Replacement
     from torchbus.plugin import Context
 
-# Which argument is the path that changes. Of a move, also where it goes.
+# Which argument is the path that changes; for a move, the target too.
 PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
     os: {
         **dict.fromkeys(("mkdir", "makedirs", "remove", "unlink", "rmdir", "truncate"), (0,)),
@@ -59,7 +59,7 @@ HDF5 = (
     "h5py adds to {} on every rank, and it is too large for each to have a copy of it: write it"
     " under `if s.is_main:`, with s.barrier() before another rank reads it, or write a new file"
 )
-# their ranks agree on files without this plugin
+# in these modules, ranks agree on files without this plugin
 SYNCHRONISED_MODULES = ("torchbus", "torch.distributed", "torch._")
 SEAMS = ("torchbus_rank0", "torchbus.patches", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -78,7 +78,7 @@ class SharedFiles:
         self._launched = session.world.launched_by in ("session", "fork")
         self._saved: set[str] = set()
         self._local_paths: set[str] = set()
-        self._descriptors: dict[int, Callable[[], None]] = {}  # what to do once one is closed
+        self._descriptors: dict[int, Callable[[], None]] = {}  # to call once one is closed
         self._inside = threading.local()
         self._seeing: Seeing | None = None
 
@@ -111,13 +111,13 @@ class SharedFiles:
         return self._is_shared(path) and not self._is_inside() and not self._is_local(path)
 
     def changing(self, kind: str, place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return what replaces a function that changes the path at this place."""
+        """Return a decorator for a function that changes the path in argument ``place``."""
         return partial(self._changed, kind, (place,))
 
     def waiting_after(
         self, kind: str, place: int
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return what replaces a function that all ranks call, and that writes on rank 0."""
+        """Return a decorator for a function that all ranks call, and that writes on rank 0."""
 
         def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ class SharedFiles:
         return paths[-1] if kind in ("copy", "move", "copytree") else None
 
     def _gives_way(self, kind: str, paths: list[str]) -> bool:
-        """Whether rank 0 moves its own file there, too: the file of this rank gives way."""
+        """Remove this rank's file, and return True, if rank 0 moves a file to the same target."""
         if (
             kind not in ("rename", "replace", "move")
             or self._is_inside()
@@ -253,7 +253,7 @@ class SharedFiles:
         return opened
 
     def _opens_descriptor(self, original: Callable[..., int]) -> Callable[..., int]:
-        """As ``_opens``, for a script that writes by a descriptor, or takes a lock by one."""
+        """Like ``_opens``, for a script that writes or locks a file by its descriptor."""
 
         def opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
             shared = self._path(path)
@@ -295,13 +295,13 @@ class SharedFiles:
             call = self._descriptors.pop(fd, None) if os.getpid() == self._pid else None
             original(fd)
             if call is not None:
-                with suppress(RuntimeError, AssertionError):  # the store goes with rank 0
+                with suppress(RuntimeError, AssertionError):  # the store ends with rank 0
                     call()
 
         return closed
 
     def opening_hdf5(self, original: Callable[..., None]) -> Callable[..., None]:
-        """As ``_opens``, for ``h5py.File``: it writes and locks by native code."""
+        """Like ``_opens``, for ``h5py.File``, which writes and locks by native code."""
 
         def init(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
             path, changes = self._path(name), mode != "r"
@@ -340,7 +340,7 @@ class SharedFiles:
         return found
 
     def _open_first(self, path: str, make: Callable[[], T], appends: bool = False) -> tuple[T, int]:
-        """Open a file on rank 0; return it, and the number of the change."""
+        """Open a file on rank 0; return the file, and the number of the change."""
         self._changes.comes(path, appends)
         try:
             stream = make()
@@ -404,7 +404,7 @@ def _raise(found: WaitResult, paths: list[str]) -> bool:
 
 
 def _beside(kind: str, paths: list[str]) -> list[str]:
-    """Return what else a change makes: the folders above."""
+    """Return the other paths that a change makes: missing parent folders."""
     parents = map(str, pathlib.PurePath(paths[0]).parents) if kind == "makedirs" else ()
     return [parent for parent in parents if not os.path.exists(parent)]
 
@@ -423,9 +423,9 @@ def _at_descriptor(kwargs: dict[str, Any]) -> bool:
 
 
 def _unnamed(path: str | None) -> int:
-    """Open a file without a name: what another rank writes to it goes when it is closed.
+    """Open a file without a name, so that what another rank writes is deleted on closing.
 
-    ``path``: what it holds at first.
+    The file first has the content of ``path``, if given.
     """
     with tempfile.TemporaryFile() as file:
         if path is not None:
@@ -445,7 +445,7 @@ def _on_close(stream: Any, call: Callable[[], None]) -> None:
         if it is None or not it or getattr(it, "closed", False):
             return
         type(it).close(it)
-        with suppress(RuntimeError, AssertionError):  # the store goes with rank 0
+        with suppress(RuntimeError, AssertionError):  # the store ends with rank 0
             call()
 
     stream.close = close

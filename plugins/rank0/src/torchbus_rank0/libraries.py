@@ -21,7 +21,7 @@ Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class FileChanges(Protocol):
-    """How a session makes a change of a file on rank 0, while the other ranks wait."""
+    """Makes changes of files on rank 0 while the other ranks wait."""
 
     def changing(self, kind: str, place: int) -> Make: ...
     def waiting_after(self, kind: str, place: int) -> Make: ...
@@ -35,7 +35,7 @@ SQLITE = (
 )
 
 
-# Which argument of a function is the path to which it writes.
+# The argument of each function that is the path to which it writes.
 WRITERS = {
     "numpy": {"savetxt": 0},
     "torch.jit": {"save": 1, "ScriptModule.save": 1, "RecursiveScriptModule.save": 1},
@@ -70,12 +70,12 @@ def _writers(session: Context, files: FileChanges, module: str, functions: dict[
 
 
 def _safetensors(session: Context, files: FileChanges, module: str) -> None:
-    """All its functions that write call this one, which is native."""
+    """Patch the native function that all writing functions of safetensors call."""
     session.replace(sys.modules[module], "serialize_file", files.changing("save", 1))
 
 
 def _transformers(session: Context, files: FileChanges) -> None:
-    """Its ranks other than 0 may write nothing, and don't wait."""
+    """Patch ``save_pretrained``, in which ranks other than 0 may write nothing, and don't wait."""
     model = sys.modules["transformers.modeling_utils"].PreTrainedModel
     session.replace(model, "save_pretrained", files.waiting_after("save_pretrained", 1))
 

@@ -1,7 +1,7 @@
 """The states of paths before rank 0's latest changes, for ranks that are still behind.
 
-Rank 0 may have come to its next change of a path while another rank is still to look at it. So it
-puts into the job's store what is there, and what a small file holds, before it changes it.
+Rank 0 may reach its next change of a path before another rank has looked at the previous state. So
+before each change, rank 0 puts the path's state, and a small file's content, into the job's store.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ if TYPE_CHECKING:
     from torchbus.plugin import Context
     from torchbus.runtime.services import JobService
 
-LARGEST = 1 << 18  # bytes of a file whose content is held, and of all that is held of one
-ENTRIES = 8  # the last changes to a path that are kept
-NAMES = 64  # in a folder, that were added or removed
-PATIENCE_S = 20.0  # rank 0 may be alone to change it, and this rank may wait for that
+LARGEST = 1 << 18  # bytes of a file whose content is stored, and of all contents of one path
+ENTRIES = 8  # how many of the last changes to a path are stored
+NAMES = 64  # how many changed names of a folder are stored
+PATIENCE_S = 20.0  # after this time, show the real state: maybe only rank 0 makes that change
 
 
 class PathState(NamedTuple):
-    """The state of a path before one change. ``number``: of the change to this path. ``sequence``:
-    of the change among those to all. ``position``: rank 0's in the loop. ``status``: the path's;
-    None if nothing was there. ``appends``: whether the change only appends. ``content``: of a small
-    file, or None.
+    """The state of a path before one change of rank 0.
+
+    Args:
+        number: the number of the change among those to this path.
+        sequence: its number among the changes to all paths.
+        position: rank 0's position in the loop.
+        status: the path's status, or None if it did not exist.
+        appends: whether the change only appends.
+        content: the content of a small file, or None.
     """
 
     number: int
@@ -61,7 +66,7 @@ class Before:
         self._asked: dict[tuple[str, int], float] = {}
 
     def hold(self, path: str, number: int, sequence: int, appends: bool) -> None:
-        """Put what is there into the store, on rank 0, before a change to it."""
+        """Put a path's state into the store, on rank 0, before a change to it."""
         status = _status(path)
         is_file = status is not None and stat.S_ISREG(status[0])
         content = small_content(path) if is_file and not appends else None
@@ -81,9 +86,9 @@ class Before:
         self._session.world.shared.set_all(values)
 
     def first(self, path: str, is_next: IsNext) -> PathState | None:
-        """Return what the path was before the first change that this rank is still to come to.
+        """Return the path's state before the first change that this rank has not reached yet.
 
-        ``is_next``: whether this rank is still to come to a change, by its two numbers.
+        ``is_next`` returns, for the two numbers of a change, whether this rank has yet to reach it.
         """
         ahead = self._ahead(path, self._read(f"before/{path}") or [], is_next)
         if not ahead:
@@ -94,7 +99,7 @@ class Before:
         return first
 
     def names(self, folder: str, is_next: Callable[[str], IsNext]) -> dict[str, PathState]:
-        """Return the first change that this rank is still to come to, by names in a folder."""
+        """Return, by names in a folder, the first change that this rank has not reached yet."""
         changed = self._read(f"folder/{folder}") or {}
         ahead = {
             name: self._ahead(path := os.path.join(folder, name), entries, is_next(path))
@@ -115,7 +120,7 @@ class Before:
         return ahead if now - asked < PATIENCE_S else []
 
     def _read(self, name: str) -> Any:
-        with suppress(RuntimeError):  # the store goes with rank 0
+        with suppress(RuntimeError):  # the store ends with rank 0
             there = self._session.world.shared.read(name)
             return json.loads(there) if there else None
         return None
@@ -132,7 +137,7 @@ def _status(path: str) -> list[int] | None:
 
 
 def small_content(path: str) -> bytes | None:
-    """Return what a regular file holds, unless it is large."""
+    """Return the content of a regular file, or None if it is large."""
     with suppress(OSError):
         found = status_of(path)
         if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:

@@ -36,9 +36,9 @@ class Rank0Prints:
             self._show_errors_of_threads()
 
     def _show_errors_of_threads(self) -> None:
-        """Let rank 0 show the traceback by which a thread of this rank ends, such as a prefetcher.
+        """Let rank 0 show the traceback if a thread of this rank, such as a prefetcher, fails.
 
-        An error of the main thread ends the job, and is shown so.
+        An error of the main thread ends the job, which shows it.
         """
         session, before = self._session, threading.excepthook
 
@@ -80,9 +80,9 @@ class RankLines(io.TextIOBase):
 
 
 def always(session: Context) -> list[object]:
-    """Return what lets rank 0 print and write, for a session of several ranks.
+    """Return the plugins that let only rank 0 print and write, for a session of several ranks.
 
-    In any session, plugins of libraries come along when the script imports these.
+    In any session, this also activates the plugin of a library once the script imports the library.
     """
     follow_companions(session)
     if session.world_size == 1:

@@ -20,14 +20,14 @@ from torchbus_rank0.changes import Changes
 from torchbus_rank0.path_states import PathState, small_content
 from torchbus_rank0.whole_files import absolute, everywhere
 
-CLOCKS_S = 2.0  # between the clocks of this process and of its disk
+CLOCKS_S = 2.0  # the possible difference between the clocks of this process and of its disk
 
 
 class Seeing:
     """Replaces functions that look at files, on ranks other than 0.
 
-    ``is_shared``: whether rank 0's changes of a path concern this call. What has not changed since
-    the session began is looked at directly.
+    ``is_shared`` returns whether rank 0's changes of a path concern this call. Files that have not
+    changed since the session began are read directly.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Seeing:
         return make(opener=lambda *_: held)
 
     def _content(self, path: str) -> tuple[bytes | None, bool]:
-        """Return what a small file holds for this rank, and whether rank 0 has made it since."""
-        present = small_content(path)  # read first: if then no change is found, none had begun
+        """Return a small file's content for this rank, and whether it is missing for this rank."""
+        present = small_content(path)  # read first: if no change is found then, none had begun
         entry = self._changes.seen(path)
         if entry is None:
             return present, False
         return None if entry.content is None else base64.b64decode(entry.content), not entry.status
 
     def content(self, path: str) -> bytes | None:
-        """Return what a file holds for this rank: nothing if there is none, None if it is large."""
+        """Return a file's content for this rank: b"" if there is no file, None if it is large."""
         is_large = os.path.exists(path)
         present, is_missing = self._content(path)
         return b"" if is_missing or not (present or is_large) else present
@@ -97,7 +97,7 @@ class Seeing:
                         raise _missing(path)
                     if before is not None and differs(now, before):
                         return before
-                if now is None:  # not asked again: rank 0 may have made it since
+                if now is None:  # the path is not read again: rank 0 may have made it since
                     raise missing
                 return now
             finally:
@@ -139,7 +139,7 @@ class Seeing:
 
 
 class Scanned:
-    """What ``os.scandir`` returns, as it was before rank 0's changes."""
+    """The result of ``os.scandir`` as it was before rank 0's changes."""
 
     def __init__(self, found: list[Any], folder: Any, changed: dict[str, PathState]) -> None:
         removed = {name: entry.found for name, entry in changed.items() if entry.found is not None}
@@ -170,7 +170,7 @@ class Scanned:
 
 
 class RemovedEntry:
-    """An ``os.DirEntry`` of what rank 0 has removed since."""
+    """An ``os.DirEntry`` of a path that rank 0 has removed since."""
 
     def __init__(self, folder: str, name: str, status: os.stat_result) -> None:
         self.name = name
@@ -201,7 +201,7 @@ def _is_missing(now: os.stat_result | None, before: os.stat_result) -> bool:
 
 
 def _differs(now: os.stat_result | None, before: os.stat_result) -> bool:
-    """Whether something else is there, or another size of it."""
+    """Whether the path now has another type or size, or is missing."""
     return now is None or (stat.S_IFMT(now.st_mode), now.st_size) != (
         stat.S_IFMT(before.st_mode),
         before.st_size,
@@ -220,7 +220,7 @@ def _unnamed() -> IO[bytes]:
 
 
 def holding(content: bytes) -> int:
-    """Open a file without a name that holds this."""
+    """Open a file without a name that has this content; return its descriptor."""
     with _unnamed() as file:
         file.write(content)
         file.flush()

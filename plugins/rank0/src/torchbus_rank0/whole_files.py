@@ -35,8 +35,8 @@ def everywhere(
 
 
 def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replacement]:
-    """Yield those of functions that a module of the script, bz2 or lzma has imported by name."""
-    # a list would allocate: the collector may run then, or another thread that imports
+    """Yield replacements where a module of the script, bz2 or lzma has imported such a function."""
+    # copy() does not run the garbage collector, or another thread that imports, as a list might
     for name, module in sys.modules.copy().items():
         if name in IMPORTING or is_users_module(name):
             for attribute, value in vars(module).copy().items():
@@ -45,9 +45,9 @@ def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replace
 
 
 def absolute(path: Any) -> str:
-    """Return the absolute path of anything that Python's functions take as a path.
+    """Return the absolute path of anything that Python's functions accept as a path.
 
-    An empty path, which leads nowhere, stays empty.
+    An empty path stays empty.
     """
     name = os.fsdecode(path)
     return os.path.abspath(name) if name else ""
@@ -56,8 +56,8 @@ def absolute(path: Any) -> str:
 def is_private(path: str) -> bool:
     """Return whether a file does not belong to the script.
 
-    Such files are devices (/dev/shm has none), those in hidden folders at home, and those in the
-    system's temporary folder, unless the script works in it.
+    These are devices (/dev except /dev/shm), files in /proc, /sys and hidden folders at home, and
+    files in the system's temporary folder, unless the script's working directory contains them.
     """
     temporary, home = tempfile.gettempdir() + os.sep, os.path.join(os.path.expanduser("~"), ".")
     is_device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
@@ -69,7 +69,7 @@ def is_private(path: str) -> bool:
 def is_special(path: str) -> bool:
     """Return whether the path is something other than a regular file: a folder, pipe or device.
 
-    It makes one system call, because another rank may move the file away meanwhile.
+    This makes only one system call, because another rank may move the file away meanwhile.
     """
     try:
         return not stat.S_ISREG(status_of(path).st_mode)
@@ -84,7 +84,7 @@ if sys.platform != "win32":
 def try_lock(descriptor: int) -> bool | None:
     """Try to lock an open file, and return whether this process holds the lock.
 
-    None if the file system has no locks (Lustre without ``-o flock``).
+    Returns None if the file system has no locks (Lustre without ``-o flock``).
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ def try_lock(descriptor: int) -> bool | None:
 class OpenHere:
     """A descriptor that forked processes close.
 
-    Otherwise they would hold its lock as long as they live.
+    Otherwise, they would hold its lock until they end.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -127,13 +127,13 @@ def make(folder: str, name: str) -> tuple[int, str]:
         descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=SUFFIX)
         if try_lock(descriptor) is not False and os.path.exists(path):
             return descriptor, path
-        os.close(descriptor)  # another process sweeps it, or has swept it before the lock
+        os.close(descriptor)  # another process is removing the file, or has removed it
 
 
 def sweep(folder: str) -> None:
     """Remove the temporary files of killed processes.
 
-    If the file system has no locks, no file is known to be left over, and all stay.
+    Without locks in the file system, it is unknown which files are left over, so all stay.
     """
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for name in [entry.name for entry in entries if NAME.fullmatch(entry.name)]:
@@ -151,7 +151,7 @@ def _remove_dead(path: str) -> None:
 
 
 class WholeFiles:
-    """Writes whole files, and once per folder removes what a killed run left there."""
+    """Writes whole files, and once per folder removes temporary files of killed runs."""
 
     def __init__(self) -> None:
         self._swept: set[str] = set()

@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 from torchbus_redaction import spelled, texts
 from torchbus_redaction.texts import HIDDEN, Speaks, hides, speaks
 
-# what moves the cursor, changes colours or the direction of a line, or can't be printed at all
+# characters that move the cursor, change colours or a line's direction, or can't be printed
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -30,22 +30,22 @@ CODE = re.compile(r'[ |+-]*File "|  rank \d+ ')
 def redacted(text: str) -> str:
     """Return a text that is fit to be shown: without secrets, and without control characters.
 
-    It finds the secrets of the environment and the command line, and those that the text itself
-    shows to be secret.
+    Hidden are the secrets of the environment and the command line, and parts of the text that look
+    like secrets or are assigned to names of secrets.
     """
     return printable(Redactor().text(text))
 
 
 def redacted_traceback(error: BaseException) -> str:
-    """Return a traceback that is fit to be shown. Code such as ``login(key=key)`` stays."""
+    """Return a traceback that is fit to be shown. Code such as ``login(key=key)`` is not hidden."""
     return redacted_output("".join(traceback.format_exception(error)))
 
 
 def redacted_output(text: str) -> str:
-    """Return what a program has written so that it is fit to be shown.
+    """Return a program's output so that it is fit to be shown.
 
-    Lines of code stay, but for known secrets and quoted texts: those of a traceback, and those in a
-    report of where ranks are.
+    In lines of code, as in a traceback or in a report of the ranks' positions, only known secrets
+    and quoted texts are hidden.
     """
     redactor, is_code = Redactor(), False
     parts: list[tuple[bool, list[str]]] = []
@@ -94,7 +94,7 @@ COMMON = re.compile(
 def worth_hiding(value: str, sure: bool) -> bool:
     """Return whether to hide the value wherever it appears.
 
-    A common word is hidden only under its own name. If the name is not ``sure`` to mean a secret,
+    A common word is hidden only next to its name. If the name is not ``sure`` to mean a secret,
     the same holds for every value that does not look like a secret.
     """
     if (
@@ -136,7 +136,7 @@ def spellings(value: str) -> set[str]:
 def pattern(values: Iterable[str]) -> re.Pattern[str] | None:
     """Return the pattern that finds the values, the longest first; None without values.
 
-    It finds short values, and those of only letters or only digits, only as whole words.
+    Short values, and values of only letters or only digits, are found only as whole words.
     """
     reported = sorted(
         {spelling for value in values for spelling in spellings(value)}, key=len, reverse=True
@@ -212,8 +212,8 @@ class _Finds(NamedTuple):
 class Redactor:
     """Hides known secrets wherever they appear.
 
-    It knows the values in the environment and on the command line whose names mean secrets. It also
-    knows those that ``plain`` has found under such a name.
+    Known are values in the environment and on the command line whose names mean secrets, and values
+    that ``plain`` has found under such a name.
 
     Args:
         secrets: further values that are secret.
@@ -235,13 +235,13 @@ class Redactor:
         return texts.without_assigned(self.values(text))
 
     def code(self, text: str) -> str:
-        """Return lines of code without secrets; ``login(key=key)`` stays."""
+        """Return lines of code without secrets; ``login(key=key)`` is not changed."""
         return texts.without_literals(self.values(text))
 
     def values(self, text: str) -> str:
         """Return a text without known values, passwords in addresses, and the like.
 
-        Names do not count here.
+        Values are not hidden because of their names here.
         """
         self._look_around()
         finds = self._found()
@@ -250,7 +250,7 @@ class Redactor:
         return texts.without_given_away(text)
 
     def command_line(self, arguments: Sequence[str]) -> list[str]:
-        """Return a command line; hide what follows a flag such as ``--api-key``."""
+        """Return a command line without the values that follow a flag such as ``--api-key``."""
         return [
             self._word(word, flag) for word, flag in zip(arguments, ["", *arguments], strict=False)
         ]
@@ -258,8 +258,8 @@ class Redactor:
     def plain(self, value: object) -> Any:
         """Return a value in the types of JSON, without secrets.
 
-        These are dicts, lists, strings, numbers, booleans and None. Anything else becomes its text,
-        also NaN and infinities. A value that is hidden by its name in one place is hidden in all.
+        These are dicts, lists, strings, numbers, booleans and None. Any other object, and NaN and
+        infinities, become text. A value that its name hides in one place is hidden everywhere.
         """
         self.learn(secrets_in(value))
         return self._built(value, ())
@@ -267,7 +267,7 @@ class Redactor:
     # Inside --------------------------------------------------------------------------------------
 
     def _found(self) -> _Finds:
-        """Return what finds the known values, made once for all that were learned meanwhile."""
+        """Return the patterns for the known values, made again only after new ones were learned."""
         finds = self._finds
         if finds.num_known != len(self._known):
             known = self._known.copy()  # another thread may add secrets
@@ -340,8 +340,8 @@ class Redactor:
     def _learn_phrases(self, arguments: Sequence[str]) -> None:
         """Learn the secrets of words such as those of a command line.
 
-        It knows ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, ``https://user:x@host``, and
-        texts.
+        Known forms are ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, ``https://user:x@host``,
+        and texts that contain such an assignment.
         """
         for word, flag in zip(arguments, ["", *arguments], strict=False):
             self.learn((value for _, value in texts.assigned(word)), sure=False)
@@ -360,7 +360,7 @@ class Redactor:
 
 
 class _Learner(Redactor):
-    """Collects the secrets in a value, and hides nothing: what it builds is not shown."""
+    """Collects the secrets in a value, and hides nothing, because its result is not shown."""
 
     def __init__(self, value: object) -> None:
         self._known = set()

@@ -1,7 +1,7 @@
 """Finds known values however they are written: escaped, encoded, quoted, spaced or wrapped.
 
-Texts and values are compared by their letters and digits alone, after escapes are read. A value of
-short words must agree in its other characters, too.
+Texts and values are compared by their letters and digits alone, after escapes are decoded. For a
+value of short words, the other characters must agree, too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SHORTEST, SHORTEST_OF_SHORT, SHORTEST_OF_LETTERS, LONGEST, LONGEST_WORD = 10, 8,
 """Shorter values, and those of short words, would also be found across the words of a sentence."""
 LOOKS_ENCODED = re.compile(r"\d{16,}|(?=\d*[a-z])[0-9a-f]{10,}|(?=[0-9a-f]*[g-z]).{8,}")
 BETWEEN = re.compile(r"[ \t]*\r?\n[ \t>]*|[ \t]*[|│┃][ \t]*|, ?|[\\\"'`\u00ad\u200b-\u200d\u2060]")
-"""What quotes, escapes or breaks a value, and does not belong to it."""
+"""Characters that quote, escape or break a value, and are not part of it."""
 
 
 class Spelled(NamedTuple):
-    """A pattern of bare texts. ``exact``: by bare form, the whole forms that must match, too."""
+    """A pattern of bare texts. ``exact`` has, by bare form, whole forms that must match, too."""
 
     finds: re.Pattern[str]
     exact: dict[str, set[str]]
@@ -45,7 +45,7 @@ def bare(text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """Return a text in lower case, without what quotes, escapes or breaks it."""
+    """Return a text in lower case, without characters that quote, escape or break it."""
     return BETWEEN.sub("", READ.sub(_character, text)).lower()
 
 
@@ -69,14 +69,14 @@ def encoded(value: str) -> set[str]:
     forms = [data.hex(), base64.b32encode(data).decode(), base64.b85encode(data).decode()]
     forms += ["".join(map(str, data)), "".join(f"0x{byte:02x}" for byte in data)]
     for inside in {data, escaped, base64.b64encode(data)}:
-        for before in (0, 1, 2):  # it may stand behind other bytes, as in "user:password"
+        for before in (0, 1, 2):  # other bytes may precede it, as in "user:password"
             first, end = -(-8 * before // 6), 8 * (before + len(inside)) // 6
             forms.append(base64.b64encode(bytes(before) + inside).decode()[first:end])
     return {form for form in map(bare, forms) if LOOKS_ENCODED.fullmatch(form)}
 
 
 def pattern(values: Iterable[str]) -> Spelled | None:
-    """Return what finds the values in a bare text; None without values."""
+    """Return the pattern that finds the values in a bare text; None without values."""
     forms: set[str] = set()
     exact: dict[str, set[str]] = {}
     for value in values:
@@ -98,7 +98,7 @@ def _core(value: str) -> str:
 
 
 def hide(text: str, spelled: Spelled | None, hidden: str) -> str:
-    """Replace each value that is found, with all that stands between its letters."""
+    """Replace each value that is found, including all characters between its letters."""
     if spelled is None or spelled.finds.search(bare(text)) is None:
         return text
     letters, places = _letters(text)
@@ -113,7 +113,7 @@ def hide(text: str, spelled: Spelled | None, hidden: str) -> str:
 
 
 def _letters(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return the bare text, and where in the text each of its letters stands."""
+    """Return the bare text, and the place in the text of each of its letters."""
     letters, places = [], []
     for found in PART.finditer(text):
         if found["escape"] is None:

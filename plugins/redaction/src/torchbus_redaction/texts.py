@@ -153,7 +153,7 @@ LONG_USER, LONGEST_BRACKET = 16, 10_000
 def without_assigned(text: str) -> str:
     """Hide values whose names mean secrets.
 
-    A value that is not secret may contain one that is: ``C(d={'key': 'x'})``.
+    A value that is not secret may contain a secret: ``C(d={'key': 'x'})``.
     """
     text = COLOURS.sub("", text)
     for layout in LAYOUTS:
@@ -169,7 +169,7 @@ def without_assigned(text: str) -> str:
 
 
 def without_literals(code: str) -> str:
-    """Hide texts that lines of code give to such names; ``login(key=key)`` stays."""
+    """Hide texts that lines of code assign to such names; ``login(key=key)`` is not changed."""
     reported, done = [], 0
     for found, value in _assigned(code):
         if value != _bare(value) and any(map(str.isalnum, value)):
@@ -288,7 +288,7 @@ def _line(found: re.Match[str]) -> str:
 
 
 def _said(found: re.Match[str]) -> str:
-    """Hide what looks like a secret in ``password  value`` and ``the password is value``."""
+    """Hide a value that looks secret in ``password  value`` and ``the password is value``."""
     name, value = found["name"], _bare(found["value"])
     looks_so = len(value) >= 8 and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
     is_secret = speaks(name) is Speaks.SURELY and looks_so and hides(name, value)
@@ -338,7 +338,7 @@ def _flagged(found: re.Match[str]) -> str:
 
 
 def _nearby(found: re.Match[str]) -> str:
-    """Hide what looks random a few words after a name that surely means a secret."""
+    """Hide a word that looks random, a few words after a name that surely means a secret."""
     before = found.string[max(0, found.start() - NEAR) : found.start()]
     return HIDDEN if _is_random(found[0]) and _names_one(before) else found[0]
 
@@ -353,9 +353,9 @@ def _is_random(value: str) -> bool:
 
 
 def _names_one(before: str) -> bool:
-    """Return whether a name of a secret stands in the line before a value.
+    """Return whether a name of a secret precedes a value in its line.
 
-    Or at the end of the line before that.
+    If the value is near the beginning of its line, the end of the line above counts, too.
     """
     above, _, line = before.rpartition("\n")
     line = re.split(rf"[.;!?] |{re.escape(HIDDEN)}", line)[-1]
@@ -372,7 +372,7 @@ def _names_one(before: str) -> bool:
 def is_hidden(name: str, value: str, prose: bool) -> bool:
     """Return whether to hide a value of this name.
 
-    ``prose``: the text is like "the key: a word". Then an ordinary word stays.
+    ``prose`` is True for a text like "the key: a word", in which an ordinary word is not hidden.
     """
     if value in EMPTY_VALUES or value.startswith(HIDDEN):
         return False
@@ -452,7 +452,7 @@ OFTEN = _word_set("key token auth oauth pat pass pw")
 model or table.
 """
 MANY = _word_set("keys tokens")
-"""Hidden if the name also says whose or what for."""
+"""Words that hide a value if the name also has one of ``HOLDERS``."""
 HOLDERS = (
     "api access auth private secret ssh gpg wandb hf huggingface hub neptune comet mlflow clearml"
     " aws azure gcp google github gh gitlab openai anthropic slack discord telegram bot kaggle"
@@ -482,9 +482,9 @@ SENTENCE = _word_set(
     " only one either neither both what which who whoever you your run call make let invalid"
     " expected missing required got unknown"
 )
-"""Words with which a sentence goes on after a colon, as in "the file is not secret: it must be"."""
+"""Words that continue a sentence after a colon, as in "the file is not secret: it must be"."""
 PROBLEMS = _word_set("error exception warning")
-"""``KeyError: 'momentum'``."""
+"""Names of errors, as in ``KeyError: 'momentum'``."""
 
 
 class Speaks(Enum):
@@ -502,7 +502,7 @@ def is_place(value: str) -> bool:
 
 @functools.lru_cache(4096)
 def speaks(name: str) -> Speaks:
-    """Return how surely a value of this name is a secret."""
+    """Return how certain it is that a value of this name is a secret."""
     parts = [word for word in PHRASES_BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
     if not parts or parts[-1] in PLACES | PROBLEMS:
         return Speaks.NOT
@@ -519,7 +519,7 @@ def speaks(name: str) -> Speaks:
 def hides(name: str, value: object) -> bool:
     """Return whether to hide a whole value of this name.
 
-    A number stays if the name is a count (``max_key_length``).
+    A number is not hidden if the name means a count (``max_key_length``).
     """
     sure = speaks(name)
     if sure is Speaks.NOT or value is None or isinstance(value, bool) or value == "":

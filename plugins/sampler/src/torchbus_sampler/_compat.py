@@ -14,10 +14,11 @@ from torch.utils.data import _utils, dataloader
 from torchbus.compat.required import require
 
 UPDATE_COUNT = "_update_count"
-"""What each ``update()`` of a metric increases. Without it: every metric counts as not updated."""
+"""The counter that a metric's ``update()`` increases. Without it: no metric counts as updated."""
 
 index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
-"""What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass.
+"""The sampler that yields the indices of a batch, or of a sample. Without it: AttributeError at the
+first pass.
 """
 
 auto_collation: Callable[[object], bool] = attrgetter("_auto_collation")
@@ -28,7 +29,7 @@ pin_memory: Callable[..., object] = _utils.pin_memory.pin_memory
 
 
 def on_the_way(iterator: object) -> int:
-    """Batches that workers load, 0 without workers.
+    """Return the number of batches that workers are loading, or 0 without workers.
 
     Without ``_send_idx`` or ``_rcvd_idx``: see ``check``.
     """
@@ -37,7 +38,7 @@ def on_the_way(iterator: object) -> int:
 
 @cache
 def check() -> None:
-    """Raise UsageError where prefetched batches would go unnoticed."""
+    """Raise UsageError if torch lacks a name without which prefetched batches go unnoticed."""
     for name in ("_send_idx", "_rcvd_idx"):
         need = "selects the batches that the workers of a resumed loader load"
         require(dataloader._MultiProcessingDataLoaderIter, name, need)

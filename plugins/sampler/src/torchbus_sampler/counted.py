@@ -1,7 +1,7 @@
 """Finds numbers that a training loop counts from its batches, which are one rank's share.
 
-What the loop makes of them (``correct / total``) can't be known, so the loop is left as it is, and
-its source is read for such counts, once for each loop.
+How the loop uses them (``correct / total``) can't be observed, so the loop is left as it is. Its
+source is searched for such counts once per loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS = re.compile(r"len\(|\.shape\[0\]|\.size\(0\)|\.numel\(\)")
 
 
 class CountedMetrics:
-    """Warns once, at the first backward of a loop, of its numbers that cover one rank only."""
+    """Warns at the first backward of a loop of numbers that cover one rank only."""
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -53,7 +53,7 @@ class CountedMetrics:
         self._begun: Place | None = None
 
     def begins(self, place: Place) -> None:
-        """A pass over divided data begins in this line."""
+        """Record that a pass over divided data begins in this line."""
         if self._session.is_main:
             self._begun = place
 
@@ -117,12 +117,11 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 class CountFinder:
-    """Finds what a loop counts from its batches, and how to get all ranks'.
+    """Finds numbers that a loop counts from its batches, and how to get those of all ranks.
 
-    An update of a meter averages, unless it is one of torchmetrics, which averages over all ranks.
-
-    ``parts``: variables whose tensors the backward gave their mean over ranks, as those that a
-    model returns beside its loss.
+    ``meter.update(...)`` counts as averaging, unless the program imports torchmetrics, whose
+    metrics cover all ranks. ``parts`` are variables whose tensors the backward gave their mean over
+    ranks, such as those that a model returns beside its loss.
     """
 
     def __init__(self, facts: LoopFacts, parts: Collection[str] = ()) -> None:
@@ -132,10 +131,10 @@ class CountFinder:
         self._averages = not facts.program.imports("torchmetrics")
 
     def found(self, is_synced: bool = True) -> dict[str, str]:
-        """Return names of numbers, and expressions that give those of all ranks.
+        """Return names of numbers, and expressions that compute them over all ranks.
 
-        ``is_synced``: the loop's backward gives losses the mean over ranks. In a window of several
-        backwards it does not.
+        ``is_synced`` is True if the loop's backward replaces the loss by its mean over ranks. In a
+        window of several backwards, it does not.
         """
         counted = self._counted(is_synced)
         found = self._read_of_batch(set(counted)) | self._per_sample() | counted
@@ -179,8 +178,8 @@ class CountFinder:
 
     def _is_used_alone(self, name: str, grown: set[str]) -> bool:
         """Whether a number of samples decides or scales something: ``if seen >= 5000``,
-        ``0.1 * (1 - seen / 5000)``, ``total_loss / seen``. ``(loss.item() * len(x)) / seen`` is
-        right: ranks have the same.
+        ``0.1 * (1 - seen / 5000)``, ``total_loss / seen``. A sum of ``loss.item() * len(x)``,
+        divided by ``seen``, does not count: it is right, because ranks have the same loss.
         """
         weighted = {
             _base(one)
@@ -201,11 +200,11 @@ class CountFinder:
         return False
 
     def _any(self, is_so: Callable[[ast.expr], bool], value: ast.expr) -> bool:
-        """Whether it is so for an expression, or for what it names or calls."""
+        """Whether ``is_so`` holds for an expression, or for what it names or calls."""
         return any(is_so(one) for one in self._facts.program.meanings(value))
 
     def _is_weighted(self, value: ast.expr) -> bool:
-        """``loss.item() * len(x)``."""
+        """Whether a value is multiplied by a size, as in ``loss.item() * len(x)``."""
         return (
             isinstance(value, ast.BinOp)
             and isinstance(value.op, ast.Mult)
@@ -221,8 +220,8 @@ class CountFinder:
         )
 
     def _is_over_more(self, name: str, grown: set[str]) -> bool:
-        """Whether the program divides it by a number that the loop does not count, as by the size
-        of the data set: that is of all ranks.
+        """Whether the program divides the variable by a number that the loop does not count, such
+        as the size of the data set, which covers all ranks.
         """
         return any(
             isinstance(node, ast.BinOp)
@@ -237,7 +236,7 @@ class CountFinder:
         return {_base(source.variable(one)) for one in self._facts.program.meant(value)}
 
     def _measures(self, name: str, value: ast.expr) -> bool:
-        """``total += (out == y).float().mean()``, of anything but a loss."""
+        """Whether a measure is added up that is not a loss: ``total += (out == y).mean()``."""
         is_read = source.number_of(value) is not None
         return (
             not is_read
@@ -246,7 +245,7 @@ class CountFinder:
         )
 
     def _summarises(self, name: str, append: ast.AST) -> bool:
-        """Whether a list grows by anything but a loss, and ``torch.stack(name)`` or so joins it."""
+        """Whether a list of anything but losses is later joined, as by ``torch.stack(name)``."""
         return (
             isinstance(append, ast.Call)
             and any(source.names(one) & self._facts.apart for one in append.args)
@@ -258,7 +257,7 @@ class CountFinder:
         )
 
     def _of_samples(self, node: ast.AST) -> dict[str, str]:
-        """What an inner loop over the batch's items counts: ``for t, p in zip(y, predicted)``."""
+        """Return what an inner loop over the batch's items counts: ``for t, p in zip(y, out)``."""
         if not isinstance(node, ast.For) or not source.is_of_items(node.iter, self._facts.batch):
             return {}
         inside = [inner for one in node.body for inner in ast.walk(one)]
@@ -269,9 +268,9 @@ class CountFinder:
         return found
 
     def _by_index(self, node: ast.AST, of_item: Collection[str] = ()) -> dict[str, str]:
-        """Rows that the samples of the batch have: ``seen[index] = ...``.
+        """Return variables that are written at the batch's indices: ``seen[index] = ...``.
 
-        ``of_item``: names of one sample's parts.
+        ``of_item`` are the names of one sample's parts.
         """
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AugAssign):
@@ -286,7 +285,7 @@ class CountFinder:
         }
 
     def _averaged(self, node: ast.AST) -> dict[str, str]:
-        """``meter.update(accuracy, len(x))``, of anything but a loss."""
+        """Return the meter in ``meter.update(accuracy, len(x))``, for anything but a loss."""
         if not (
             self._averages
             and isinstance(node, ast.Call)
@@ -301,8 +300,8 @@ class CountFinder:
         return {name: f"s.reduce({name}.avg)"}
 
     def _read_early(self, is_synced: bool) -> dict[str, str]:
-        """A loss that is added up or shown before its backward, which gives it all ranks' mean if
-        it synchronises.
+        """Return losses that are added up or shown before their backward. A backward that
+        synchronises replaces them by the mean over ranks.
         """
         place = {id(node): index for index, node in enumerate(self._facts.nodes)}
         made = {
@@ -348,7 +347,7 @@ class CountFinder:
         }
 
     def _is_shown(self, name: str) -> bool:
-        """Whether the loop adds up, shows or compares a variable, or what is made of it."""
+        """Whether the loop adds up, shows or compares a variable, or a value made from it."""
         made = source.made_of({name}, self._facts.values, set())
         after = [
             inner for one in self._facts.program.after(self._facts.loop) for inner in ast.walk(one)
@@ -367,10 +366,10 @@ class CountFinder:
         )
 
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
-        """A number of one batch that is read or shown, and is neither the loss nor a part of it.
+        """Return numbers of one batch that are read or shown, and are not part of the loss.
 
-        ``accuracy.item()``, ``print(top1(out, y))``, also of the last batch after the loop. Other
-        loops are left out: they evaluate, or go on with what they were given.
+        Examples are ``accuracy.item()`` and ``print(top1(out, y))``, also after the loop for its
+        last batch. Inner loops are left out, because they evaluate or compute something else.
         """
         if not self._averages or not any(map(source.losses, self._facts.nodes)):
             return {}
@@ -400,7 +399,7 @@ class CountFinder:
         }
 
     def _shown_in(self, nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-        """Yield what is shown without being read: ``print(acc)``, ``print(hits / len(y))``."""
+        """Yield measures that are shown as tensors: ``print(acc)``, ``print(hits / len(y))``."""
         measures = {
             name: value
             for node in nodes
@@ -421,7 +420,7 @@ class CountFinder:
         return is_apart and not is_read and source.is_measure(value, self._facts.apart)
 
     def _of_last_batch(self) -> list[ast.stmt]:
-        """Return the statements after the loop that use what its last batch has left."""
+        """Return the statements after the loop that use variables of its last batch."""
         found = []
         grown = {_base(name) for node in self._facts.nodes for name, *_ in source.grows(node)}
         left = self._facts.of_batch | self._facts.batch | self._facts.made
@@ -440,7 +439,7 @@ class CountFinder:
         return found
 
     def _reduced(self) -> set[int]:
-        """Return the nodes of which what the program combines over ranks is made."""
+        """Return the ids of nodes in values that the program combines over ranks."""
         gathered = self._facts.program.gathered
         made = [value for name, value in self._facts.program.values if name in gathered]
         updated = [
@@ -481,7 +480,7 @@ class CountFinder:
                 yield target[0] if target else ast.unparse(value), value
 
     def _per_sample(self) -> dict[str, str]:
-        """``loss.item() / len(x)``: a loss of all ranks, by the size of this rank's batch."""
+        """Return ``len(x)`` of ``loss.item() / len(x)``: a loss of all ranks, one rank's size."""
         divisors = [
             node.right
             for node in self._facts.nodes

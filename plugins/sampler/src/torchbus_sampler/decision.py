@@ -1,6 +1,6 @@
 """Decides whether a loader is divided, and why.
 
-The modules here look at models' modes and at backwards. ``order`` does the division itself."""
+The decision depends on the models' modes and on backwards. ``order`` does the division itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BYPASSED = (
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to divide, and the reason in words. ``evaluation``: the pass evaluates."""
+    """Whether to divide, and the reason in words. ``evaluation``: whether the pass evaluates."""
 
     divide: bool
     why: str
@@ -53,8 +53,8 @@ def decide(
 ) -> Decision:
     """Decide about one pass over a captured loader.
 
-    ``trains_here``: an earlier pass that began in the same line has fed a backward. A loop that
-    trains in eval mode trains again, and ``accuracy(train_loader)`` evaluates.
+    ``trains_here`` is True if an earlier pass that began in the same line has fed a backward. So a
+    loop that trains in eval mode continues to train, and ``accuracy(train_loader)`` evaluates.
     """
     if is_distributed(loader):
         return Decision(False, "not divided, its sampler is distributed already")
@@ -99,7 +99,7 @@ class TrainingLoaders:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        # the lines in which passes began: those that fed a backward, and the latest
+        # the lines in which passes began: by loader, those that fed a backward, and the latest
         self._trains: weakref.WeakKeyDictionary[DataLoader[object], set[Place]] = (
             weakref.WeakKeyDictionary()
         )
@@ -122,18 +122,18 @@ class TrainingLoaders:
         return len(self._trains) > 0
 
     def take(self, loader: DataLoader[object], share: Share | None) -> None:
-        """The loop takes the first batch of a divided pass."""
+        """Record that the loop gets the first batch of a divided pass."""
         self._rows = len(share.indices) if share is not None else 0
         self._size = (self._rows and loader.batch_size) or self._rows
         self._largest = max(self._rows, self._largest)
 
     def begins(self, loader: DataLoader[object]) -> Place:
-        """A divided pass begins. Return the line that runs now."""
+        """Record that a divided pass begins. Return the line that runs now."""
         self._begun[loader] = place_of(users_frame()[0])
         return self._begun[loader]
 
     def add(self, loader: DataLoader[object]) -> None:
-        """The loader has fed a backward."""
+        """Record that the loader has fed a backward."""
         self._trains.setdefault(loader, set()).add(self._begun.get(loader, ("", 0)))
 
     def trains_here(self, loader: DataLoader[object]) -> bool:
@@ -142,7 +142,7 @@ class TrainingLoaders:
         return places is not None and place_of(users_frame()[0]) in places
 
     def backward(self, call: BackwardCall) -> None:
-        """The loop calls ``backward``."""
+        """Record that the loop calls ``backward``."""
         self._backwards += 1
         current = self._session.batches.current
         if current and (len(current) > 1 or current[0].origin is not self._origin):
@@ -165,31 +165,31 @@ class TrainingLoaders:
             self._warn(_message(self._whole))
 
     def step(self, optimizer: Optimizer) -> None:
-        """The loop calls ``optimizer.step``.
+        """Record that the loop calls ``optimizer.step``.
 
-        Raises UsageError if it trains a model on batches that every rank has.
+        Raises UsageError if the step trains a model on batches that every rank has.
         """
         self._steps += 1
         whole, maybe = self._whole, self._may_be_whole
         self._may_be_whole = None
         if maybe is not None and maybe[0].references < maybe[1]:
-            whole = maybe[0].origin  # not only in graphs that the script's variables hold
+            whole = maybe[0].origin  # backward has freed a graph with the batch: the loss used it
         if whole is not None and objects.models_of(
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ):
             raise UsageError(_message(whole))
 
     def explain(self, error: BaseException) -> None:
-        """Add a note to an error of the loop that speaks of the size of the undivided batch."""
+        """Add a note to an error whose message mentions the size of the undivided batch."""
         size, rows = self._size, self._rows
         add_note = getattr(error, "add_note", None)  # since Python 3.11
         if add_note is not None and rows != size and re.search(rf"\b{size}\b", str(error)):
             add_note(SHARE.format(rows, size))
 
     def wait_for(self, kind: type, origin: Origin) -> None:
-        """A pass over a data set of this class is over, but something still holds its batches.
+        """Record that a pass over a data set of class ``kind`` is over, but its batches are held.
 
-        They may feed a backward later, even if the loader is gone.
+        They may feed a backward later, even after the loader has been deleted.
         """
         self._waited_for.append((kind, origin))
 
@@ -200,9 +200,10 @@ class TrainingLoaders:
                 self.say_unfed(kind)
 
     def say_unfed(self, kind: type) -> None:
-        """Warn that a loader over a data set of this class was divided for nothing.
+        """Warn that a loader over a data set of class ``kind`` was divided for nothing.
 
-        In a loop that steps without ever calling backward, this is unknown.
+        There is no warning if the loop has stepped without ever calling backward: then it is
+        unknown which loaders train.
         """
         if self._steps and not self._backwards:
             return
@@ -232,14 +233,14 @@ def _message(origin: Origin) -> str:
 
 
 def only_parameters(roots: Sequence[object]) -> bool:
-    """Whether a graph leads only to parameters: the gradient of an input, say, trains nothing."""
+    """Whether all leaves of a graph are parameters. A gradient of an input, say, trains nothing."""
     starts = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     leaves = [node.variable for node in nodes_below(starts) if hasattr(node, "variable")]
     return bool(leaves) and all(isinstance(leaf, Parameter) for leaf in leaves)
 
 
 def checked(divides: bool, **options: object) -> dict[str, object]:
-    """Raise UsageError if one of these options is set, and ``replace_sampler`` is False."""
+    """Return the options. Raises UsageError if one is set although nothing is divided."""
     if not divides:
         _refuse(options, "replace_sampler=False")
     return options
@@ -255,7 +256,7 @@ def _refuse(options: dict[str, object], because: str) -> None:
 
 
 def look(session: Context, options: dict[str, object], divides: bool) -> None:
-    """On several ranks without a dividing strategy, reject them. On one rank, warn of no ledger."""
+    """Reject the options on several ranks that do not divide. Warn of no ledger on one rank."""
     if session.world_size > 1 and not divides:
         _refuse(options, f"strategy={session.options['strategy']!r}")
     if session.world_size == 1 and options["sample_ledger"] and not session.world.divides_anew:

@@ -1,7 +1,7 @@
-"""Finds what a training loop computes from this rank's share that decides its losses.
+"""Finds values that a training loop computes from this rank's share and that change its losses.
 
-The graph of a loss does not show it: what a list has collected, a statistic of the batch by which
-it is scaled, the order of detached losses. The source of the loop does.
+Examples are tensors that a list has collected, a statistic that scales the batch, and the order of
+detached losses. The graph of a loss does not show them, but the source of the loop does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchbus_strategy.user_code import parsed
 
 
 class ShareDependence:
-    """What the losses of a loop depend on, beside each sample itself."""
+    """Finds what the losses of a loop depend on, besides each sample itself."""
 
     def __init__(self, facts: LoopFacts) -> None:
         self._facts = facts
@@ -28,7 +28,7 @@ class ShareDependence:
         values = [
             pair
             for node in facts.nodes
-            if not isinstance(node, ast.For | ast.comprehension)  # they give one sample each
+            if not isinstance(node, ast.For | ast.comprehension)  # their targets are one sample
             for pair in facts.program.given(node)
         ]
         self._data = source.closed(
@@ -43,8 +43,9 @@ class ShareDependence:
     def held(self) -> list[str]:
         """Return variables that the loop fills from its batches, and that enter its losses.
 
-        A hidden state, which the model returns, is of this rank's own samples. What is written to
-        before it is used is of the same batch. What ``self`` has may be a buffer of a module.
+        Three kinds do not count: a hidden state that the model returns, since it belongs to this
+        rank's samples; a variable that is written before it is used, since it belongs to the same
+        batch; and attributes of ``self``, which may be buffers of a module.
         """
         facts = self._facts
         losses = [one for node in facts.nodes for one in source.losses(node)]
@@ -85,15 +86,15 @@ class ShareDependence:
         return sorted(plain(one) for one in found if not one.startswith("self."))
 
     def _after_backward(self) -> set[int]:
-        """Return the values that the loop assigns when the parts of its loss are all ranks'."""
+        """Return the values assigned after the last backward, when parts of the loss are means."""
         nodes = self._facts.nodes
         backwards = [index for index, node in enumerate(nodes) if source.losses(node)]
         last = max(backwards, default=len(nodes))
         return {id(value) for node in nodes[last:] for _, value in source.unpacked(node)}
 
     def collecting(self, frames: list[FrameType]) -> list[str]:
-        """Return objects in the frames that get a part of a batch, add to themselves, and return
-        what the losses are made of: ``old = pool.query(fake)``, ``loss = criterion(index, out)``.
+        """Return objects in the frames that store a part of a batch and return a value for the
+        losses: ``old = pool.query(fake)``, ``loss = criterion(index, out)``.
         """
         known = self._facts.of_batch | self._facts.batch
         return [
@@ -106,8 +107,8 @@ class ShareDependence:
         ]
 
     def statistics(self) -> list[str]:
-        """Return what scales or selects the samples of a batch, and is computed from all of them:
-        ``x.mean()`` in ``x - x.mean()`` and ``x > x.mean()``, or the order of detached losses.
+        """Return values that scale or select the samples of a batch and are computed from all of
+        them: ``x.mean()`` in ``x - x.mean()`` and ``x > x.mean()``, or an order of detached losses.
         """
         values = list(self._used)
         for value in values:
@@ -122,7 +123,7 @@ class ShareDependence:
         return sorted({plain(ast.unparse(part)) for part in found})
 
     def _scales(self, node: ast.AST) -> list[ast.AST]:
-        """``x - x.mean()``, ``x / x.std()``"""
+        """Return the statistics in ``x - x.mean()`` and ``x / x.std()``."""
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Div):
             return []
         if source.is_reduced(node.left) or not source.data_in(node.left) & self._data:
@@ -131,15 +132,15 @@ class ShareDependence:
         return [one for one in parts if source.data_in(one) & self._data]
 
     def _compares(self, node: ast.AST) -> list[ast.AST]:
-        """``losses.detach() < losses.detach().mean()``"""
+        """Return the statistics in ``losses.detach() < losses.detach().mean()``."""
         parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         meant = [one for part in parts for one in self._meant(part)]
         known = self._facts.of_batch | self._facts.batch
         return [one for one in filter(source.is_over_samples, meant) if source.names(one) & known]
 
     def _orders(self, node: ast.AST) -> list[ast.AST]:
-        """``np.argsort(losses.data)``, ``losses.topk(k).indices``, with a loss of each sample. The
-        graph shows ``losses.topk(k).values``.
+        """Return calls that order the losses of samples: ``np.argsort(losses.data)``,
+        ``losses.topk(k).indices``. The graph shows ``losses.topk(k).values``.
         """
         call = source.indices_of(node) or node
         is_seen = call is node and not source.is_detached(call)
@@ -148,13 +149,13 @@ class ShareDependence:
         return [call] if any(map(self._is_of_each, self._meant(call))) else []
 
     def _is_of_each(self, value: ast.AST) -> bool:
-        """``cross_entropy(x, y, reduction="none")``, ``criterion(x, y)``"""
+        """Whether a loss has an element per sample: ``cross_entropy(x, y, reduction="none")``."""
         function = [value.func] if isinstance(value, ast.Call) else []
         made = [value, *(one for part in function for one in self._program.meanings(part))]
         return any(map(source.is_unreduced, made))
 
     def _meant(self, value: ast.AST) -> list[ast.AST]:
-        """Return the parts of an expression, and what the loop has given to those with a name."""
+        """Return the parts of an expression, and the values that the loop assigns to its names."""
         found = list(ast.walk(value))
         for one in found:
             given = [*self._by_name.get(source.variable(one), ()), *self._program.returned(one)]
@@ -163,7 +164,7 @@ class ShareDependence:
 
 
 def adds(name: str, method: str, frames: list[FrameType]) -> bool:
-    """Whether a method of the object that has this name in the frames adds to the object."""
+    """Whether a method of the object named ``name`` in the frames adds to that object."""
     first, *attributes = name.split(".")
     spaces = [space for frame in frames for space in (python.read(frame), frame.f_globals)]
     owner = next((space[first] for space in spaces if first in space), None)
@@ -173,7 +174,7 @@ def adds(name: str, method: str, frames: list[FrameType]) -> bool:
 
 
 def _adds_to_itself(owner: object, method: str) -> bool:
-    """Whether a method of a user's object adds to the object. Buffers of a module may change."""
+    """Whether a method of a user's object adds to it. In a module, only plain tensors count."""
     is_module = isinstance(owner, Module)
     if is_module:
         method = method.replace("__call__", "forward")

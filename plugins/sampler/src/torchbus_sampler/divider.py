@@ -55,7 +55,7 @@ ITSELF = (
 )
 
 ALONE = 3
-"""As many batches as a prefetching wrapper may hold."""
+"""The number of batches that a prefetching wrapper may hold."""
 
 
 class Divider:
@@ -98,7 +98,7 @@ class Divider:
     def _batches_per_step(self) -> int:
         return 1 if self._global else self._session.world.data.parts
 
-    @hookimpl(trylast=True)  # it answers; listeners after it would not be called
+    @hookimpl(trylast=True)  # it returns an answer, so later listeners would not be called
     def loader_start(self, loader: DataLoader[object]) -> LoaderPass | None:
         if not self._session.captures(loader):
             return None
@@ -110,7 +110,7 @@ class Divider:
             self._say_idle(loader)
             self._between.begins()
             self._counted.begins(self._training.begins(loader))
-        self._session.random.use("order")  # making the iterator draws a seed from it
+        self._session.random.use("order")  # DataLoader draws a seed when it makes the iterator
         if isinstance(loader.dataset, IterableDataset):
             replacements = self._stream(loader) if decision.divide else {}
         elif decision.divide or decision.evaluation:
@@ -158,12 +158,12 @@ class Divider:
         return {"batch_sampler" if batched else "sampler": order}
 
     def _may_be_a_look(self, loader: DataLoader[object]) -> bool:
-        """Whether the script may just look at a first batch: others train, or it was evaluated."""
+        """Whether the script may only inspect a first batch, as of a loader that evaluates."""
         return loader not in self._training and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
-        """Divide it if the ranks' first items agree. If not, it is whole in all later passes too:
-        first items of replay buffers may agree by chance.
+        """Divide a stream if the ranks' first items agree. If they once differ, the stream stays
+        whole in all later passes, because first items of replay buffers may agree by chance.
         """
         refuse_stream(self._session, loader.dataset)
         digest, begun = begin(loader)
@@ -215,7 +215,7 @@ class Divider:
     def _decision_for_length(self, loader: DataLoader[object]) -> Decision:
         """Return the decision for the latest pass.
 
-        Between two passes of a loader that trains, the mode of the models decides.
+        Between two passes of a loader that trains, the models' mode decides instead.
         """
         known, latest = self._decisions.get(loader), self._passes.get(loader)
         if known is None:
@@ -255,7 +255,7 @@ class Divider:
         return instead
 
     def _only_evaluates(self, loader: DataLoader[object], origin: Origin) -> bool:
-        """Whether a pass that began with gradients on goes on without, as it does where
+        """Whether a pass that began with gradients on continues without them, as where
         ``iter(loader)`` is called far from ``next``.
         """
         divides = self._decisions[loader].divide and loader not in self._training
@@ -343,26 +343,26 @@ FURTHER = 2  # backwards after the end of a pass: one may belong to a batch that
 class BetweenPasses:
     """Follows where divided passes begin and end, also by ``break``.
 
-    A pass inside another one, over a batch of which it is, does not count. Nor do passes in a
-    background thread, which end at another place of the loop on every rank.
+    A pass that begins and ends inside another training pass does not count. Passes in a background
+    thread don't count either, because they end at a different place of the loop on each rank.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._events = count(1)
-        # when each pass that is not over was opened, and gave its latest batch
+        # numbers of the events at which each unfinished pass was opened, and yielded its last batch
         self._opened: dict[Origin, int] = {}
         self._latest: dict[Origin, int] = {}
         self._iterators: dict[Origin, weakref.ref[object]] = {}
         self._further = 0
 
     def begins(self) -> None:
-        """A divided pass begins. All ranks call it."""
+        """Record that a divided pass begins. All ranks call it."""
         if _in_main_thread():
             self._session.random.pass_begins()
 
     def opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        """The pass has its iterator."""
+        """Record that a pass has its iterator."""
         if _in_main_thread():
             self._opened[iterator.origin] = next(self._events)
             part, parts = self._session.world.data
@@ -371,10 +371,10 @@ class BetweenPasses:
                 self._session.random.draw_apart(found, part)
 
     def takes(self, origin: Origin) -> None:
-        """The loop takes a batch of a divided pass, or has taken some in an earlier run.
+        """Record that the loop gets a batch of a divided pass, or got some in an earlier run.
 
-        Of several references, Python calls the latest first: the random numbers are those of the
-        time after the pass when others learn of its end.
+        Python calls the callback of the latest weak reference first. So this one is made last: when
+        other callbacks run, the random streams are already those for after the pass.
         """
         iterator = None if origin.iterator is None else origin.iterator()
         if origin in self._opened and iterator is not None:
@@ -384,7 +384,7 @@ class BetweenPasses:
             self._session.random.goes_on()
 
     def ends(self, origin: Origin) -> None:
-        """The pass is over, or the loop has dropped its iterator."""
+        """Record that a pass is over, or that the loop has dropped its iterator."""
         began, elapsed = self._opened.pop(origin, None), self._latest.pop(origin, None)
         self._iterators.pop(origin, None)
         if began is None or elapsed is None or not self._session.is_inside:
@@ -394,7 +394,7 @@ class BetweenPasses:
             self._further = 0
 
     def backward(self) -> None:
-        """The loop calls ``backward``, maybe on batches that it keeps or makes itself."""
+        """Record a call of ``backward``, maybe on batches that the loop stores or makes itself."""
         self._further += 1
         if self._further == FURTHER:
             self._session.random.goes_on()
@@ -405,10 +405,10 @@ def _in_main_thread() -> bool:
 
 
 class SeedWorker:
-    """A ``worker_init_fn`` that seeds by rank, and then calls the user's own.
+    """A ``worker_init_fn`` that seeds by rank, and then calls the user's.
 
-    All ranks draw the same base seed for the workers, so the stream that the order of the data is
-    drawn from stays equal.
+    All ranks draw the same base seed for the workers, so the stream from which the order of the
+    data is drawn stays equal on all ranks.
     """
 
     def __init__(self, rank: int, user: Callable[[int], None] | None) -> None:
@@ -424,7 +424,7 @@ class SeedWorker:
 
 
 def seeds_of_workers(loader: DataLoader[object], rank: int) -> dict[str, object]:
-    """Return the attribute with which the loader's workers, if it has any, are seeded by rank."""
+    """Return a new ``worker_init_fn`` that seeds the loader's workers by rank; {} without any."""
     if not loader.num_workers:
         return {}
     return {"worker_init_fn": SeedWorker(rank, loader.worker_init_fn)}

@@ -11,9 +11,9 @@ from torchbus.plugin import Share
 
 
 class Ledger:
-    """Writes ``<folder>/rank<r>.jsonl``: a line for each batch that this rank takes.
+    """Writes ``<folder>/rank<r>.jsonl``, with one line for each batch that this rank gets.
 
-    A line has these names:
+    A line has these keys:
 
     - ``loader``: a number, in the order of first use
     - ``pass`` over the loader, and ``step`` in the pass, both from 0
@@ -21,9 +21,9 @@ class Ledger:
       set, and on a rank that repeats a batch because it got no samples.
     - ``weight`` of this rank in the mean over ranks, 0.0 for a repeated batch
 
-    While other sessions share the data, a further line says what a step of all of them has used:
+    While other sessions share the data, a further line records what a step of all of them has used:
     ``from`` and ``to``, counted in the script's own batches, and their ``committed`` indices. A
-    step that was dropped has no such line, and its batches come again.
+    step that was discarded has no such line, and its batches are used again.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -38,14 +38,14 @@ class Ledger:
         self._seen = 0
 
     def begin(self, loader: DataLoader[object]) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         if loader not in self._loaders:
             self._loaders[loader] = self._seen
             self._seen += 1
         self._passes[loader] = self._passes.get(loader, -1) + 1
 
     def take(self, loader: DataLoader[object], step: int, share: Share) -> None:
-        """The loop takes a batch."""
+        """Record a batch that the loop gets."""
         line = {
             "loader": self._loaders[loader],
             "pass": self._passes[loader],
@@ -55,19 +55,19 @@ class Ledger:
         self._file.write(json.dumps(line | {"indices": list(share.indices)}, default=str) + "\n")
 
     def of_pass(self, loader: DataLoader[object]) -> PassLedger:
-        """What the order of the present pass writes."""
+        """Return the ledger for the order of the present pass."""
         return PassLedger(self, weakref.ref(loader))
 
     def number(self, loader: DataLoader[object]) -> int:
-        """The number of the present pass."""
+        """Return the number of the present pass."""
         return self._passes[loader]
 
     def go_to(self, loader: DataLoader[object], number: int) -> None:
-        """The present pass has another number: earlier ones were left out."""
+        """Change the number of the present pass, because earlier passes were skipped."""
         self._passes[loader] = number
 
     def commit(self, loader: DataLoader[object], start: int, stop: int, indices: object) -> None:
-        """A step of all ranks has used this much of the order."""
+        """Record that a step of all ranks has used the script's batches ``start`` to ``stop``."""
         line = {"loader": self._loaders[loader], "pass": self._passes[loader]}
         used = {"from": start, "to": stop, "committed": indices}
         self._file.write(json.dumps(line | used, default=str) + "\n")

@@ -22,14 +22,15 @@ def plain(text: str) -> str:
 
 
 class Program:
-    """The files around a loop, read as if all of it were in one function.
+    """The files around a loop, read as if all of their code were in one function.
 
-    A variable of a function is named ``name@function``. ``values``: what each variable is given,
-    by a call and its result too. Calls that combine over ranks are constants, because each rank has
-    the same. ``gathered``: what they combine, and what that is made of.
+    A variable of a function is named ``name@function``. ``values`` has each variable with each
+    value that it gets, also as a parameter or a result of a call. Calls that combine over ranks
+    become constants, because all ranks get the same result. ``gathered`` has the variables that
+    these calls combine, and those that they are made from.
 
-    ``running``: where the frames of the loop are, the innermost first. Their functions are the
-    only ones that ``x.step()`` finds; ``self.step()`` finds each method of the files.
+    ``running`` are the places of the loop's frames, the innermost first. ``x.step()`` is looked up
+    only among their functions; ``self.step()`` among all methods of the files.
     """
 
     def __init__(self, running: Iterable[Place]) -> None:
@@ -53,8 +54,8 @@ class Program:
         return any(package in line for file in self._nodes for line in linecache.getlines(file))
 
     def loop(self, running: Sequence[Place]) -> tuple[str, Loop] | None:
-        """Return the loop whose pass begins in the outermost place. If that is a generator or an
-        ``iter(...)``, return the innermost loop around the others that takes batches from it.
+        """Return the loop whose pass begins in the outermost place. If that is in a generator or an
+        ``iter(...)``, return the innermost loop around the other places that gets batches from it.
         """
         file, line = running[-1]
         passes = [
@@ -72,7 +73,7 @@ class Program:
         return next(iter([*reversed(passes), *around]), None)
 
     def after(self, statement: ast.stmt) -> list[ast.stmt]:
-        """Return what follows a statement in its function, without what follows in a branch."""
+        """Return the statements that run after a statement in its function."""
         for node in self.nodes:
             for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
                 if isinstance(block, list) and statement in block:
@@ -125,7 +126,7 @@ class Program:
                 stack += [(node, True), *((one, False) for one in inside)]
 
     def given(self, node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-        """Yield each variable that a node gives something, and what."""
+        """Yield each variable that a node assigns, also as a parameter, with its value."""
         yield from source.assignments(node)
         if isinstance(node, ast.For | ast.comprehension):
             yield from ((name, node.iter) for name in source.names(node.target))
@@ -136,13 +137,13 @@ class Program:
                 yield from source.unpacked(ast.Assign(node.targets, value))
 
     def returned(self, value: ast.AST) -> list[ast.expr]:
-        """Return what the function that is called returns."""
+        """Return the expressions that the called function returns, if ``value`` is a call."""
         called_one = self.function(value)
         inside = () if called_one is None else ast.walk(called_one)
         return [one.value for one in inside if isinstance(one, ast.Return) and one.value]
 
     def meanings(self, value: ast.AST) -> list[Any]:
-        """Return an expression, and what it is if it names a variable or a call gives it."""
+        """Return an expression, and the values of the variable or call that it stands for."""
         found: list[Any] = [value]
         for one in found:
             number = source.number_of(one)
@@ -158,8 +159,8 @@ class Program:
 def facts_of(*places: Place) -> LoopFacts | None:
     """Return the facts of a loop, or None if there is none.
 
-    ``places``: of the frames of the loop's backward, the innermost first. The last is where the
-    pass begins.
+    ``places`` are those of the frames of the loop's backward, the innermost first. The last one is
+    where the pass begins.
     """
     program = Program(places)
     found = program.loop(places)
@@ -167,14 +168,14 @@ def facts_of(*places: Place) -> LoopFacts | None:
 
 
 class LoopFacts:
-    """What the source of a training loop says of its batches and losses.
+    """Facts about the batches and losses of a training loop, read from its source.
 
-    - ``place``: of the loop
-    - ``nodes``: what it evaluates, in this order; ``values``: each variable that they give
-      something, and what; ``made``: variables that they set
-    - ``batch``: the variables that hold a batch; ``of_batch``: what is made of these
-    - ``roots``: the losses; ``in_loss``: variables that enter them; ``added_up``: those of which
-      arithmetic makes them; ``apart``: what is made of a batch, but not through these
+    - ``place``: file and line of the loop
+    - ``nodes``: the nodes that the loop evaluates, in order; ``values``: each variable that they
+      assign, with its value; ``made``: the variables that they set
+    - ``batch``: the variables that hold a batch; ``of_batch``: those computed from a batch
+    - ``roots``: the losses; ``in_loss``: variables that enter them; ``added_up``: variables that
+      enter them by arithmetic alone; ``apart``: those computed from a batch, but not through these
     """
 
     def __init__(self, file: str, loop: Loop, program: Program) -> None:
@@ -206,7 +207,7 @@ class LoopFacts:
 
     @property
     def also_evaluates(self) -> bool:
-        """Whether some of its passes do: ``with torch.set_grad_enabled(phase == "train"):``."""
+        """Whether some passes evaluate: ``with torch.set_grad_enabled(phase == "train"):``."""
         return any(
             source.called(node) == "set_grad_enabled"
             and not all(isinstance(one, ast.Constant) for one in node.args)  # type: ignore[attr-defined]
@@ -214,7 +215,7 @@ class LoopFacts:
         )
 
     def _is_other_pass(self, node: ast.AST) -> bool:
-        """``for x, y in held_out``, inside ``for x, y in loader``."""
+        """Whether a node is ``for x, y in held_out`` inside of ``for x, y in loader``."""
         return (
             isinstance(node, ast.For)
             and bool(source.names(node.target) & self.batch)
@@ -227,7 +228,7 @@ def _yields(node: ast.AST) -> bool:
 
 
 def _by_call(nodes: list[ast.AST], running: list[Function]) -> dict[str, Function]:
-    """Return functions as calls name them: ``name``, ``self.name``, and ``.name`` if it runs."""
+    """Return functions by the names of calls: ``name``, ``self.name``, and ``.name`` if running."""
     bodies = [node.body for node in nodes if isinstance(node, ast.ClassDef)]
     methods = [one for body in bodies for one in body if isinstance(one, Function)]
     found = {one.name: one for one in nodes if isinstance(one, Function) and one not in methods}
@@ -253,7 +254,7 @@ def _combining(nodes: list[ast.AST]) -> set[str]:
 class _Flat(ast.NodeTransformer):
     """Names each variable of a function ``name@function``, and of a comprehension ``name@line``.
 
-    Replaces calls that combine over ranks. ``combined``: what they are given.
+    Replaces calls that combine over ranks by constants. ``combined`` has their arguments.
     """
 
     def __init__(self, combining: set[str]) -> None:
@@ -295,7 +296,7 @@ class _Flat(ast.NodeTransformer):
 
 
 def _local_names(function: Function) -> set[str]:
-    """Return the variables of a function itself."""
+    """Return the local variables and parameters of a function."""
     nodes = list(ast.walk(function))
     foreign = {
         name for one in nodes if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names

@@ -32,7 +32,7 @@ PRINTING = {"print", "log", "add_scalar", "set_description", "set_postfix", "wri
 
 
 def variable(node: ast.AST) -> str:
-    """Return the name of ``x`` or ``self.x``; "" of all else."""
+    """Return the name of ``x`` or ``self.x``, or "" for another expression."""
     if isinstance(node, ast.Name):
         return "" if node.id == "self" else node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -49,7 +49,7 @@ def names(node: ast.AST) -> set[str]:
 
 
 def called(node: ast.AST) -> str:
-    """Return the last name of what a node calls, or ""."""
+    """Return the last name of the function that a node calls, or ""."""
     if not isinstance(node, ast.Call):
         return ""
     function = node.func
@@ -79,7 +79,7 @@ def is_size(value: ast.expr) -> bool:
 
 
 def base_name(value: ast.expr) -> str:
-    """Return the variable in ``loss``, ``losses["box"]``, ``out.loss.detach()``; "" of all else."""
+    """Return the variable in ``loss``, ``losses["box"]``, ``out.loss.detach()``, or ""."""
     while not variable(value):
         if isinstance(value, ast.Subscript | ast.Attribute):
             value = value.value
@@ -91,7 +91,7 @@ def base_name(value: ast.expr) -> str:
 
 
 def gathers(node: ast.AST) -> bool:
-    """Whether it combines over ranks. ``reduce`` alone does not: einops and functools have one."""
+    """Whether a node combines over ranks. Not every ``reduce`` does: functools has one, too."""
     name = called(node)
     function = node.func if isinstance(node, ast.Call) else None
     owner = function.value if isinstance(function, ast.Attribute) else None
@@ -100,7 +100,7 @@ def gathers(node: ast.AST) -> bool:
 
 
 def batch_in(loop: ast.For) -> ast.expr:
-    """Return what of the loop's target is the batch: not the number of ``enumerate``."""
+    """Return the part of the loop's target that is the batch, without the ``enumerate`` number."""
     numbered = any(called(node) == "enumerate" for node in ast.walk(loop.iter))
     is_pair = isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2
     return loop.target.elts[1] if numbered and is_pair else loop.target  # type: ignore[attr-defined]
@@ -123,8 +123,8 @@ def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def unpacked(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield each variable of an assignment and its value: ``a, b = model(x)`` gives the call to
-    both, and ``a, b = x, y`` gives each its own.
+    """Yield each variable of an assignment and its value. In ``a, b = model(x)``, the call is the
+    value of both; in ``a, b = x, y``, each has its own.
     """
     for target in node.targets if isinstance(node, ast.Assign) else ():
         value: ast.expr = node.value  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def unpacked(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def written(node: ast.AST) -> tuple[str, ast.expr] | None:
-    """Return a variable and what a part of it gets: ``queue[:, place : place + size] = keys.T``."""
+    """Return a variable and the value assigned to a part of it: ``queue[:, a:b] = keys.T``."""
     target = node.targets[0] if isinstance(node, ast.Assign) else None
     if isinstance(target, ast.Subscript) and variable(target.value):
         return variable(target.value), node.value  # type: ignore[attr-defined]
@@ -172,13 +172,13 @@ def grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
 
 
 def filled_in(node: ast.AST) -> set[str]:
-    """The names that a node adds to, or writes a part of: ``x.append(y)``, ``x[i] = y``."""
+    """Return variables that a node adds to, or writes a part of: ``x.append(y)``, ``x[i] = y``."""
     row = written(node)
     return {name for name, *_ in grows(node)} | ({row[0]} if row else set())
 
 
 def emptied(node: ast.AST) -> set[str]:
-    """``x.clear()``, ``del x[:]``"""
+    """Return the variables that a node empties: ``x.clear()``, ``del x[:]``."""
     if called(node) == "clear":
         return {ast.unparse(node.func.value)}  # type: ignore[attr-defined]
     parts = node.targets if isinstance(node, ast.Delete) else []
@@ -186,7 +186,7 @@ def emptied(node: ast.AST) -> set[str]:
 
 
 def retains(backward: ast.AST) -> bool:
-    """``retain_graph=True`` or ``create_graph=True``: the loss stays as it is on each rank."""
+    """Whether a backward retains its graph, so that the loss stays as it is on each rank."""
     return any(
         one.arg in KEEPING and isinstance(one.value, ast.Constant) and one.value.value is True
         for one in getattr(backward, "keywords", ())
@@ -194,7 +194,7 @@ def retains(backward: ast.AST) -> bool:
 
 
 def losses(node: ast.AST) -> list[ast.expr]:
-    """``(a + b).backward()``, ``scaler.scale(loss).backward()``, ``fabric.backward(loss)``."""
+    """Return the losses in ``(a + b).backward()``, ``scaler.scale(loss).backward()`` and such."""
     if not isinstance(node, ast.Call) or called(node) != "backward":
         return []
     receiver = node.func.value if isinstance(node.func, ast.Attribute) else node.func
@@ -203,7 +203,7 @@ def losses(node: ast.AST) -> list[ast.expr]:
 
 
 def parts(value: ast.expr) -> set[str]:
-    """The variables that arithmetic alone makes a value of: ``a + 0.1 * b``, ``sum([a, b])``."""
+    """Return the variables that arithmetic alone combines: ``a + 0.1 * b``, ``sum([a, b])``."""
     if variable(value):
         return {variable(value)}
     inner: list[ast.expr] = []
@@ -221,7 +221,7 @@ def parts(value: ast.expr) -> set[str]:
 
 
 def data_in(value: ast.AST) -> set[str]:
-    """The variables that arithmetic and methods of tensors make a value of, but no model:
+    """Return the variables in a value that no model computes, only arithmetic and tensor methods:
     ``x.to(device)``, ``torch.log(x)``, ``batch["x"][:, 0]``.
     """
     if variable(value):
@@ -239,21 +239,21 @@ def data_in(value: ast.AST) -> set[str]:
 
 
 def is_reduced(value: ast.AST) -> bool:
-    """``x.mean()``, ``torch.sum(x * w)``, ``x.std() / 2``"""
+    """Whether a value is a statistic: ``x.mean()``, ``torch.sum(x * w)``, ``x.std() / 2``."""
     if isinstance(value, ast.BinOp):
         return is_reduced(value.left) and is_reduced(value.right)
     return isinstance(value, ast.Constant) or called(value) in STATISTICS | OVER_ALL
 
 
 def is_over_samples(value: ast.AST) -> bool:
-    """``x.mean()``, ``torch.std(x, dim=0)``, ``x.max()``: a statistic of which each sample is a
-    part.
-    """
+    """Whether a value is a statistic over samples: ``x.mean()``, ``torch.std(x, dim=0)``."""
     return isinstance(value, ast.Call) and called(value) in STATISTICS and _is_of_samples(value)
 
 
 def orders_samples(value: ast.AST, is_seen: bool) -> bool:
-    """``np.argsort(x)``, ``x.topk(3)``. ``is_seen``: the graph shows values that are used."""
+    """Whether a value orders samples: ``np.argsort(x)``, or ``x.topk(3)`` unless ``is_seen``,
+    which means that the graph shows the values.
+    """
     functions = ARGSORTS if is_seen else ARGSORTS | SORTS
     return isinstance(value, ast.Call) and called(value) in functions and _is_of_samples(value)
 
@@ -293,7 +293,7 @@ def is_detached(value: ast.AST) -> bool:
 
 
 def is_unreduced(value: ast.AST) -> bool:
-    """``CrossEntropyLoss(reduction="none")``"""
+    """Whether a call has ``reduction="none"``, as ``CrossEntropyLoss(reduction="none")``."""
     return isinstance(value, ast.Call) and any(
         one.arg == "reduction" and isinstance(one.value, ast.Constant) and one.value.value == "none"
         for one in value.keywords
@@ -301,7 +301,7 @@ def is_unreduced(value: ast.AST) -> bool:
 
 
 def number_of(node: ast.AST) -> ast.expr | None:
-    """Return what a call reads as a number: ``value.item()``, ``float(value)``, ``int(value)``."""
+    """Return ``value`` in ``value.item()``, ``float(value)`` or ``int(value)``, or None."""
     if not isinstance(node, ast.Call):
         return None
     if called(node) == "item" and isinstance(node.func, ast.Attribute):
@@ -310,7 +310,7 @@ def number_of(node: ast.AST) -> ast.expr | None:
 
 
 def shown(node: ast.AST) -> list[ast.expr]:
-    """What a call shows as it is; ``s.log("acc", acc)`` reduces it."""
+    """Return the values that a call shows unreduced. ``s.log("acc", acc)`` reduces its value."""
     if not isinstance(node, ast.Call) or called(node) not in PRINTING:
         return []
     given = [*node.args, *(one.value for one in node.keywords)]
@@ -320,7 +320,7 @@ def shown(node: ast.AST) -> list[ast.expr]:
 
 
 def filled(part: ast.AST) -> list[ast.expr]:
-    """``{"acc": acc}``, ``f"{acc}"``, ``"{}".format(acc)``, ``"%f" % acc``."""
+    """Return the values in ``{"acc": acc}``, ``f"{acc}"``, ``"{}".format(acc)``, ``"%f" % acc``."""
     if isinstance(part, ast.Dict):
         return part.values
     if isinstance(part, ast.FormattedValue):
@@ -332,7 +332,7 @@ def filled(part: ast.AST) -> list[ast.expr]:
 
 
 def closed(begin: set[str], edges: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the names to begin with, and those that edges reach from them."""
+    """Return the names in ``begin``, and those that edges reach from them."""
     found, edges = set(begin), list(edges)
     while further := {to for name, to in edges if name in found} - found:
         found |= further
@@ -340,7 +340,7 @@ def closed(begin: set[str], edges: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def made_of(begin: set[str], values: Iterable[tuple[str, ast.expr]], without: set[str]) -> set[str]:
-    """Return the variables that come from these names, but not through those ``without``."""
+    """Return the variables computed from the names in ``begin``, but not through ``without``."""
     edges = [(one, name) for name, value in values for one in names(value) - without]
     return closed(begin, edges)
 
@@ -350,8 +350,8 @@ def reached(
     roots: Iterable[ast.expr],
     values: Iterable[tuple[str, ast.expr]],
 ) -> set[str]:
-    """Return the variables that the roots are made of, by what ``read`` finds in an expression,
-    and other names of these variables.
+    """Return the variables from which the roots are computed, and other names of these. ``read``
+    returns the variables in an expression.
     """
     edges = [(name, one) for name, value in values for one in read(value)]
     edges += [(variable(value), name) for name, value in values if variable(value)]
@@ -359,7 +359,7 @@ def reached(
 
 
 def read_as_number(node: ast.AST) -> set[str]:
-    """``loss.item()``, ``float(loss)``, ``loss.clone()``, ``total += loss.detach()``."""
+    """Return the variables read by ``loss.item()``, ``float(loss)``, ``total += loss.detach()``."""
     value = number_of(node)
     if value is not None:
         return names(value)
@@ -379,12 +379,12 @@ def undetached(value: ast.expr) -> ast.expr:
 
 
 def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
-    """Return whether an expression reads one of the variables as a number."""
+    """Return a function: whether an expression reads one of the variables as a number."""
     return lambda value: any(read_as_number(node) & names for node in ast.walk(value))
 
 
 def is_measure(value: ast.expr, of_batch: set[str]) -> bool:
-    """``accuracy(out, y)``, ``(out == y).float().mean()``."""
+    """Whether a value is a measure: ``accuracy(out, y)``, ``(out == y).float().mean()``."""
     if not isinstance(value, ast.Call):
         return False
     is_function = isinstance(value.func, ast.Name)
@@ -392,7 +392,7 @@ def is_measure(value: ast.expr, of_batch: set[str]) -> bool:
 
 
 def fills(value: ast.expr) -> bool:
-    """``cat([name, ...])[-8:]``, ``0.9 * name + 0.1 * x``."""
+    """Whether a value joins or adds: ``cat([name, ...])[-8:]``, ``0.9 * name + 0.1 * x``."""
     while isinstance(value, ast.Subscript):
         value = value.value
     joins = isinstance(value, ast.Call) and called(value) in JOINING
@@ -407,17 +407,17 @@ def is_of_items(items: ast.expr, batch: set[str]) -> bool:
 
 
 def is_trivial(value: ast.expr) -> bool:
-    """``0`` in ``if total > 0``."""
+    """Whether a value is 0, 1 or None, as in ``if total > 0``."""
     return isinstance(value, ast.Constant) and value.value in (0, 1, None)
 
 
 def is_count(value: ast.expr) -> bool:
-    """A sum of what is equal: ``(prediction == target).sum()``."""
+    """Whether a value counts what is equal: ``(prediction == target).sum()``."""
     return compares(value) and any(called(node) == "sum" for node in ast.walk(value))
 
 
 def is_mask(value: ast.expr) -> bool:
-    """``confidence.ge(0.9).float()``, ``(y > 0).to(x)``."""
+    """Whether a value is a mask: ``confidence.ge(0.9).float()``, ``(y > 0).to(x)``."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         if called(value) in COMPARING:
             return True
@@ -432,7 +432,7 @@ def compares(value: ast.expr) -> bool:
 
 
 def collects(value: ast.expr, batch: set[str]) -> bool:
-    """A list of predictions or targets grows: ``targets += y.tolist()``."""
+    """Whether a value collects predictions or targets, as in ``targets += y.tolist()``."""
     nodes = list(ast.walk(value))
     if any(called(node) in ("item", "float", "len", "sum", "mean") for node in nodes):
         return False

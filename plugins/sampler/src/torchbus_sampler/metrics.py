@@ -34,9 +34,10 @@ class Metrics:
 class WatchedMetrics:
     """Tracks for each metric whether it was fed shares of batches, or whole batches.
 
-    A metric carries this itself, so copies of it do, too. If the strategy divides no data, all
-    batches are whole. What a metric is fed of a batch that this rank only repeats, because it has
-    no samples at the ragged end of a pass, is taken back when the loop is done with the batch.
+    The record is an attribute of the metric, so copies have it, too. If the strategy divides no
+    data, all batches are whole. A rank without samples in the incomplete last batch of a pass
+    repeats an earlier batch. Metrics that are fed a repeated batch get their earlier state back
+    when the loop is done with the batch.
     """
 
     def __init__(self, session: Context) -> None:
@@ -75,7 +76,7 @@ class WatchedMetrics:
 
     def _received_setattr(self, original: Callable[..., None]) -> Callable[..., None]:
         def __setattr__(metric: Any, name: str, value: Any) -> None:
-            # each metric object has its own update(); all of them count
+            # the counter is watched, because each metric object has its own update()
             if name == UPDATE_COUNT and value == vars(metric).get(name, 0) + 1:
                 now = frozenset([self._is_divided(metric)])
                 vars(metric)[INPUTS_SEEN] = now if value == 1 else now | _inputs_seen(metric)
@@ -93,7 +94,7 @@ class WatchedMetrics:
             self._in_forward.add(id(metric))
             try:
                 return original(metric, *args, **kwargs)
-            finally:  # torchmetrics resets the metric in between
+            finally:  # torchmetrics resets the metric during forward
                 self._in_forward.discard(id(metric))
                 vars(metric)[INPUTS_SEEN] = before | _inputs_seen(metric)
 
@@ -126,10 +127,10 @@ class WatchedMetrics:
         return None if world.data.parts == world.world_size else world.mesh["dp"].get_group()
 
     def _is_divided(self, metric: Any) -> bool:
-        """Whether what the loop has now is this rank's share.
+        """Whether the loop's present batch is this rank's share.
 
-        Between passes, what comes without gradients is an evaluation: it is whole, unless it
-        follows one that was divided.
+        Between passes, updates without gradients count as evaluation, and as whole unless they
+        follow a divided evaluation.
         """
         if not self._divides or not self._passes:
             return self._divides and torch.is_grad_enabled()
@@ -148,7 +149,7 @@ class WatchedMetrics:
     # Repeated batches ----------------------------------------------------------------------------
 
     def _note_before_repeat(self, metric: Any) -> None:
-        """Keep the states of a metric that is about to be fed a batch that this rank repeats."""
+        """Store the states of a metric that is about to be fed a batch that this rank repeats."""
         current = self._open_pass(metric) if self._divides else None
         if current is None or current.alike or id(metric) in self._before_repeat:
             return
@@ -174,7 +175,8 @@ States = dict[str, Tensor | list[Tensor]]
 def gathered(tensor: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
     """Gather as torchmetrics does, also if a rank has no samples, or a single number.
 
-    The one has an empty tensor of any type and shape, the other a tensor without dimensions.
+    A rank without samples has an empty tensor of any dtype and shape; a single number is a tensor
+    without dimensions.
     """
     from torchmetrics.utilities.distributed import gather_all_tensors
 

@@ -25,7 +25,7 @@ from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.orders.shared import checksum_of, digest
 
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-# the attributes in which a part of a data set holds its samples
+# the attributes in which a subset of a data set holds the indices of its samples
 CHOICES = ("indices", "idxs", "indexs", "indexes", "idx")
 
 
@@ -34,9 +34,9 @@ class DividedOrder:
 
     It draws lazily, one global batch (``batches_per_step`` of the user's batches) at a time.
 
-    ``pending``: the shares of drawn batches that the loop has not taken yet. ``first_local``: in
-    the first step each rank gets one of the script's own batches. If there is only one for all
-    ranks, rank 0 gets it. ``began_whole``: rank 0 got the script's own first batch.
+    ``pending`` has the shares of drawn batches that the loop has not got yet. With
+    ``first_local``, each rank gets one of the script's own batches in the first step; if a step has
+    only one batch, rank 0 gets it. ``began_whole`` is True if rank 0 got the script's first batch.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DividedOrder:
         self._dataset = dataset
         self._first_local = first_local
         self.began_whole = True
-        # whether the user's sampler draws one index at a time, not batches of them
+        # whether the user's sampler draws single indices, not batches
         self._single = False
         self.pending: deque[Share] = deque()
         self.source: Iterator[object] | None = None  # the script's own order, if it has begun
@@ -90,11 +90,11 @@ class DividedOrder:
             yield last[0] if self._single else last
 
     def take(self) -> Share:
-        """The loop takes the next of the drawn batches."""
+        """Remove and return the share of the next drawn batch, which the loop gets."""
         return self.pending.popleft()
 
     def forget(self, count: int) -> None:
-        """Drop the next ``count`` drawn batches, which the loop does not take."""
+        """Drop the shares of the next ``count`` drawn batches, which the loop skips."""
         for _ in range(count):
             self.pending.popleft()
 
@@ -104,7 +104,7 @@ class DividedOrder:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the weights of the ranks will differ in some step, as far as can be foreseen."""
+        """Whether the ranks' weights will differ in some step, as far as can be foreseen."""
         inner = self._inner
         if self._num_ranks == 1 or not self._pad or not is_plain(inner):
             return False
@@ -128,7 +128,8 @@ class DividedOrder:
     def _draw(self, count: int) -> Iterator[list[Sequence[object]]]:
         """Yield ``count`` of the user's batches at a time, drawn from the random stream "order".
 
-        To change the stream takes as long as to draw many indices. So it is done once for them.
+        Changing the stream takes as long as drawing many indices. So it is done once for ``count``
+        batches, or once per pass for torch's samplers, which use the stream at the first index.
         """
         draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
         with self._random.order():
@@ -150,14 +151,14 @@ class DividedOrder:
 
 
 def is_plain(inner: object) -> TypeGuard[BatchSampler]:
-    """Whether it is torch's or torchdata's own class, which makes batches of one size."""
+    """Whether ``inner`` is torch's or torchdata's own class, which makes batches of one size."""
     return type(inner) is BatchSampler or (
         isinstance(inner, BatchSampler) and type(inner).__module__.startswith("torchdata.")
     )
 
 
 def _length(sized: object) -> int:
-    """Return its length. Raises TypeError if it has none."""
+    """Return the length. Raises TypeError if there is none."""
     return len(cast(Sized, sized))
 
 
@@ -182,9 +183,9 @@ def length_of(loader: DataLoader[object], parts: int, batches_per_step: int) -> 
 
 
 def chosen(dataset: object) -> int:
-    """Return a checksum of the samples in a part of a data set, as a ``Subset``; 0 if it is whole.
+    """Return a checksum of the samples in a subset of a data set, or 0 for a whole data set.
 
-    If the parts differ between ranks, equal indices mean different samples.
+    If the subsets differ between ranks, equal indices mean different samples.
     """
     number = 0
     while isinstance(dataset, Dataset):
@@ -205,8 +206,9 @@ def chosen(dataset: object) -> int:
 def share_sizes(num_samples: int, num_ranks: int, at_least: int = 2) -> list[int]:
     """Return the sizes of the ranks' shares, rank 0 first.
 
-    They are as even as possible. Each rank gets at least two samples where possible, because
-    BatchNorm rejects a batch of one. If there are too few samples, the last ranks get none.
+    They are as even as possible. Each rank gets ``at_least`` samples where possible: two by
+    default, because BatchNorm rejects a batch of one. With too few samples, the last ranks get
+    none.
 
     >>> share_sizes(7, 3), share_sizes(5, 3), share_sizes(1, 2)
     ([3, 2, 2], [3, 2, 0], [1, 0])
@@ -223,9 +225,9 @@ def share_out(
 ) -> list[list[object]]:
     """Return each rank's indices, from consecutive batches of the user's order.
 
-    If there is a full batch for each rank, rank r gets batch r. Otherwise each rank gets a
-    contiguous share, which is no larger than the script's batch. That happens at the ragged end,
-    and with one batch for all ranks. If ``batch_size`` is None, the user's batches vary in size.
+    If there is a full batch for each rank, rank r gets batch r. Otherwise, at the end of a pass or
+    with one batch for all ranks, each rank gets a contiguous share, which is at most as large as
+    the script's batch. If ``batch_size`` is None, the user's batches vary in size.
     """
     if len(batches) == num_ranks and all(
         batch_size is None or len(batch) == batch_size for batch in batches
@@ -243,7 +245,7 @@ def share_out(
 
 
 def one_each(batches: Sequence[Sequence[object]], num_ranks: int) -> list[list[object]]:
-    """Give each rank one of the script's batches, as long as there are some.
+    """Give each rank one of the script's batches, or nothing if there are too few.
 
     Returns [] if one of them has only one sample.
 

@@ -27,9 +27,9 @@ class Sampler:
         replace_sampler: False leaves every loader as it is.
         batch: with "per_device", the loader's batch_size counts for each rank. With "global", the
             script's own batch is divided, so N ranks compute what one rank does.
-        shard_eval: divide loaders in evaluation, too, without padding. For loops that reduce over
+        shard_eval: divide loaders in evaluation too, without padding, for loops that reduce over
             ranks themselves.
-        sample_ledger: a folder in which each rank writes which samples it took (see ``Ledger``).
+        sample_ledger: a folder in which each rank records the samples that it got (see ``Ledger``).
 
     Raises:
         UsageError: an option has another type or value.
@@ -58,7 +58,7 @@ class Sampler:
         )
         self._replace = replace_sampler
         self._batch = batch
-        # a step sees no more samples than the script's own
+        # a step of all ranks uses no more samples than a step of the script
         self.divides_own_batch = batch == "global"
         self._shard_eval = shard_eval
         self._ledger_folder = sample_ledger
@@ -85,11 +85,11 @@ class Sampler:
     def shard(self, *values: Any, repeat: bool = False) -> Any:
         """Return this rank's part of a batch, or of a series of them, that the script makes itself.
 
-        A tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, with the same dim 0,
-        gives its contiguous share of dim 0. A range, a list or another iterable gives every
-        world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
-        next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
-        an item at the end repeats one, with weight 0. All ranks must call it.
+        Of a tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, all with the same dim
+        0, each rank gets a contiguous share of dim 0. Of a range, a list or another iterable, each
+        rank gets every world_size-th item, and no two ranks get the same. Gradients of the next
+        ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without an
+        item at the end repeats one, with weight 0. All ranks must call it.
         """
         value = values[0] if len(values) == 1 else values
         if self._session is None or self._session.world.data.parts == 1:

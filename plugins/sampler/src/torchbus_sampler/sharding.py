@@ -38,7 +38,7 @@ def shard(session: Context, value: Any, repeat: bool) -> Any:
 def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool = False) -> Any:
     """Return this rank's rows of every tensor in ``batch``.
 
-    If there are no rows for a rank, it gets none under ``no_grad``. In training, and with
+    A rank for which there are no rows gets none under ``no_grad``. In training, and with
     ``repeat``, it gets rank 0's rows with weight 0, because every rank must call backward.
     """
     lengths = {_rows(tensor) for tensor in leaves(batch)}
@@ -71,11 +71,11 @@ def _rows(tensor: Tensor) -> int:
 
 
 class ShardedItems:
-    """Every ``num_ranks``-th item of an iterable, lazily. No two ranks get the same one.
+    """Yields every ``num_ranks``-th item of an iterable, lazily. No two ranks get the same one.
 
-    ``repeat``: at the end, a rank without an item repeats one. ``backwards`` counts synchronised
-    backwards: a loop that calls some between items trains, and needs the same number of items on
-    every rank.
+    With ``repeat``, a rank without an item at the end repeats one. ``backwards`` returns the number
+    of synchronised backwards. A loop that calls any between items trains, and needs the same number
+    of items on every rank.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ShardedItems:
             )
             self._take(TrackedBatch(origin, step, share, last))
             yield last
-        self._take(TrackedBatch(Origin(), 1, Share(), None))  # later backwards belong to no item
+        self._take(TrackedBatch(Origin(), 1, Share(), None))  # later backwards don't use an item
 
     def _ragged(self, left: int) -> UsageError:
         return UsageError(
@@ -125,9 +125,9 @@ class ShardedItems:
 
 
 def is_batch(value: object) -> bool:
-    """Whether it is a tensor, or a nesting of only tensors.
+    """Whether ``value`` is a tensor, or a nesting of only tensors.
 
-    Raises UsageError for a mapping or a tuple that holds other things, too.
+    Raises UsageError for a mapping, dataclass or tuple that mixes tensors with other objects.
     """
     if not (isinstance(value, Mapping | tuple) or is_dataclass(value)):
         return _all_tensors(value)

@@ -1,6 +1,6 @@
 """A divided order that has a state, for loaders with a ``state_dict()``.
 
-Such a loader is torchdata's StatefulDataLoader.
+An example of such a loader is torchdata's StatefulDataLoader.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class StatefulOrder(DividedOrder):
     def begin(self, skip: int = 0, inner: dict[str, object] | None = None) -> None:
         """Create the iterator of the script's own order.
 
-        It starts at the state ``inner``. If it has no state, it skips ``skip`` steps.
+        The iterator starts at the state ``inner``. If it can't load a state, it skips ``skip``
+        steps.
         """
         with self._random.order():
             self.source = iter(self._inner)
@@ -51,8 +52,8 @@ class StatefulOrder(DividedOrder):
 class OrderIterator:
     """A rank's batches of indices.
 
-    The state is that of the script's own order, which is the same on all ranks. So a loader that is
-    not divided can load it, and this one can load the state of such a loader.
+    The state is that of the script's own order, which is the same on all ranks. So divided and
+    undivided loaders can load each other's state.
     """
 
     def __init__(self, order: StatefulOrder) -> None:
@@ -90,7 +91,7 @@ def kind_of_order(loader: DataLoader[object], memory: SharedArrays) -> Callable[
 def drop_skipped(order: DividedOrder | None, iterator: object) -> None:
     """Drop the shares of batches that a loader has skipped to get to its state.
 
-    Those that its workers are loading stay.
+    The shares of batches that the workers are loading stay.
     """
     check()
     ahead = on_the_way(iterator)

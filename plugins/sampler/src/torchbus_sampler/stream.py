@@ -48,9 +48,9 @@ class SharedBatch:
 class DividedStream(IterableDataset[object]):
     """Reads a global batch of ``chunk_items`` samples at a time, and yields this rank's share.
 
-    The share is contiguous. All ranks read with the same random numbers. ``begun`` is the reading
-    that goes on; without it, each pass begins one. ``shares`` are those of batches that this
-    process (a worker) has begun and not collated yet.
+    The share is contiguous. All ranks read with the same random numbers. ``begun`` is an iteration
+    that the next pass continues; otherwise, a pass begins a new one. ``shares`` are those of
+    batches that this process (perhaps a worker) has begun and not collated yet.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class DividedStream(IterableDataset[object]):
         return self._random_of_worker
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what a worker gets that is not forked."""
+        """Return the state for a worker that is not forked, without the session's streams."""
         return {**vars(self), "_random": None}
 
     @property

@@ -114,7 +114,7 @@ def _here(tensor: Tensor) -> Tensor:
 
 
 def _generators(loader: DataLoader[object]) -> list[torch.Generator]:
-    """Those of a loader and of its samplers."""
+    """Return the generators of a loader and of its samplers."""
     parts: list[Any] = [loader, loader.sampler, loader.batch_sampler]
     parts.append(getattr(loader.batch_sampler, "sampler", None))
     found = [getattr(part, "generator", None) for part in parts]
@@ -258,7 +258,7 @@ def _set(optimizer: Optimizer, lr: float, ratios: list[float]) -> None:
 
 
 def _loss(session: Context, returned: object, lr: float, first: bool) -> float:
-    """The mean over ranks of what the function returned."""
+    """Return the mean over ranks of the loss that the function returned."""
     value = returned.detach() if isinstance(returned, Tensor) else returned
     if not isinstance(value, int | float | Tensor) or torch.as_tensor(value).numel() != 1:
         raise UsageError(

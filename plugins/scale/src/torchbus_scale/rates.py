@@ -20,10 +20,10 @@ DIVERGED = 4.0  # times the best loss, as in fastai
 class LearningRates:
     """The result of ``s.find_lr``, the same on all ranks.
 
-    ``lrs``: the learning rates of the first group. ``losses``: the loss at each, the mean over
-    ranks. ``suggestion``: the rate where the loss falls most steeply over log(lr), or None if it
-    falls nowhere. ``diverged``: the test stopped early, as the smoothed loss was four times its
-    best, or no number.
+    ``lrs`` are the learning rates of the first group, and ``losses`` the loss at each, the mean
+    over ranks. ``suggestion`` is the rate where the loss falls most steeply over log(lr), or None
+    if it falls nowhere. ``diverged`` is True if the test stopped early, because the smoothed loss
+    was four times its best, or not a number.
     """
 
     lrs: tuple[float, ...]

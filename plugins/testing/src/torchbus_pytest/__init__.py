@@ -41,21 +41,21 @@ def pytest_addoption(parser: Parser) -> None:
 
 
 def pytest_configure(config: Config) -> None:
-    """Run the kit if a subject is named, and no file."""
+    """Run the kit if the command line names a subject and no file."""
     named = config.getoption("--torchbus-strategy") or config.getoption("--torchbus-plugin")
     if named and config.args_source is not config.ArgsSource.ARGS:
         config.args = [str(rules_file())]
 
 
 def rules_file() -> Path:
-    """The kit's tests, found without importing torchbus."""
+    """Return the file of the kit's tests, found without importing torchbus."""
     found = importlib.util.find_spec("torchbus_testing")
     assert found is not None and found.origin is not None
     return Path(found.origin).parent / "conformance" / "test_rules.py"
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """List what was refused: it passed, and a reader should know."""
+    """List the refusals, which count as passed tests."""
     reported = [
         f"{report.nodeid.rpartition('::')[2]}: {value}"
         for report in terminalreporter.stats.get("passed", [])

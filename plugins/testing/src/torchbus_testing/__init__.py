@@ -58,9 +58,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What plugins bring for tests, found as everything else of theirs is: by entry point.
+    """Return a name that a plugin offers for tests, found by its entry point.
 
-    Raises PluginNotInstalled with the pip line where the package is missing.
+    Raises PluginNotInstalled, with the pip command, if the package is missing.
     """
     if name in {*discovery.distributions("testing"), *discovery.installed("testing")}:
         return discovery.load(discovery.find("testing", name))

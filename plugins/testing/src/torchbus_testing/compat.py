@@ -25,6 +25,6 @@ HOOK_TABLES: dict[str, dict[Any, Any]] = {
     "optimizer step pre-hooks": optimizer._global_optimizer_pre_hooks,
     "optimizer step post-hooks": optimizer._global_optimizer_post_hooks,
 }
-"""What the testing kit compares before and after a session. Without one: AttributeError in
+"""Tables that the testing kit compares before and after a session. Without one: AttributeError in
 the testing kit.
 """

@@ -19,11 +19,11 @@ from torchbus_testing.scripts import Result, start
 def empty_environment(folder: str | Path, *packages: str, without: str = "torchbus") -> str:
     """Make a virtual environment without torchbus; return its Python.
 
-    It has what is installed here, except everything of torchbus and what begins with ``without``.
-    Nothing is copied or downloaded.
+    It links what is installed here, except everything of torchbus and names that begin with
+    ``without``. Nothing is copied or downloaded.
 
-    ``packages``: importable packages that it has nevertheless, without being installed. For
-    example, ``"torchbus"`` gives a core that discovers no plugin.
+    ``packages`` can be imported nevertheless, without being installed. For example, ``"torchbus"``
+    is a core that discovers no plugin.
     """
     venv.create(folder, with_pip=False)
     home = Path(folder).resolve()
@@ -43,7 +43,7 @@ def empty_environment(folder: str | Path, *packages: str, without: str = "torchb
 
 
 def _link_all(installed: Path, site: Path, but: tuple[str, ...]) -> None:
-    """Link what is installed, unless its name begins so or something of that name is there."""
+    """Link installed entries, except names that begin with one of ``but`` or already exist."""
     for entry in installed.iterdir():
         left_out = entry.name.startswith(but) or entry.suffix in (".pth", ".egg-link")
         if not left_out and not (site / entry.name).exists():
@@ -51,7 +51,7 @@ def _link_all(installed: Path, site: Path, but: tuple[str, ...]) -> None:
 
 
 class SmallDisk:
-    """A folder on a separate disk."""
+    """A folder on a separate small disk, which can be filled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class SmallDisk:
                     continue
 
     def free(self) -> None:
-        """Free the space again."""
+        """Free the space that ``fill`` has used."""
         os.unlink(self._filler)
 
 
@@ -76,7 +76,7 @@ class SmallDisk:
 def small_disk(path: Path, kib: int) -> Iterator[SmallDisk | None]:
     """Mount a tmpfs of ``kib`` KiB at ``path``, a new folder, and unmount it at the end.
 
-    Yields None if this process may not mount one.
+    Yields None if this process has no permission to mount it.
     """
     path.mkdir()
     mounted = (
@@ -101,13 +101,13 @@ SOCKETS = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MAX_NCHANNELS": "2",
 }
-"""NCCL uses its socket transport. Source: NCCL's page of environment variables."""
+"""Variables that make NCCL use its socket transport, from its page of environment variables."""
 
 
 def environments(world_size: int) -> list[dict[str, str]]:
     """Return the environment variables of each rank.
 
-    NCCL refuses two ranks of one host on one GPU; ``NCCL_HOSTID`` names the hosts.
+    NCCL refuses two ranks of one host on one GPU, so ``NCCL_HOSTID`` gives each rank another host.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

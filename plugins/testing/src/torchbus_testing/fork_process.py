@@ -1,7 +1,7 @@
-"""The process of a ``ForkServer``: it has imported torch, and forks for each script.
+"""The process of a ``ForkServer``, which has imported torch, and forks for each script.
 
-It reads one JSON object per line, the arguments of ``run``. It answers with one JSON object, the
-fields of a ``Result``.
+The process reads one JSON object per line, the arguments of ``run``. It answers with one JSON
+object, the fields of a ``Result``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORPHANS_S = 8.0
 
 
 def preload(names: list[str]) -> None:
-    """Import once what most scripts import, and the modules with these names."""
+    """Import the modules that most scripts import, and those with these names."""
     compiler()
     usual = discovery.installed("strategy").get(default_strategy())
     plugins = discovery.installed("plugin")
@@ -43,12 +43,12 @@ def preload(names: list[str]) -> None:
     with silent_answers():
         for name in names:
             importlib.import_module(name)
-    gc.freeze()  # a session looks through all objects; those of torch need not be among them
+    gc.freeze()  # so that a session does not search torch's objects
 
 
 @contextlib.contextmanager
 def silent_answers() -> Iterator[None]:
-    """What is printed goes to stderr: the answers are on stdout."""
+    """Send prints to stderr inside the block, because the answers are on stdout."""
     answers = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -69,7 +69,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a script in a fork; return the fields of its result.
 
-    ``output_folder``: the folder for the files with its stdout and stderr.
+    ``output_folder`` is the folder for the files with its stdout and stderr.
     """
     outputs = [Path(output_folder, name) for name in ("stdout", "stderr")]
     # the files exist even if the script is killed immediately
@@ -100,7 +100,7 @@ def run(
 
 @contextlib.contextmanager
 def ended_with_us(pid: int) -> Iterator[None]:
-    """End the script if this process gets a signal to end meanwhile."""
+    """End the script if this process gets a signal to end inside the block."""
     try:
         yield
     except BaseException:
@@ -131,7 +131,7 @@ def wait(pid: int, timeout_s: float) -> tuple[int, bool]:
 def wait_for_group(pid: int) -> list[str]:
     """Wait until every process of the script has ended, and name those that had to be killed.
 
-    The next script must not run beside one of them.
+    The next script must not run beside a process of this one.
     """
     begun_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):

@@ -21,9 +21,9 @@ from torchbus_testing.scripts import Result, write_script
 class ForkServer:
     """Runs scripts one after another, each in a fork of one process that has imported torch.
 
-    It is a context manager. A script has its own ``__main__``, arguments and working directory, and
-    one thread. The environment is that of the process that made the server. So are the settings
-    that Python reads when it starts, such as PYTHONWARNINGS.
+    The server is a context manager. A script has its own ``__main__``, arguments and working
+    directory, and one thread. Its environment, and settings that Python reads when it starts, such
+    as PYTHONWARNINGS, are those of the process that made the server.
     """
 
     def __init__(self, *preloaded: str) -> None:
@@ -49,8 +49,8 @@ class ForkServer:
     ) -> Result:
         """Run a script like ``run_script``.
 
-        After ``kill_after_s``, it sends SIGKILL to the script (``whom`` is 0), or to its
-        ``whom``-th child, counted from 1. Raises TimeoutError if the script does not end within
+        After ``kill_after_s`` seconds, SIGKILL is sent to the script if ``whom`` is 0, or else to
+        its ``whom``-th child, counted from 1. Raises TimeoutError if the script does not end within
         ``timeout_s`` seconds.
         """
         with tempfile.TemporaryDirectory() as mine:
@@ -79,14 +79,14 @@ class ForkServer:
             self._process.stdin.flush()
             answer: dict[str, object] = json.loads(self._process.stdout.readline())
             return answer
-        except BaseException:  # such as a time limit: the next script would get this answer
+        except BaseException:  # such as a time limit; otherwise the next script gets this answer
             self._process.terminate()
             self._process.wait()
             raise
 
     @property
     def is_over(self) -> bool:
-        """Whether it can't run another script."""
+        """Whether the server has ended, and can't run another script."""
         return self._process.poll() is not None
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ForkServer:
 
 @functools.cache
 def _server(preloaded: tuple[str, ...]) -> list[ForkServer]:
-    """The one of this process that has imported these modules, if there is one."""
+    """Return a list for this process's server that has imported these modules; first empty."""
     return []
 
 
@@ -132,7 +132,7 @@ def fork_script(
 ) -> Result:
     """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process.
 
-    ``preloaded``: modules that it imports once, in a separate server. Raises TimeoutError after
+    ``preloaded`` are modules that a separate server imports once. Raises TimeoutError after
     ``timeout_s`` seconds.
     """
     return _running(preloaded).run(source, *args, cwd=cwd, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Small models of common kinds; each sample is six numbers, and three for `small_net`."""
+"""Small models of common kinds. A sample has six numbers, or three for ``small_net``."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Transformer(nn.Module):
 
 
 def small_net(hidden: int) -> nn.Sequential:
-    """A net for samples of three numbers, with the same parameters each time."""
+    """Return a net for samples of three numbers, with the same parameters each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
 
 
 def parameter_values(model: nn.Module) -> Tensor:
-    """All parameters of a model, flattened into one tensor."""
+    """Return all parameters of a model, flattened into one tensor of dimension 1."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])

@@ -14,10 +14,10 @@ ENDING = (signal.SIGINT, signal.SIGHUP)
 
 
 def take_signals() -> Callable[[], None] | None:
-    """What Popen calls in a process that SIGINT and SIGHUP should end; None if they do so anyway.
+    """Return a ``preexec_fn`` that lets SIGINT and SIGHUP end a process; None if they do anyway.
 
-    A shell lets jobs that it starts with ``&`` ignore SIGINT, nohup lets them ignore SIGHUP, and
-    their processes inherit that.
+    Jobs that a shell starts with ``&`` ignore SIGINT, those under nohup ignore SIGHUP, and their
+    processes inherit that.
     """
     ignored = [one for one in ENDING if signal.getsignal(one) is signal.SIG_IGN]
     return partial(_take, ignored) if ignored else None
@@ -34,7 +34,7 @@ def orphans(marker: str) -> list[str]:
 
 
 def stretched(seconds: float) -> float:
-    """Return how long to wait now for what takes at most ``seconds`` on an idle machine."""
+    """Return how long to wait, under the present load, for what takes ``seconds`` when idle."""
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 

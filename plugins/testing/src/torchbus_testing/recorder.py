@@ -15,8 +15,8 @@ from torchbus_log.trackers.values import Image, Values
 class Recorder:
     """A plugin that records the names of the events it receives, in ``names``.
 
-    It listens to the given events. By default it listens to all except ``run_backward``, whose
-    listener would have to run the backward.
+    It listens to the given events, or by default to all except ``run_backward``, whose listener
+    would have to run the backward.
     """
 
     def __init__(self, *listened: str) -> None:
@@ -32,11 +32,11 @@ class Recorder:
 
 
 class RecordingLogger:
-    """A logger that keeps what it receives.
+    """A logger that stores everything it receives.
 
-    ``lines``: tuples of step, epoch, metrics, and names for the progress bar.
-    ``values``: the hyperparameters of each call.
-    ``pictures``, ``histograms``: tuples of step, name, and what ``torchbus_log`` has for it.
+    ``lines`` has tuples of step, epoch, metrics, and names for the progress bar. ``values`` has the
+    hyperparameters of each call. ``pictures`` and ``histograms`` have tuples of step, name, and the
+    object that ``torchbus_log`` sends.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ ALL_EVENTS = frozenset(
 class CountedStore(SealedStore):
     """A store of a job that counts its requests.
 
-    ``requests``: how many it has made so far.
+    ``requests`` is the number of requests so far.
     """
 
     requests = 0

@@ -19,9 +19,7 @@ from torchbus_testing.scripts import Script, start
 class RecordingServer:
     """A running server.
 
-    ``process``: its process.
-    ``port``: its port at 127.0.0.1.
-    ``folder``: the folder that it writes to.
+    ``port`` is its port at 127.0.0.1, and ``folder`` the folder to which it writes.
     """
 
     process: Script
@@ -43,12 +41,12 @@ class RecordingServer:
 def recording_server(answers: Path, folder: Path) -> Iterator[RecordingServer]:
     """Serve in a separate process, which a test may kill.
 
-    ``answers``: a Python file with ``def answer(path: str, body: Any, address: str) -> Any``. The
+    ``answers`` is a Python file with ``def answer(path: str, body: Any, address: str) -> Any``. The
     function returns the JSON value of the response, or None for "not found". ``address`` is the
     address of the server.
     """
     folder.mkdir()
-    # Run it as a file: as a module it would import torch, and every test would wait for that.
+    # It runs as a file: as a module, it would import torch, and every test would wait for that.
     with start([sys.executable, recording_process.__file__, str(answers), str(folder)]) as process:
         port = folder / recording_process.PORT
         while not port.exists():

@@ -4,7 +4,7 @@
 
     python recording_process.py ANSWERS FOLDER
 
-It writes its port to FOLDER/port when it listens, and each request as a line of
+The process writes its port to FOLDER/port once it listens, and each request as a line of
 FOLDER/requests.jsonl.
 """
 

@@ -31,10 +31,9 @@ from torchbus_testing.processes import (
 class Result:
     """How a script ended.
 
-    ``status``: the exit status of the started process, or minus the number of the signal that ended
-    it.
-    ``seconds``: the time until the last of its processes had ended.
-    ``orphans``: the commands of processes that outlived it until they were killed.
+    ``status`` is the exit status of the started process, or minus the number of the signal that
+    ended it. ``seconds`` is the time until the last of its processes had ended. ``orphans`` are the
+    commands of processes that outlived it until they were killed.
     """
 
     status: int
@@ -100,8 +99,8 @@ class Script:
     def wait(self, timeout_s: float = 60.0, orphans_s: float = 8.0) -> Result:
         """Wait for the command, then at most ``orphans_s`` for processes that it left behind.
 
-        Both are for an idle machine; a loaded one gets more. If the command does not end, it kills
-        every process and raises TimeoutError with the output.
+        Both times are for an idle machine, and are extended under load. If the command does not
+        end, all of its processes are killed. Then this raises TimeoutError with the output.
         """
         status = self._status(timeout_s)
         if status is None:
@@ -159,7 +158,7 @@ def start(
 ) -> Script:
     """Start a command.
 
-    ``env``: changes of this process's environment; None removes a variable.
+    ``env`` has changes of this process's environment; None removes a variable.
     """
     return Script(command, env or {}, cwd, stdin)
 
@@ -186,8 +185,8 @@ def run_script(
 ) -> Result:
     """Run a Python script to its end.
 
-    ``source``: the text of the script, which may be indented as a whole, or its path.
-    ``cwd``: by default a temporary folder, in which a text is the file ``script.py``.
+    ``source`` is the text of the script, which may be indented as a whole, or its path. ``cwd`` is
+    by default a temporary folder, in which a text is the file ``script.py``.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = source if isinstance(source, Path) else write_script(folder, source)

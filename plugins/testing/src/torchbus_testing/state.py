@@ -41,7 +41,7 @@ ROUTINES = (
     staticmethod,
     classmethod,
 )
-REPLACED_BY_TORCH = {"manual_seed"}  # torch does when it loads torch.compile
+REPLACED_BY_TORCH = {"manual_seed"}  # torch replaces it when it loads torch.compile
 STREAMS = ("stdin", "stdout", "stderr", "excepthook")
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -61,8 +61,8 @@ VARIABLES = (
 def torch_state() -> dict[str, object]:
     """Return, by name, what a session may change in torch and in this process.
 
-    It includes every torch function that a loop calls, hooks, signals, threads, streams, and
-    launchers' variables. Pass it to ``assert_torch_unchanged``.
+    This includes every torch function that a loop calls, hooks, signals, threads, streams, and
+    launchers' variables. Pass the result to ``assert_torch_unchanged``.
     """
     return {**_functions(), **_settings_of_torch(), **_process()}
 

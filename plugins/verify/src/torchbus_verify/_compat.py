@@ -46,29 +46,28 @@ AttributeError when a run begins.
 """
 
 clear_exit_functions: Callable[[], None] = atexit._clear
-"""Forgets the parent's. Without it: AttributeError when a verification begins."""
+"""Forgets the parent's exit functions. Without it: AttributeError when a verification begins."""
 
 run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
 """Without it: AttributeError when a verification begins."""
 
 
 COLLECTIVES = ("c10d", "_c10d_functional")
-"""Namespaces of the operations that communicate. Without the second one's: a forward that calls
-them when rank 0 makes it again waits for the other ranks, for as long as the timeout.
+"""Namespaces of the operations that communicate. Without the second one: a forward that uses it and
+that rank 0 repeats waits for the other ranks until the timeout.
 """
 
 
 def import_dynamo() -> None:
-    """Import it once, which the first optimizer step of every run would do otherwise.
+    """Import torch's compiler once; otherwise the first optimizer step of every run would.
 
-    Without ``torch._dynamo``:
-    ModuleNotFoundError when the command begins.
+    Without ``torch._dynamo``: ModuleNotFoundError when the command begins.
     """
     importlib.import_module("torch._dynamo")
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether its calls are compiled. Without ``_compiled_call_impl``: a module that compiles its
-    own calls is called as it is when rank 0 makes a call again.
+    """Whether a module's calls are compiled. Without ``_compiled_call_impl``: rank 0 calls a module
+    that compiles its own calls without compilation when it repeats a call.
     """
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

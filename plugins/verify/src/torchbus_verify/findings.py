@@ -34,7 +34,7 @@ def look_beside(
 ) -> Beside:
     """Compare samples, repeated work, ranks with each other, printed output and files.
 
-    ``differs``: the steps' numbers differ, so output and files are expected to.
+    ``differs`` is True if the steps' numbers differ, so that output and files may differ, too.
     """
     reported = Beside()
     if inside.same_backwards(lab.request):
@@ -88,7 +88,7 @@ def _add_files(
 
 
 def samples_of(lab: Laboratory, ours: EndedRun, plain: EndedRun) -> SampleComparison:
-    """Return the samples; without the draws in training if these changed the order of the data."""
+    """Compare the samples; if they differ, compare again without draws in training."""
     seen = samples.compare(ours.ranks, plain.first)
     if not seen.problems:
         return seen
@@ -118,9 +118,10 @@ def _add_samples(reported: Beside, lab: Laboratory, seen: SampleComparison, repl
 
 
 def _add_losses(reported: Beside, plain: EndedRun, ours: EndedRun, first: Difference) -> bool:
-    """The gradients are the same (the loop may clip them), but not the loss that the loop reads.
+    """Report that gradients are the same (maybe after clipping), but not the loss that is read.
 
-    Returns whether the plain run's is the sum of the ranks', which explains the printed ones too.
+    Return whether the plain run's loss is the sum of the ranks' losses, which also explains
+    differences in printed losses.
     """
     mine = [record.of("backward")[first.step]["own"] for record in ours.ranks]
     whole = plain.first.of("backward")[first.step]["loss"]

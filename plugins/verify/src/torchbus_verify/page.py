@@ -58,13 +58,13 @@ def _excess(one: Difference) -> float:
 
 SIZE = 1000
 LOW, HIGH = -18.0, 1.0
-"""Powers of ten at the edges; what is smaller or nothing lies on the lower one."""
+"""Powers of ten at the edges; smaller values and zero are drawn at the lower edge."""
 TICKS = (-16, -12, -8, -4, 0)
 REPORTED_AT_MOST = 3
 
 
 def chart(kind: str, name: str, places: list[Difference]) -> str:
-    """Return a cell; a difference beyond rounding is highlighted."""
+    """Return the chart of one tensor; a difference beyond rounding is highlighted."""
     more = [one for one in places if one.is_more]
     text = (
         f"from step {more[0].step + 1} on more than rounding" if more else "no more than rounding"

@@ -18,7 +18,7 @@ from torchbus_verify.variants import Laboratory
 
 
 def dumps(verdict: Verdict) -> str:
-    """A difference as JSON. Infinite ones (another shape, no gradient) are null."""
+    """Return a verdict as JSON. Infinite differences (another shape, no gradient) are null."""
     facts = asdict(verdict) | {"same": verdict.same}
     return json.dumps(_finite(facts), indent=2)
 
@@ -65,8 +65,10 @@ SAME, INHERENT, WRONG, NOT_COMPARED = range(4)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict about a script. ``status``: 0 the same, 1 different by nature of the strategy, 2
-    wrong, 3 not compared.
+    """The verdict about a script.
+
+    ``status`` is 0 for the same numbers, 1 for numbers that differ by the nature of the strategy, 2
+    for wrong ones, and 3 if the runs could not be compared.
     """
 
     status: int
@@ -77,17 +79,17 @@ class Verdict:
     largest: float = 0.0
     """The largest relative difference of any tensor in any step."""
     allowed: float = 0.0
-    """What rounding allows where that difference is."""
+    """The difference that rounding allows at that place."""
     first: Difference | None = None
     """Where the runs begin to differ."""
     causes: tuple[Cause, ...] = ()
     notes: tuple[str, ...] = ()
     traceback: str = ""
-    """Of a run that failed."""
+    """The traceback of a run that failed."""
     runs: int = 0
     seconds: float = 0.0
     seconds_compared: float = 0.0
-    """Of the two runs that are compared."""
+    """The seconds of the two runs that are compared."""
     places: tuple[Difference, ...] = field(default=(), repr=False)
 
     @property
@@ -177,7 +179,7 @@ def of_session(run: EndedRun) -> Verdict | None:
 def before_failing(found: Comparison, by_parts: bool) -> tuple[str, ...]:
     """Report a difference that precedes a failure.
 
-    ``by_parts``: with whole batches on every rank, no run fails.
+    ``by_parts`` is True if no run fails with whole batches on every rank.
     """
     first = next((one for one in found.beyond() if one.kind != "order"), None)
     before = () if first is None else (f"before that, {describe(first)}",)

@@ -24,11 +24,11 @@ REMOVALS: dict[str, Change] = {
 }
 CAUSES = frozenset({"draws", "statistics", "augmentation"})
 MILDER = CAUSES - {"draws"} | {"streams"}
-"""For a script that fails if its draws are the same for all samples."""
+"""The removals for a script that fails if its draws are the same for all samples."""
 WHOLE_BATCHES = {"replace_sampler": False}
 NO_CAUSES: frozenset[str] = frozenset()
 Say = Callable[[str, int], None]
-"""What runs now, and how many steps it has made."""
+"""Called with the name of the present run, and the number of its steps."""
 
 
 class Laboratory:
@@ -52,18 +52,18 @@ class Laboratory:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all runs together."""
+        """The seconds of all runs together."""
         return sum(one.seconds for one in self._runs.values())
 
     @property
     def seconds_compared(self) -> float:
-        """Seconds of the two runs that are compared."""
+        """The seconds of the two runs that are compared."""
         return sum(one.seconds for one in list(self._runs.values())[:2])
 
     def plain(
         self, removed: frozenset[str] = NO_CAUSES, *, again: int = 0, change: Change | None = None
     ) -> EndedRun:
-        """Run the script without a session. ``again``: the number of a repetition."""
+        """Run the script without a session. ``again`` is the number of a repetition."""
         request, changes = inside.of(self.request)
         changes = (
             *changes,
@@ -82,12 +82,12 @@ class Laboratory:
 
     @property
     def suspects(self) -> frozenset[str]:
-        """Return the suspects that can be removed from both runs."""
+        """The suspects that can be removed from both runs."""
         failed = self.session(CAUSES).status or self.plain(CAUSES).status
         return MILDER if failed else CAUSES
 
     def compare(self, removed: frozenset[str] = NO_CAUSES, **options: object) -> Comparison | None:
-        """Run both with some causes removed; None if a run fails."""
+        """Run and compare both variants with some causes removed; None if a run fails."""
         ours, plain = self.session(removed, **options), self.plain(removed)
         return None if ours.status or plain.status else self.compared(ours, plain)
 

@@ -26,7 +26,7 @@ FLOATS_OF_32_BITS = ("float32",)
 
 
 def verify_request(request: RunRequest, say: Say = lambda what, steps: None) -> Verdict:
-    """Runs and compares, and searches for the causes of a difference."""
+    """Run the script, compare the runs, and search for the causes of a difference."""
     with Laboratory(request, say) as lab:
         verdict = _verdict(lab)
         return replace(
@@ -56,7 +56,7 @@ def _by_parts(lab: Laboratory) -> bool:
 
 @dataclass
 class _Two:
-    """Compare two successful runs."""
+    """Compares a plain run with a run under the session."""
 
     lab: Laboratory
     plain: EndedRun
@@ -77,7 +77,7 @@ class _Two:
         return report.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
 
     def _causes(self, first: Difference) -> list[Cause]:
-        """Return different samples as the cause: they explain different numbers."""
+        """Return the causes. Different samples explain different numbers, so they come first."""
         mixed = samples_of(self.lab, self.ours, self.plain).problems
         return [cause.samples(mixed)] if mixed else Search(self.lab).causes(first)
 
@@ -91,7 +91,7 @@ class _Two:
         )
 
     def by_itself(self) -> Verdict | None:
-        """Whether two plain runs differ, so that the session can't be judged."""
+        """Return a verdict if two plain runs differ, so that the session can't be judged."""
         again = self.lab.plain(again=1)
         if again.status:
             return report.of_plain(again)
@@ -100,7 +100,7 @@ class _Two:
         return report.not_deterministic(drifted, mixed) if drifted or mixed else None
 
     def _judged(self, found: Comparison) -> tuple[Comparison, str]:
-        """Whether the difference is amplified rounding, which float64 would remove."""
+        """Compare in float64, or with the loop's drift; return that, and a note on rounding."""
         if found.dtype in FLOATS_OF_32_BITS and not self.lab.request.float64:
             double = self.lab.in_float64().compare()
             if double is not None and double.steps == found.steps and double.beyond():
@@ -134,12 +134,12 @@ def verify(
     Both runs are separate processes, so the state of this process does not matter.
 
     Args:
-        script: its path. ``arguments`` are those of the script.
+        script: the path of the script. ``arguments`` are the script's.
         steps: real steps of each optimizer to compare, or "all".
         float64: run both in double precision.
         cwd: the script's working folder, which is not written to.
-        options: of the session; ``strategy="ddp", devices=2, batch="global"`` where they are not
-            given.
+        options: options of the session. The defaults are ``strategy="ddp"``, ``devices=2`` and
+            ``batch="global"``.
 
     Raises:
         UsageError: for invalid options.

@@ -29,7 +29,7 @@ MARGIN_S = 5.0
 LOGIN_S = 10.0
 """How long wandb waits for a server that does not answer, before ``init_timeout`` begins.
 
-It asks twice whose key it has.
+wandb asks the server twice who owns the key.
 """
 
 

@@ -59,7 +59,7 @@ class ContentComparison:
         return {"notes": self.notes} if self.notes else {}
 
     def are_local(self, loader: DataLoader[object]) -> bool:
-        """Whether the ranks have data of their own on purpose."""
+        """Whether each rank has different data on purpose."""
         return self._is_known(loader) and id(loader.dataset) in self._local
 
     def compare(self, loader: DataLoader[object]) -> None:
@@ -127,7 +127,7 @@ class ContentComparison:
         self._keep_local(loader, facts)
 
     def _keep_local(self, loader: DataLoader[object], facts: str) -> None:
-        """The ranks have data of their own on purpose. Leave it, and warn."""
+        """Leave the data undivided, because it differs between ranks on purpose, and warn."""
         self._local.add(id(loader.dataset))
         self._note(
             loader,
@@ -146,7 +146,7 @@ class ContentComparison:
         if text not in self.notes:
             self.notes.append(text)
 
-    # Data sets are known by identity: one may define an equality of its own ----------------------
+    # Data sets are compared by identity, because a class may define __eq__ -----------------------
 
     def _is_known(self, loader: DataLoader[object]) -> bool:
         reference = self._compared.get(id(loader.dataset))
@@ -161,7 +161,7 @@ class ContentComparison:
 
 
 def refuse_elsewhere(answers: list[tuple[str, object]]) -> None:
-    """Raise RanksDiverged if another rank answers another question: it iterates no loader now."""
+    """Raise RanksDiverged if a rank sends something else, because it is not iterating a loader."""
     for rank, (what, fields) in enumerate(answers):
         if not isinstance(fields, dict):
             raise RanksDiverged(
@@ -196,7 +196,7 @@ def _whole(number: int) -> ItemLeaf:
 
 
 def _name(loader: DataLoader[object]) -> str:
-    """Return the data set's class, and what the loop calls it or its loader."""
+    """Return the data set's class, and the variable that names it or its loader."""
     frame = users_frame()[0]
     dataset, kind = objects.name_of(loader.dataset, frame), type(loader.dataset).__name__
     named = dataset or objects.name_of(loader, frame)
@@ -228,7 +228,7 @@ STARTED_HERE = ("session", "fork", "spawn")  # these ranks see no launcher's var
 def asks_for_rank(session: Context, dataset: object) -> bool:
     """Whether the script has read ``s.rank``, or its code names a source of the rank.
 
-    Its code is the main file and the file of the data set's class. Sources of the rank are
+    The main file and the file of the data set's class are searched. Sources of the rank are
     functions such as ``get_rank`` of torch.distributed, and the variables of a launcher.
     """
     sources = FUNCTIONS if session.world.launched_by in STARTED_HERE else FUNCTIONS | VARIABLES

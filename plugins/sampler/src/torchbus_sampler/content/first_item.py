@@ -20,13 +20,13 @@ from torchbus_strategy import random_streams
 
 @dataclass
 class Beginning:
-    """An iteration that has begun. ``random``: states of the generators after the first item."""
+    """An iteration that has begun. ``random`` has the generators' states after the first item."""
 
     items: Iterator[object]
     random: dict[str, Any] | None = None
 
     def go_on(self) -> Iterator[object]:
-        """Return the iterator, with the generators as it left them."""
+        """Restore the generators' states after the first item, and return the iterator."""
         if self.random is not None:
             random_streams.write(self.random)
         return self.items
@@ -43,10 +43,10 @@ class Begun(IterableDataset[object]):
 
 
 def begin(loader: DataLoader[object]) -> tuple[int, Beginning | None]:
-    """Read the first item. Return a digest of it, and the reading, for the pass to go on with.
+    """Read the first item. Return its digest, and the iteration for the pass to continue.
 
-    The generators are restored. With workers, which read separately, so is the dataset, and no
-    reading is continued, unless the dataset can be read only once.
+    The generators are restored. Workers read the dataset separately, so with workers the dataset is
+    restored too, and no iteration is returned, unless the dataset can be read only once.
     """
     before = random_streams.read()
     try:
@@ -63,7 +63,7 @@ def begin(loader: DataLoader[object]) -> tuple[int, Beginning | None]:
 def left_whole(begun: Beginning | None) -> dict[str, object]:
     """Return the new attributes of a loader whose dataset divides itself.
 
-    The common generators go on, so that the next pass has another order.
+    The common generators are advanced, so that the next pass has another order.
     """
     random_streams.seed(int(torch.randint(2**62, (1,))))
     return {} if begun is None else {"dataset": Begun(begun.items)}

@@ -19,9 +19,9 @@ SHOWN_NUMBERS = 3
 class ItemLeaf(NamedTuple):
     """One leaf of an item.
 
-    ``kind``: its type, shape and dtype. ``number``: stands for its values; equal up to rounding if
-    they are (0.0 for text). ``text``: a checksum if it has no numbers, else "". ``shown``: words
-    for messages.
+    ``kind`` is its type, shape and dtype. ``number`` is a weighted sum of its values, or 0.0 for
+    text. Equal values give equal sums up to rounding. ``text`` is a checksum if the leaf has no
+    numbers, else "". ``shown`` describes the leaf in messages.
     """
 
     kind: str
@@ -112,7 +112,7 @@ def _shown(kind: str, numbers: Tensor) -> str:
 
 
 def _numbers(value: object) -> Tensor | None:
-    """Return a leaf's values as a tensor, or None if it has none that can be read."""
+    """Return a leaf's values as a tensor, or None if it has no numbers that can be read."""
     if isinstance(value, str | bytes | set | frozenset) or value is None:
         return None
     try:

@@ -27,10 +27,10 @@ class CanNotBeAsked(Exception):
 def ask(dataset: Any, keeps_open: bool) -> dict[str, ItemLeaf]:
     """Return the fields of the first item, the last one and one in between.
 
-    They come by paths such as ``item 0[1]``, and are drawn with the same random numbers on all
-    ranks. Afterwards the random numbers of the process, the counters of the data set and its own
-    generators are restored. Unless it ``keeps_open`` its files, all its other attributes are, too:
-    forked workers must not inherit an open file. Raises CanNotBeAsked.
+    The keys are paths such as ``item 0[1]``. The items are drawn with the same random numbers on
+    all ranks. Afterwards, the process's random states and the data set's counters and generators
+    are restored. Unless ``keeps_open``, so are all its other attributes, because forked workers
+    must not inherit an open file. Raises CanNotBeAsked.
     """
     try:
         length = len(dataset)
@@ -113,7 +113,7 @@ def _is_read_once(value: object) -> bool:
 
 
 def objects_of(dataset: object) -> list[object]:
-    """Return the data set, those that it consists of, and their transforms, outermost first."""
+    """Return the data set, the data sets inside it, and their transforms, outermost first."""
     found: dict[int, object] = {}
     waiting = [dataset]
     while waiting and len(found) < OBJECTS_AT_MOST:

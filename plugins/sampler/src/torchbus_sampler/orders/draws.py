@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import WeightedRandomSampler
 
-CHUNK = 32  # with replacement, torch draws this number at a time
+CHUNK = 32  # the number of indices that torch draws at a time, with replacement
 WHOLE = 2**26  # indices in one piece at most, if only the sampler draws from the generator
 PIECES = (2**12, 2**22)  # otherwise, the first and the largest piece
 SCRATCH = 2**16
@@ -18,9 +18,9 @@ SCRATCH = 2**16
 class Draws(Protocol):
     """The draws of one pass.
 
-    ``total``: the number of indices. ``generator``: the one that they are drawn from. ``shared``:
-    pieces may be large, so the ranks of a node should share them. ``name``: with the same name, and
-    the same state of the generator, two ranks draw the same.
+    ``total`` is the number of indices, and ``generator`` the one from which they are drawn.
+    ``shared`` is True if pieces may be large, so that the ranks of a node should share them. Two
+    ranks with the same ``name`` and the same state of the generator draw the same indices.
     """
 
     total: int
@@ -33,14 +33,14 @@ class Draws(Protocol):
     def piece(self, drawn: int, start: int, stop: int) -> int:
         """Return how many indices to draw next, to get those from ``start`` to ``stop``.
 
-        ``drawn`` are drawn already.
+        ``drawn`` is the number of indices drawn before.
         """
 
     def fill(self, out: Tensor) -> None:
-        """Draw the indices."""
+        """Draw indices into ``out``, an int64 tensor of their length."""
 
     def pass_by(self, length: int) -> None:
-        """Draw the indices, and keep none."""
+        """Draw ``length`` indices, and discard them."""
 
     def finish(self) -> None:
         """Draw what the sampler draws before it raises StopIteration."""
@@ -49,8 +49,8 @@ class Draws(Protocol):
 class Permutations:
     """One permutation of ``length`` after another.
 
-    RandomSampler without replacement draws so, and SubsetRandomSampler its places. ``one_more``: a
-    pass that ends with a whole permutation draws another one.
+    RandomSampler without replacement draws in this way, and SubsetRandomSampler, for places in its
+    indices. With ``one_more``, a pass that ends with a whole permutation draws another one.
     """
 
     shared = True
@@ -116,7 +116,8 @@ class Weighted:
 class WithReplacement:
     """Independent indices, drawn with replacement.
 
-    ``ahead``: no other code draws from the generator, so pieces may be larger than needed now.
+    ``ahead`` is True if no other code draws from the generator. Then pieces may be larger than
+    needed now.
     """
 
     def __init__(self, high: int, total: int, generator: Generator, ahead: bool) -> None:
@@ -124,7 +125,7 @@ class WithReplacement:
         self.total = total
         self.generator = generator
         self._ahead = ahead
-        self.shared = ahead and total <= WHOLE  # each rank draws smaller pieces separately
+        self.shared = ahead and total <= WHOLE  # otherwise, each rank draws smaller pieces
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ def refuse_stream(session: Context, dataset: object) -> None:
 
 
 def in_phrases(session: Context, local_batch: bool, batch_size: int | None) -> str:
-    """How the loader's batches are divided, for ``explain()``."""
+    """Describe for ``explain()`` how the loader's batches are divided."""
     parts = session.world.data.parts
     over = f"{parts} ranks" if parts == session.world_size else f"{parts} groups of ranks"
     if session.world.divides_anew:
@@ -44,15 +44,15 @@ def in_phrases(session: Context, local_batch: bool, batch_size: int | None) -> s
 
 
 def without_samples(parts: int, batch_size: int | None) -> int:
-    """Return how many ranks get nothing of the script's own batch: the others get two or more."""
+    """Return how many ranks get no samples of a batch, because the others get two or more each."""
     return 0 if batch_size is None else parts - min(parts, max(1, batch_size // 2))
 
 
 class ElasticIndices(DividedOrder):
-    """The order of a pass, and its own iterator. See ``ElasticOrder``.
+    """The order of a pass, which is also its iterator. See ``ElasticOrder``.
 
-    It counts in the user's own batches. ``_buffer`` are those that are drawn and not used, from
-    number ``_used`` on.
+    Its numbers count the user's own batches. ``_buffer`` has the batches that were drawn but not
+    used, beginning with number ``_used``.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class ElasticIndices(DividedOrder):
         return self._last[0] if self._single else self._last
 
     def _step_at(self, start: int) -> list[Sequence[object]]:
-        """The user's batches of the step that begins with number ``start``; none at the end."""
+        """Return the user's batches of the step that begins at number ``start``; [] at the end."""
         per_step = 1 if self._local_batch else self._session.world.data.parts
         found = self._at(start, per_step)
         is_short = len(found) < per_step and getattr(self._inner, "drop_last", False)
         return [] if is_short else found
 
     def _at(self, start: int, count: int) -> list[Sequence[object]]:
-        """The user's batches from number ``start`` on, at most ``count``."""
+        """Return at most ``count`` of the user's batches, from number ``start`` on."""
         self.begin()
         assert self._drawing is not None
         missing = start + count - self._used - len(self._buffer)
@@ -114,7 +114,7 @@ class ElasticIndices(DividedOrder):
         return super().take()
 
     def forget(self, count: int) -> None:
-        """Batches were skipped: a step has used them in an earlier run."""
+        """Drop skipped batches, which a step has used in an earlier run."""
         for _ in range(count):
             self.take()
         while self._used < self._yielded:
@@ -176,7 +176,7 @@ class ElasticIndices(DividedOrder):
         self.take_back()
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators that the user's sampler owns and draws from."""
+        """Return the generators that the user's sampler owns and draws from."""
         holders = (self._inner, getattr(self._inner, "sampler", None))
         found = [getattr(one, "generator", None) for one in holders]
         return [one for one in found if isinstance(one, torch.Generator)]

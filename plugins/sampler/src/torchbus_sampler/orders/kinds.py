@@ -23,27 +23,27 @@ MODULE = "torch.utils.data.sampler"
 
 
 class Order(Protocol):
-    """An order of ``total`` indices. ``checksum``: of what it consists of besides its pieces."""
+    """An order of ``total`` indices. ``checksum`` covers what is not in its drawn pieces."""
 
     total: int
     checksum: int
 
     def reach(self, start: int, stop: int) -> None:
-        """Draw all that the sampler has drawn when it has yielded ``stop`` indices.
+        """Draw everything that the sampler has drawn when it has yielded ``stop`` indices.
 
         Indices before ``start`` will not be read again.
         """
 
     def finish(self, start: int) -> None:
-        """Draw all that the sampler has drawn when it has raised StopIteration."""
+        """Draw everything that the sampler has drawn when it has raised StopIteration."""
 
     def indices(self, start: int, stop: int) -> list[Any]:
-        """Return what it yields. Call ``reach`` before."""
+        """Return the indices from ``start`` to ``stop``. Call ``reach`` first."""
 
     def digest(self, stop: int) -> int:
         """Return a number that is equal on ranks with the same order.
 
-        It covers the piece that has index number ``stop - 1``, up to the end of its block.
+        The number covers the piece with index number ``stop - 1``, up to the end of that block.
         """
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Order(Protocol):
 
 
 class Range:
-    """The order of SequentialSampler, which draws and keeps nothing."""
+    """The order of SequentialSampler, which draws and stores nothing."""
 
     checksum = 0
 
@@ -75,7 +75,7 @@ class Range:
 
 
 class Drawing:
-    """An order drawn in pieces, each an array. Those before the pass's place are released."""
+    """An order drawn in pieces, each an array. Pieces before the pass's place are released."""
 
     checksum = 0
 
@@ -126,7 +126,7 @@ class Drawing:
 
 
 class Chosen(Drawing):
-    """The order of SubsetRandomSampler: its indices at the places that are drawn."""
+    """The order of SubsetRandomSampler: its indices at drawn places."""
 
     def __init__(self, draws: Draws, memory: SharedArrays, chosen: Sequence[object]) -> None:
         super().__init__(draws, memory)
@@ -138,7 +138,7 @@ class Chosen(Drawing):
 
 
 def is_known(sampler: Any) -> bool:
-    """Whether it is one of torch's classes, not derived from one, and draws as this module does."""
+    """Whether the sampler is exactly of a torch class, and draws as this module does."""
     kind: type = type(sampler)
     if (
         kind not in MAKE
@@ -156,14 +156,14 @@ def is_known(sampler: Any) -> bool:
 
 
 def is_batching(inner: object) -> TypeGuard[BatchSampler]:
-    """Whether it is torch's own BatchSampler."""
+    """Whether ``inner`` is torch's own BatchSampler."""
     return type(inner) is BatchSampler and _is_untouched(BatchSampler)
 
 
 def begin(sampler: object, memory: SharedArrays) -> Order:
     """Return the order of a pass that begins now.
 
-    It draws a seed if the sampler does, and raises what the sampler raises.
+    This draws a seed if the sampler does, and raises what the sampler raises.
     """
     return MAKE[type(sampler)](sampler, memory)
 
@@ -218,7 +218,7 @@ def _is_untouched(kind: type) -> bool:
 
 
 def _is_common(generator: object) -> bool:
-    """Whether it is None, or a generator of the script's own on the CPU."""
+    """Whether it is None, or a CPU generator that the script has made."""
     if generator is None:
         return True
     return (
@@ -236,7 +236,7 @@ def _is_plain(indices: object) -> bool:
 
 @cache
 def draws_as_known(kind: type) -> bool:
-    """Whether this version of torch draws as this module does. Tried once, on a few indices."""
+    """Whether this version of torch draws as this module does; tried once, on a few indices."""
     with torch.random.fork_rng(devices=[]):
         return all(_is_alike(make, stop) for make in EXAMPLES[kind] for stop in (7, 40, 41))
 

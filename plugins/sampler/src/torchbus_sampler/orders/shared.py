@@ -1,9 +1,9 @@
 """An array that the ranks of a node share.
 
-It is a file in memory without a name. The kernel frees it when the last rank releases it, or is
-killed. Each rank that needs the array offers a file, and the store accepts the first. Its
-rank draws while it holds a lock on the file. The others open the file through /proc, wait for the
-lock, and map the file for reading."""
+The array is in a memory file without a name, which the kernel frees when the last rank releases it
+or is killed. Each rank that needs the array offers a file, and the store accepts the first one. The
+rank of that file draws while it holds a lock on the file. The others open the file through /proc,
+wait for the lock, and map the file for reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchbus.plugin import SharedStore, World, warn
 
 from torchbus_sampler.orders.draws import Draws
 
-SHARED_FROM = 2**20  # samples; it is faster to draw a smaller array than to ask for it
+SHARED_FROM = 2**20  # samples; drawing a smaller array is faster than asking the store
 TOO_SMALL = (
     "the order of {} samples does not fit into shared memory ({}): each rank keeps its own copy,"
     " {:.1f} GB"
@@ -33,10 +33,10 @@ TOO_SMALL = (
 
 
 class SharedArrays:
-    """Gives arrays that the ranks of a node share through ``store`` (None if there is one rank).
+    """Makes arrays that the ranks of a node share through ``store`` (None if there is one rank).
 
-    The first rank that asks draws the array. Ranks that ask meanwhile wait for it. No rank waits
-    for one that does not draw.
+    The first rank that asks draws the array. Ranks that ask meanwhile wait for it, and draw a copy
+    themselves if that rank ends without having drawn.
     """
 
     def __init__(self, store: SharedStore | None = None, shared_from: int = SHARED_FROM) -> None:
@@ -76,7 +76,7 @@ class SharedArrays:
                 store.delete_key(name)
 
     def _name(self, length: int, draws: Draws) -> str:
-        """Return a name that is equal on ranks that would draw the same, as often as before."""
+        """Return a name that is equal on ranks that would draw the same for the same n-th time."""
         state = bytes(draws.generator.get_state().tolist())
         what = blake2b(state + f"{length} {draws.name}".encode(), digest_size=16).hexdigest()
         self._drawn[what] += 1
@@ -91,7 +91,7 @@ def memory_of(world: World) -> SharedArrays:
 
 
 TOKEN_BYTES, NUMBER_BYTES = 16, 8
-HEADER_BYTES = 2**14  # token, length of the generator's state, this state
+HEADER_BYTES = 2**14  # for the token, the length of the generator's state, and the state
 LOCK_ASKED_EVERY_S = 0.01
 
 
@@ -121,7 +121,7 @@ def shared(store: SharedStore, name: str, length: int, draws: Draws) -> SharedAr
 
 
 class _File:
-    """A file in memory, locked until ``unlock``. It is closed with this object."""
+    """A file in memory, locked until ``unlock``. It is closed when this object is freed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -148,7 +148,8 @@ class _File:
 class OrderArray:
     """``length`` indices, each an int64, and after them the checksums of the blocks.
 
-    All are in one buffer of ``words(length)`` numbers. A block's checksum covers all up to its end.
+    They are in one buffer of ``array_length(length)`` numbers. A block's checksum covers all
+    indices up to its end.
     """
 
     def __init__(self, view: memoryview, length: int) -> None:
@@ -164,7 +165,7 @@ class OrderArray:
 
 
 class SharedArray(OrderArray):
-    """An array in shared memory. ``file``: open on the rank that drew it; None on the others."""
+    """An array in shared memory. ``file`` is open on the rank that drew it, and None on others."""
 
     def __init__(self, fd: int, length: int, file: _File | None) -> None:
         super().__init__(
@@ -238,14 +239,14 @@ def array_length(length: int) -> int:
 
 
 def local_array(length: int, fill: Fill) -> OrderArray:
-    """Make an array in this process's own memory."""
+    """Draw an array in this process's memory, which is not shared."""
     view = memoryview(array.array("q", [0]) * array_length(length))
     write(view, length, fill)
     return OrderArray(view, length)
 
 
 def write(view: memoryview, length: int, fill: Fill) -> None:
-    """Draw the indices, and compute the checksums."""
+    """Draw the indices into ``view``, and compute the checksums."""
     if not length:
         return
     fill(torch.frombuffer(view, dtype=torch.int64, count=length))

@@ -17,7 +17,7 @@ PLACE = struct.Struct("<qqqq")
 
 
 class SlicedOrder(DividedOrder):
-    """Reads slices if the sampler is one of torch's, and draws as its base class if not."""
+    """Reads slices of torch's own samplers, and draws from others as its base class does."""
 
     def __init__(self, *place: Any, memory: SharedArrays) -> None:
         super().__init__(*place)
@@ -42,7 +42,7 @@ class SlicedOrder(DividedOrder):
 class Slices:
     """The iterator of a ``SlicedOrder``. Like torch's, it draws at the first ``next``.
 
-    If ``batch_size`` is None, the sampler gives one index at a time.
+    If ``batch_size`` is None, the sampler yields single indices.
     """
 
     def __init__(self, order: SlicedOrder, sampler: Any, batch_size: int | None) -> None:
@@ -81,7 +81,7 @@ class Slices:
 
     def skip(self, count: int) -> None:
         """Skip ``count`` steps. Raises StopIteration if there are fewer."""
-        # a rank without samples repeats its first batch, which it has to read
+        # a rank without samples repeats its first batch, so it must read that one
         repeats = (
             count > 1
             and not self._step
@@ -149,17 +149,17 @@ class Slices:
 
 
 class Portion(NamedTuple):
-    """``length`` samples, from ``start`` on, of a global batch."""
+    """The ``length`` samples of a global batch that begin at ``start``."""
 
     start: int
     length: int
 
 
 class Portions:
-    """How global batches are split.
+    """Splits global batches.
 
-    ``batch_size``: that of the script's own batches, or 1 for a sampler of single indices.
-    ``at_least``: the smallest share, if possible.
+    ``batch_size`` is that of the script's own batches, or 1 for a sampler of single indices.
+    ``at_least`` is the size of the smallest share, if possible.
     """
 
     def __init__(self, num_ranks: int, batch_size: int, at_least: int) -> None:
@@ -180,9 +180,9 @@ class Portions:
         return even(rank, count, self._num_ranks, self._at_least if largest <= size else 1)
 
     def one_batch_each(self, rank: int, count: int) -> Portion:
-        """Give each rank one of the script's own batches, as long as there are some.
+        """Give each rank one of the script's own batches, or nothing if there are too few.
 
-        If a batch has only one sample, split as ``of`` does.
+        If one of several batches has only one sample, split as ``of`` does.
         """
         size = self._batch_size
         whole, remaining = divmod(count, size)

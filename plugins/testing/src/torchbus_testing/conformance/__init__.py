@@ -17,8 +17,9 @@ Or, in tests of your own::
         assert outcome.holds, str(outcome)
 
 Each rule is a loop. It runs in real processes on several ranks, and in one process without
-torchbus, in float64. A clear refusal (``Unsupported``, ``UsageError``) breaks no rule that may be
-refused. A wrong number always does. Linux only: processes are forked.
+torchbus, in float64. A rule that may be refused holds if the session refuses clearly
+(``Unsupported``, ``UsageError``). A wrong number breaks any rule. The kit works only on Linux,
+because it forks processes.
 """
 
 from __future__ import annotations

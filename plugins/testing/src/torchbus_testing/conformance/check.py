@@ -33,8 +33,8 @@ RunRequest = Callable[[CheckRequest], tuple[Result, bool]]
 class CaseOutcome:
     """The outcome of one case.
 
-    ``problems``: how the rule is broken; empty if it holds. ``refused``: the words of a refusal,
-    which breaks no rule that may be refused. ``missing``: plugins without which it was not tried.
+    ``problems`` say how the rule is broken, and are empty if it holds. ``refused`` is the message
+    of a refusal. ``missing`` are plugins without which the rule was not tried.
     """
 
     rule: Rule
@@ -70,8 +70,8 @@ def check(
 ) -> CaseOutcome:
     """Run a rule's loop on ``ranks`` ranks and in one plain process, and compare.
 
-    ``dtype``: what the ranks compute in; the plain process always computes in float64. A case that
-    takes more than ``limit_s`` is killed. ``preloaded``: modules that all cases import only once.
+    The ranks compute in ``dtype``, the plain process always in float64. A case that takes more than
+    ``limit_s`` seconds is killed. ``preloaded`` are modules that are imported once for all cases.
     """
     lacks = tuple(missing(rule.needs))
     if lacks:
@@ -91,7 +91,7 @@ def check(
 def _gather(
     rule: Rule, subject: Subject, ranks: int, dtype: str, run: RunRequest, folder: Path
 ) -> Evidence:
-    """Run the sessions of a rule until one does not come to its end."""
+    """Run the sessions of a rule until one does not reach its end."""
     fields = json.dumps(dataclasses.asdict(subject))
     reference = _reference(rule.name, fields if subject.numbers_of_its_local else "")
     for stage, world_size in enumerate(rule.worlds(ranks)):
@@ -106,7 +106,7 @@ def _gather(
 
 @functools.cache
 def _reference(rule: str, subject: str) -> RunRecord:
-    """Run one process: without torchbus, or with a plugin that changes the numbers."""
+    """Run the rule in one process: without torchbus, or with a plugin that changes the numbers."""
     with tempfile.TemporaryDirectory() as folder:
         request = CheckRequest(rule, subject, 1, 0, "float64", sys.path, folder)
         result = fork_script(Path(process.__file__), request.written(), timeout_s=LIMIT_S)
@@ -118,7 +118,7 @@ def _reference(rule: str, subject: str) -> RunRecord:
 
 
 def _run(preloaded: tuple[str, ...], limit_s: float, request: CheckRequest) -> tuple[Result, bool]:
-    """Run the script; False with its result if it was killed for being late."""
+    """Run the script. Return its result, and False if it was killed for being late."""
     try:
         script = Path(process.__file__)
         return fork_script(script, request.written(), timeout_s=limit_s, preloaded=preloaded), True

@@ -20,8 +20,10 @@ AFTER = "after.json"
 class RunRecord:
     """The record of one rank, or of the plain process.
 
-    ``hides_gradients``: it could write no gradients down. ``error``: with what it left the loop, or
-    "". ``refusal``: the message, if that was a refusal.
+    ``facts`` must be the same everywhere; ``draws`` are random numbers. ``bound`` is the relative
+    difference that rounding explains. ``hides_gradients`` is True if gradients could not be
+    recorded. ``error`` is the error that ended the loop, or "". ``refusal`` is its message if it
+    was a refusal.
     """
 
     facts: Mapping[str, object]
@@ -37,9 +39,10 @@ class RunRecord:
 class Evidence:
     """All records of one case.
 
-    ``ranks``: the records by rank, those of the last session. ``reference``: the plain process.
-    ``error``, ``refusal``: of the process that continues after the block. ``changed``: what the
-    session left changed in torch. ``ended``: False if it was killed after ``seconds``.
+    ``ranks`` are the records of the last session by rank, and ``reference`` that of the plain
+    process. ``error`` and ``refusal`` are those of the process that continues after the block.
+    ``changed`` says what the session left changed in torch. ``ended`` is False if the case was
+    killed after ``seconds``.
     """
 
     world_size: int
@@ -56,33 +59,33 @@ class Evidence:
 
     @property
     def refusals(self) -> list[str]:
-        """What the session refuses, in its own words."""
+        """The messages of refusals by the session."""
         records = [*self.ranks.values(), self.reference]
         reported = [record.refusal for record in records] + [self.refusal]
         return list(dict.fromkeys(text for text in reported if text))
 
     @property
     def errors(self) -> list[str]:
-        """With what the ranks left the loop."""
+        """The errors that ended the loops of ranks, or the process after the block."""
         reported = [(f"rank {rank}", record.error) for rank, record in sorted(self.ranks.items())]
         reported.append(("after the block", self.error))
         return [f"{where}: {text}" for where, text in reported if text]
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has come to the end of the loop, and the process to its own."""
+        """Whether every rank has reached the end of the loop, and the process ended normally."""
         return self.ended and not self.status and len(self.ranks) == self.world_size
 
 
 def write(path: Path, **found: object) -> None:
-    """Write what was found, whole or not at all."""
+    """Write a record atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(found))
     new.rename(path)
 
 
 def read_records(folder: Path) -> dict[int, RunRecord]:
-    """The records of all ranks that have left one."""
+    """Return the records of all ranks that have written one."""
     return {
         int(path.stem.removeprefix("rank")): RunRecord(**json.loads(path.read_text()))
         for path in folder.glob("rank*.json")
@@ -90,7 +93,7 @@ def read_records(folder: Path) -> dict[int, RunRecord]:
 
 
 def read_after(folder: Path) -> dict[str, str]:
-    """The record of the process that continues after the block."""
+    """Return the record of the process that continues after the block."""
     path = folder / AFTER
     found: dict[str, str] = (
         json.loads(path.read_text())
@@ -104,7 +107,7 @@ SHOWN_LINES, SHOWN_PROBLEMS = 12, 4
 
 
 def same_as_one_process(evidence: Evidence) -> list[str]:
-    """All ranks agree, and have the numbers of the plain process."""
+    """Return problems unless all ranks agree, and have the numbers of the plain process."""
     if not evidence.complete:
         return [how_it_ended(evidence)]
     main = evidence.ranks[0]
@@ -112,7 +115,7 @@ def same_as_one_process(evidence: Evidence) -> list[str]:
 
 
 def ends_as_diverged(evidence: Evidence) -> list[str]:
-    """RanksDiverged has ended all ranks, and within the time limit."""
+    """Return problems unless RanksDiverged has ended all ranks within the time limit."""
     problems = ends_by_error(evidence)
     if not problems and not any("RanksDiverged" in text for text in evidence.errors):
         problems = [f"no rank raised RanksDiverged\n{how_it_ended(evidence)}"]
@@ -120,7 +123,7 @@ def ends_as_diverged(evidence: Evidence) -> list[str]:
 
 
 def shows_the_first_error(evidence: Evidence) -> list[str]:
-    """The loop's own error has ended all ranks, is on stderr, and torch is unchanged."""
+    """Return problems unless the loop's error ended all ranks, is shown, and torch is unchanged."""
     problems = ends_by_error(evidence)
     if not problems and "Planned" not in evidence.stderr:
         problems = [f"the loop's own error is not shown:\n{tail(evidence.stderr)}"]
@@ -128,7 +131,7 @@ def shows_the_first_error(evidence: Evidence) -> list[str]:
 
 
 def ends_by_error(evidence: Evidence) -> list[str]:
-    """An error has ended all ranks, and within the time limit."""
+    """Return problems unless an error has ended all ranks within the time limit."""
     if not evidence.ended:
         return [how_it_ended(evidence)]
     if evidence.complete:
@@ -137,7 +140,7 @@ def ends_by_error(evidence: Evidence) -> list[str]:
 
 
 def leaves_empty(evidence: Evidence) -> list[str]:
-    """torch and the process are unchanged after the block, and no process is left."""
+    """Return problems unless torch and the process are unchanged, and no other process is left."""
     if not evidence.complete:
         return [how_it_ended(evidence)]
     left = [f"process left behind: {orphan}" for orphan in evidence.orphans]
@@ -145,7 +148,7 @@ def leaves_empty(evidence: Evidence) -> list[str]:
 
 
 def how_it_ended(evidence: Evidence) -> str:
-    """A sentence for a loop that should have come to its end."""
+    """Describe how a loop ended that should have reached its end."""
     reported = "\n".join(evidence.errors) or tail(evidence.stderr)
     if not evidence.ended:
         return f"no end within {evidence.seconds:.0f} s\n{reported}"
@@ -162,7 +165,7 @@ def _left_changed(evidence: Evidence) -> list[str]:
 
 
 def _unlike_ranks(evidence: Evidence) -> Iterator[str]:
-    """Bit for bit: what was reduced is the same on all ranks."""
+    """Yield facts that are not bit for bit the same on all ranks."""
     main = evidence.ranks[0].facts
     for rank, record in sorted(evidence.ranks.items()):
         for name in sorted(record.facts.keys() & main.keys()):
@@ -172,7 +175,7 @@ def _unlike_ranks(evidence: Evidence) -> Iterator[str]:
 
 
 def _unlike(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
-    """Where a record is not that of the plain process."""
+    """Yield facts in which a record differs from the plain process."""
     scale = max([0.0, *(_largest(value) for value in theirs.facts.values())])
     for name in sorted(ours.facts.keys() | theirs.facts.keys()):
         if ours.hides_gradients and name.startswith(GRADIENT):
@@ -186,7 +189,7 @@ def _unlike(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
 
 
 def _draws(evidence: Evidence) -> Iterator[str]:
-    """Ranks with different samples draw different numbers; ranks without draw the same."""
+    """Yield violations: ranks with different samples must draw differently, others the same."""
     main = evidence.ranks[0]
     for rank, record in sorted(evidence.ranks.items()):
         for name, value in record.draws.items() if rank else ():
@@ -198,7 +201,7 @@ def _draws(evidence: Evidence) -> Iterator[str]:
 
 
 def _numbers(value: object) -> Tensor | None:
-    """A tensor, if the value is a number or a nested list of numbers."""
+    """Return a float64 tensor if the value is a number or a nested list of numbers, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float | list):
         return None
     try:
@@ -246,7 +249,7 @@ def _short(value: object) -> str:
 
 
 def first(problems: Iterable[str], count: int = SHOWN_PROBLEMS) -> list[str]:
-    """At most ``count`` problems, and the number of the others."""
+    """Return at most ``count`` problems, and a line with the number of the others."""
     every = list(problems)
     more = [f"... and {len(every) - count} more"] if len(every) > count else []
     return [*every[:count], *more]

@@ -28,10 +28,10 @@ Loop = Callable[[LoopRun], None]
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What ``check`` asks of the script.
+    """The request of ``check`` to the script.
 
-    ``subject``: the fields of a ``Subject`` as JSON, or "" for the plain process. ``path``: where
-    modules are imported from. ``folder``: the folder for records, in the folder of all stages.
+    ``subject`` has the fields of a ``Subject`` as JSON, or is "" for the plain process. ``path`` is
+    the import path. ``folder`` is the folder for records, inside that of all stages.
     """
 
     rule: str
@@ -75,7 +75,7 @@ def _in_session(request: CheckRequest, rule: Rule, loop: Loop, dtype: torch.dtyp
 
 @contextmanager
 def _recorded(folder: Path, run: LoopRun) -> Iterator[LoopRun]:
-    """Write what the loop has found, and with what error it ended."""
+    """Write the facts that the loop has recorded, and the error that ended it."""
     error: BaseException | None = None
     try:
         yield run
@@ -91,7 +91,7 @@ def _recorded(folder: Path, run: LoopRun) -> Iterator[LoopRun]:
 
 
 def _error_fields(error: BaseException | None) -> dict[str, str]:
-    """An error, and its own words if it is a refusal."""
+    """Return the fields for an error, and for its message if it is a refusal."""
     if error is None:
         return {"error": "", "refusal": ""}
     chain = [error]

@@ -15,7 +15,7 @@ from torchbus_testing.conformance.run import LoopRun
 
 
 def same_world(ranks: int) -> tuple[int, ...]:
-    """One session."""
+    """Return the worlds of a rule with one session."""
     return (ranks,)
 
 
@@ -27,10 +27,15 @@ def no_objects() -> tuple[object, ...]:
 class Rule:
     """A requirement on every strategy and plugin.
 
-    ``loop``: its docstring says the rule. ``remedy``: what to do in a strategy that breaks it.
-    ``options``: of the session. ``needs``: plugins, by name, without which the rule can't be tried.
-    ``judge``: finds the problems. ``essential``: the rule can't be refused. ``worlds``: the number
-    of ranks of each session, one after another. ``objects``: makes plugins that listen.
+    Args:
+        loop: the loop, whose docstring says the rule.
+        remedy: what to do in a strategy that breaks the rule.
+        options: the options of the session.
+        needs: names of plugins without which the rule can't be tried.
+        judge: finds the problems in the evidence.
+        essential: whether the rule can't be refused.
+        worlds: returns the numbers of ranks of successive sessions.
+        objects: makes plugins that listen.
     """
 
     name: str

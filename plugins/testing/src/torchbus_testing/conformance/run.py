@@ -15,31 +15,31 @@ from torchbus.session import Session
 from torchbus_strategy.checks import rounding
 
 TERMS = 256
-"""No element of a gradient of the kit's loops sums more."""
+"""The largest number of terms in an element of a gradient of the kit's loops."""
 STEPS = 16
-"""No loop of the kit makes more."""
+"""The largest number of steps of the kit's loops."""
 
 
 def of_values(unit: float) -> float:
-    """The largest relative difference that rounding explains at the end of a loop."""
+    """Return the largest relative difference that rounding explains at the end of a loop."""
     return rounding.of_sums(unit, TERMS, STEPS)
 
 
 def of_movement(unit: float) -> float:
-    """The same for how far parameters have moved, if only single values are rounded.
+    """Return the same for how far parameters have moved, if only single values are rounded.
 
-    So it is under autocast: sums are float32, and each gradient is rounded separately.
+    This is the case under autocast: sums are float32, and each gradient is rounded separately.
     """
     return rounding.of_sums(unit, 1)
 
 
 def of_zero(bound: float) -> float:
-    """What rounding leaves of a zero, as a part of the other values: one sum, of one step."""
+    """Return what rounding leaves of a zero, relative to the other values: one sum of one step."""
     return bound / rounding.of_sums(1.0, 1, STEPS)
 
 
 BATCH = 12
-"""Samples of a global batch, which 1, 2, 3 and 4 ranks can divide."""
+"""The number of samples in a global batch, which 1, 2, 3 and 4 ranks can divide."""
 FEATURES, HIDDEN, OUTPUTS = 6, 8, 3
 GRADIENT = "gradient of"
 Batch = tuple[Tensor, ...]
@@ -48,8 +48,8 @@ Batch = tuple[Tensor, ...]
 class LoopRun:
     """One execution of a loop: on a rank of a session, or in the one plain process.
 
-    ``session``: None in the plain process. ``folder``: the same for all stages. ``stage``: from 0,
-    for rules that need several sessions. ``objects``: the rule's own plugins.
+    ``session`` is None in the plain process. ``folder`` is the same for all stages. ``stage``
+    counts sessions from 0, for rules that need several. ``objects`` are the rule's own plugins.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class LoopRun:
 
     @property
     def part(self) -> int:
-        """Which part of a global batch the rank gets, from 0."""
+        """The number of the part of a global batch that the rank gets, from 0."""
         return 0 if self.session is None else self.session.world.data.part
 
     @property
     def parts(self) -> int:
-        """Into how many parts the ranks divide a global batch."""
+        """The number of parts into which the ranks divide a global batch."""
         return 1 if self.session is None else self.session.world.data.parts
 
     @property
     def hides_gradients(self) -> bool:
-        """Whether gradients are the engine's, so that only what they do can be compared."""
+        """Whether an engine stores the gradients, so that only their effects can be compared."""
         return self._declares("gradients_elsewhere")
 
     def _declares(self, attribute: str) -> bool:
@@ -111,10 +111,10 @@ class LoopRun:
             return []
         return [plugin for _, plugin in self.session._context.bus.plugins()]
 
-    # What a loop needs ---------------------------------------------------------------------------
+    # For loops to use ----------------------------------------------------------------------------
 
     def model(self, seed: int = 0) -> nn.Sequential:
-        """A net of blocks, with the same parameters each time."""
+        """Return a net of linear layers, with the same parameters for the same ``seed``."""
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Linear(FEATURES, HIDDEN),
@@ -125,7 +125,7 @@ class LoopRun:
         ).to(self.dtype)
 
     def optimizer(self, *models: nn.Module) -> SGD:
-        """With momentum: the state of a step shows in later ones."""
+        """Return SGD with momentum, so that a wrong step shows in later ones."""
         parameters = [parameter for model in models for parameter in model.parameters()]
         return SGD(parameters, lr=0.1, momentum=0.5)
 
@@ -138,23 +138,23 @@ class LoopRun:
     def loader(
         self, size: int, *, batch: int = BATCH, windows: int = 1, shuffle: bool = False
     ) -> DataLoader[Batch]:
-        """Batches of which the ranks together take ``batch`` samples in each step.
+        """Return a loader from which the ranks together get ``batch`` samples in each step.
 
-        ``windows``: the batches of a window, all of which the plain process takes at once.
+        ``windows`` is the number of batches in a window, which the plain process gets as one batch.
         """
         mine = batch * windows if self.is_alone else batch // self.parts
         return DataLoader(self.samples(size), batch_size=mine, shuffle=shuffle)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """A mean over samples."""
+        """Return the loss, a mean over samples (a scalar of the model's dtype)."""
         x, y = batch
         loss: Tensor = (model(x) - y).square().mean()
         return loss
 
-    # What it found -------------------------------------------------------------------------------
+    # Results -------------------------------------------------------------------------------------
 
     def note(self, name: str, value: object) -> None:
-        """Write down what must be the same on all ranks and in the plain process."""
+        """Record a value that must be the same on all ranks and in the plain process."""
         self.facts[name] = plain(value)
 
     def drew(self, name: str, value: Tensor) -> None:
@@ -162,13 +162,13 @@ class LoopRun:
         self.draws[name] = plain(value)
 
     def note_state(self, **things: nn.Module | Optimizer) -> None:
-        """Write down all tensors of ``state_dict()``. All ranks call it."""
+        """Record all tensors of ``state_dict()``, of any shape. All ranks call it."""
         for name, thing in things.items():
             for key, tensor in tensors(thing.state_dict()):
                 self.note(f"{name}.{key}", tensor)
 
     def note_gradients(self, **models: nn.Module) -> None:
-        """Write down the gradients, None where there is none. All ranks call it."""
+        """Record the gradients, None where there is none. All ranks call it."""
         if self.hides_gradients:
             return
         for name, model in models.items():
@@ -176,7 +176,7 @@ class LoopRun:
                 self.note(f"{GRADIENT} {name}.{key}", self._gradient(parameter))
 
     def _gradient(self, parameter: Tensor) -> Any:
-        """The gradient, of a rank that has it if a strategy keeps it on only some."""
+        """Return the gradient, from another rank if a strategy stores it on only some ranks."""
         mine = plain(parameter.grad)
         if self.session is None or not self._declares("gradients_in_parts"):
             return mine
@@ -184,17 +184,17 @@ class LoopRun:
         return next((one for one in [mine, *reported] if one is not None), None)
 
     def note_movement(self, before: dict[str, Tensor], model: nn.Module) -> None:
-        """Write down how far the parameters have moved. All ranks call it."""
+        """Record how far the parameters, of any shape, have moved. All ranks call it."""
         for key, tensor in model.state_dict().items():
             self.note(f"movement of {key}", tensor - before[key])
 
     def rounds_to(self, dtype: torch.dtype) -> None:
-        """The loop computes in another dtype, and notes movements."""
+        """Use the tolerance for movements of parameters in a loop that computes in ``dtype``."""
         self.bound = of_movement(rounding.unit(dtype))
 
 
 def tensors(state: object, prefix: str = "") -> Iterable[tuple[str, Tensor]]:
-    """All tensors of a nested state, by the names that lead there."""
+    """Yield all tensors of a nested state, of any shape, with the names that lead there."""
     if isinstance(state, Tensor):
         yield prefix, state
     elif isinstance(state, dict | list | tuple):
@@ -204,5 +204,5 @@ def tensors(state: object, prefix: str = "") -> Iterable[tuple[str, Tensor]]:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it; a tensor of any kind by what a loop reads of it."""
+    """Return a value that JSON can represent: for a tensor, its numbers."""
     return value.tolist() if isinstance(value, Tensor) else value

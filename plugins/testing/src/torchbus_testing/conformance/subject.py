@@ -19,10 +19,10 @@ DEFAULT_STRATEGY = "ddp"
 class Subject:
     """A strategy and plugins, each by the name of an installed one, or as ``module:attribute``.
 
-    ``options``: of the session; of the constructor, for what is given as ``module:attribute``.
-    ``numbers_of_its_local``: a plugin changes the numbers of a loop by design (it clips, it
-    accumulates). The kit then compares with a session of one rank that has the plugin as well.
-    ``session_options``: of the session, also beside what is given as ``module:attribute``.
+    ``options`` are those of the session or, if something is given as ``module:attribute``, of its
+    constructor. ``session_options`` always go to the session. ``numbers_of_its_local`` is True if a
+    plugin changes the numbers of a loop by design (it clips or accumulates). The kit then compares
+    with a session of one rank that has the plugin as well.
     """
 
     strategy: str | None = DEFAULT_STRATEGY
@@ -34,7 +34,7 @@ class Subject:
     def session(
         self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
     ) -> Session:
-        """A session of ``ranks`` ranks on this machine's CPU, with a rule's options and plugins."""
+        """Return a session of ``ranks`` ranks on the CPU, with a rule's options and plugins."""
         arguments: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
         arguments |= self.session_options
         mine = dict(self.options)
@@ -49,7 +49,7 @@ class Subject:
 
     @classmethod
     def from_json(cls, text: str) -> Subject:
-        """The subject whose fields were written down."""
+        """Return the subject with these fields."""
         fields = json.loads(text)
         return cls(**{**fields, "plugins": tuple(fields["plugins"])})
 
@@ -65,7 +65,7 @@ def import_from(name: str, options: Mapping[str, object]) -> object:
 
 
 def other_plugins(subject: Subject) -> list[str]:
-    """Installed plugins that can run beside the subject: not strategies, and not its own."""
+    """Return the installed plugins, without strategies and without the subject's plugins."""
     strategies = discovery.installed("strategy")
     return [
         name
@@ -75,16 +75,17 @@ def other_plugins(subject: Subject) -> list[str]:
 
 
 def tried_with(plugin: str) -> list[dict[str, Any]]:
-    """The options that reach an installed plugin's code, one set for each case.
+    """Return the sets of options with which to try an installed plugin, one for each case.
 
-    What it imports names them in ``tried_with``. Without them there is one case, without options.
+    They are the attribute ``tried_with`` of the plugin's class or factory. Without it, there is one
+    case, without options.
     """
     named = getattr(discovery.load(discovery.find("plugin", plugin)), "tried_with", ())
     return [dict(options) for options in named] or [{}]
 
 
 def beside(subject: Subject, plugin: str, options: Mapping[str, object]) -> Subject:
-    """The subject with one more plugin. Its options may change the numbers of a loop."""
+    """Return the subject with one more plugin, whose options may change the loop's numbers."""
     return dataclasses.replace(
         subject,
         plugins=(*subject.plugins, plugin),
@@ -94,10 +95,10 @@ def beside(subject: Subject, plugin: str, options: Mapping[str, object]) -> Subj
 
 
 def other_strategies(subject: Subject) -> list[str]:
-    """Installed strategies, other than the subject's, that a block of a script can use."""
+    """Return the installed strategies other than the subject's."""
     return [name for name in discovery.installed("strategy") if name != subject.strategy]
 
 
 def missing(needs: tuple[str, ...]) -> list[str]:
-    """The plugins of these that are not installed."""
+    """Return those of these plugins that are not installed."""
     return [name for name in needs if name not in discovery.installed("plugin")]

@@ -1,6 +1,6 @@
 """The rules as tests of pytest, for the subject that its options name.
 
-The options are those of ``torchbus_pytest``. Without one of them, nothing is tried.
+The options are those of ``torchbus_pytest``. Without a subject, all tests are skipped.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torchbus_testing.conformance.subject import (
 )
 
 PAIRED = "evaluation"
-"""The rule that the subject is tried with beside each other plugin or strategy."""
+"""The rule with which the subject is tried beside each other plugin or strategy."""
 RecordProperty = Callable[[str, object], None]
 
 
 def named_subject(config: pytest.Config) -> Subject | None:
-    """The subject of the command line, or None."""
+    """Return the subject that the command line names, or None."""
     strategy = config.getoption("--torchbus-strategy")
     plugin = config.getoption("--torchbus-plugin")
     if not strategy and not plugin:
@@ -50,7 +50,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def refuse_wrong_names(subject: Subject) -> None:
-    """Try nothing if there is no such subject: a rule would take the error for a refusal."""
+    """Raise CollectError for an invalid subject, whose error a rule would treat as a refusal."""
     try:
         subject.session(2, {}, ())
     except Exception as error:
@@ -92,7 +92,7 @@ def dtype(pytestconfig: pytest.Config) -> str:
 
 
 def judge(outcome: CaseOutcome, report: RecordProperty) -> None:
-    """Pass, and say what was refused; fail with the rule; skip what can't be tried."""
+    """Fail with the problems, skip what can't be tried, or pass and report a refusal."""
     if outcome.missing:
         pytest.skip(str(outcome))
     if outcome.problems:
@@ -114,7 +114,7 @@ def test_beside_plugin(
     dtype: str,
     record_property: RecordProperty,
 ) -> None:
-    """The subject and one more plugin, with each set of options that it is to be tried with."""
+    """Try the subject beside another plugin, with each set of that plugin's options."""
     pair = beside(subject, plugin, options)
     judge(check(find(PAIRED), pair, dtype=dtype), record_property)
 
@@ -122,6 +122,6 @@ def test_beside_plugin(
 def test_with_strategy(
     strategy: str, subject: Subject, dtype: str, record_property: RecordProperty
 ) -> None:
-    """The plugin that is tried, and each installed strategy."""
+    """Try the subject's plugin with each other installed strategy."""
     pair = dataclasses.replace(subject, strategy=strategy)
     judge(check(find(PAIRED), pair, dtype=dtype), record_property)

@@ -1,1 +1,1 @@
-"""Why two runs differ: suspected causes are removed from both until the difference disappears."""
+"""Finds why two runs differ, by removing suspected causes until the difference disappears."""

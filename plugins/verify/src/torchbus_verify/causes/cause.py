@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Cause:
-    """Why two runs differ. ``inherent``: a property of data parallel training; otherwise numbers
-    are wrong. ``found``: the evidence.
+    """Why two runs differ.
+
+    ``found`` is the evidence. ``inherent`` is True for a property of data parallel training;
+    otherwise, numbers are wrong.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Removes random draws in training: each is the same for all rows, whichever rank has them.
 
-Dropout, noise, latents: everything that torch draws from its default generators, and the loop from
-NumPy's global one, after the loop has begun is drawn for one row, from a separate generator, and
-repeated for all. The common streams of torch, NumPy and Python stay common. The order of the data
-and a dataset's draws do not change.
+This concerns everything that torch draws from its default generators, or the loop from NumPy's
+global one, after the loop has begun: dropout, noise, latents. Each is drawn for one row, from a
+separate generator, and repeated for all rows. The common streams of torch, NumPy and Python stay
+common. The order of the data and a dataset's draws do not change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUMPY_ROWS = (
     "beta",
 )
 NUMPY_ORDERS = ("choice", "permutation", "shuffle")
-"""They are of the data, and left as they are: the streams are common."""
+"""Functions that draw an order of data. They are not replaced, because the streams are common."""
 
 
 def numpy_take_away(
@@ -43,8 +43,8 @@ def numpy_take_away(
 ) -> None:
     """Make all rows of each draw equal, and the same in every run, from now on.
 
-    ``names``: the functions that are replaced; the others are only recorded. ``counts``: whether a
-    draw belongs to the loop at this time. ``note``: called with the first function.
+    ``counts()`` returns whether a draw now belongs to the loop. ``note`` is called with the name of
+    the function of each such draw. The functions in ``names`` are replaced, others only recorded.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
@@ -91,9 +91,10 @@ PYTHON_NAMES = (
 
 
 def watch_python(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
-    """``counts``: whether a draw belongs to the loop now.
+    """Record draws from Python's generator, which are not changed.
 
-    ``note``: called with the first function.
+    ``counts()`` returns whether a draw now belongs to the loop. ``note`` is called with the name of
+    the function of each such draw.
     """
     for name in PYTHON_NAMES:
         setattr(random, name, noted(f"random.{name}", getattr(random, name), counts, note))
@@ -102,7 +103,7 @@ def watch_python(counts: Callable[[], bool], note: Callable[[str], None]) -> Non
 def noted(
     name: str, original: Callable[..., Any], counts: Callable[[], bool], note: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Wrap a function to record its first draw in the loop."""
+    """Wrap a function to record its draws in the loop."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         if counts():
@@ -128,14 +129,14 @@ LIKE = {"rand_like", "randn_like", "randint_like"}
 
 
 def take_away(run: Inside) -> None:
-    """From here on, in this run."""
+    """Make all rows of each draw equal, from now on in this run."""
     _replace(run, SameForAllRows(run.writer))
 
 
 def make_common(run: Inside) -> None:
-    """Every rank draws what one process draws, and rows differ.
+    """Let every rank draw what one process draws, so that rows still differ.
 
-    For scripts that fail on equal rows, for example by a variance of zero.
+    This is for scripts that fail on equal rows, for example because a variance is zero.
     """
     _replace(run, SameForAllRanks(run.writer))
 
@@ -167,7 +168,7 @@ class SameForAllRows(DispatchMode):
         self._pid = os.getpid()
 
     def begin(self, *arguments: Any) -> None:
-        """Called when the loop begins to compute; earlier draws were for data and parameters."""
+        """Record that the loop computes. Earlier draws were for data and parameters."""
         self._begun = True
 
     def pause(self, by: int) -> None:
@@ -260,7 +261,7 @@ class SameForAllRows(DispatchMode):
 
 
 class SameForAllRanks(SameForAllRows):
-    """Replaces no result, but makes the ranks' random streams the same."""
+    """Only records the first random operation, for runs whose ranks have the same streams."""
 
     NUMPY = ()
 
@@ -282,11 +283,11 @@ def _pause_around(owner: Any, name: str, mode: SameForAllRows) -> None:
 
 
 State = tuple[torch.Tensor, tuple[Any, ...], Any]
-"""Of torch's generator, of Python's and of NumPy's, which may be missing."""
+"""The states of torch's, Python's and NumPy's generators; NumPy's may be None."""
 
 
 def augmentation_take_away(run: Inside) -> None:
-    """Apply the change to this run, and to the loaders' workers that it forks."""
+    """Make each sample's draws depend on its index, in this run and in workers that it forks."""
     original = MAP_FETCHER.fetch
     noted = False
 
@@ -352,7 +353,7 @@ def _same(one: State, other: State) -> bool:
 
 
 def statistics_take_away(run: Inside) -> None:
-    """Apply the change to this run."""
+    """Let batch normalisation use its running statistics in this run."""
     original = torch.nn.functional.batch_norm
     noted = False
 

@@ -51,7 +51,7 @@ class GradientMix:
     def _used(
         self, ranks: list[RankRecord], plain: RankRecord, number: int
     ) -> tuple[float, ...] | None:
-        """Return the combination that the session's step got, before clipping in both runs."""
+        """Return the weights that the session used, without the scale of clipping in both runs."""
         ours, scale = _final(ranks[0], ranks, number), _final(plain, [plain], number)
         if ours is None or scale is None or not ours.fits or not scale.fits or not scale.weights[0]:
             return None
@@ -59,7 +59,7 @@ class GradientMix:
 
 
 def _backward_of(first: Difference, plain: RankRecord) -> int:
-    """Return the backward that made the gradient of a step."""
+    """Return the number of the backward that made the gradient of a step."""
     if first.kind == "loss":
         return first.step
     done = 0
@@ -97,7 +97,7 @@ def _shares(ranks: list[RankRecord], plain: RankRecord, number: int) -> tuple[fl
 def _differ_on_one_batch(ranks: list[RankRecord], plain: RankRecord, number: int) -> bool:
     """Whether every rank had the plain run's whole batch, but computed different gradients.
 
-    The first batch of a loader may be one that the loop only looks at.
+    This can happen for the first batch of a loader, which may be undivided.
     """
     whole = _samples_before(plain, number)
     mine = [weights.noted(record, number) for record in ranks]
@@ -123,7 +123,7 @@ def _samples_before(record: RankRecord, number: int) -> list[Any]:
 
 
 def adds_losses(ranks: list[RankRecord], plain: RankRecord, number: int) -> bool:
-    """Whether the plain run's loss is the sum of the ranks' own, and the session's is not."""
+    """Whether the plain run's loss is the sum of the ranks' local losses, but not the session's."""
     mine = [record.of("backward")[number]["own"] for record in ranks]
     whole = plain.of("backward")[number]["loss"]
     read = ranks[0].of("backward")[number]["loss"]

@@ -73,7 +73,7 @@ class Search:
     def _of_the_pause(self, first: Difference) -> list[Cause]:
         """Return the cause of a difference that draws and statistics do not explain.
 
-        It is the division of batches, or an error.
+        The cause is the division of batches, or an error.
         """
         where = describe(first)
         by_parts = not self._whole and self._same(self._lab.suspects, **WHOLE_BATCHES)
@@ -89,7 +89,7 @@ class Search:
         return [self._in_parts(first, where)]
 
     def _warned(self, where: str) -> Cause | None:
-        """Return what the session has asked about the loss, which the numbers alone don't show."""
+        """Return the cause of which the session has warned; the numbers alone don't show it."""
         said = self._lab.session().stderr
         found = [make for text, make in ASKED.items() if text.split("{", 1)[0] in said]
         return found[0](where) if found else None
@@ -137,11 +137,11 @@ def _order(one: Difference) -> tuple[int, int]:
 
 
 AS_FAR = 4.0
-"""One run drifts from the other in one direction of many: this much farther is still rounding."""
+"""The factor by which runs may drift farther apart than rounding moved one run: directions vary."""
 
 
 def disturb(terms: int) -> Change:
-    """Perturbs each gradient by the possible rounding error of a sum of ``terms`` terms."""
+    """Return a change that perturbs each gradient by the rounding error of ``terms`` terms."""
 
     def change(run: Inside) -> None:
         generator = torch.Generator().manual_seed(1)

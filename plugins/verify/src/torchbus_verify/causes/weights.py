@@ -18,13 +18,14 @@ from torchbus_verify.runs.inside import Inside
 
 Gradient = dict[str, Tensor]
 CLEAR = 1e3
-"""A residual this many times what rounding leaves is none of rounding."""
+"""The factor by which a residual must exceed rounding to count as a difference."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A mean of the ranks' gradients. ``weights``: of the ranks in the mean. ``fits``: they yield
-    the plain run's gradient.
+    """A weighted mean of the ranks' gradients.
+
+    ``weights`` are those of the ranks. ``fits`` is True if they yield the plain run's gradient.
     """
 
     weights: tuple[float, ...]
@@ -52,7 +53,7 @@ def note(run: Inside) -> None:
 
 
 def fit(ranks: list[RankRecord], plain: RankRecord, number: int) -> Fit | None:
-    """Return the plain run's gradient of one backward; None if a rank has no record of it."""
+    """Fit the plain run's gradient of one backward; None if a rank has not recorded its own."""
     target = noted(plain, number)
     return None if target is None else mixture(target, ranks, number, dtype_of_losses(plain))
 

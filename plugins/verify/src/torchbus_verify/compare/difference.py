@@ -13,7 +13,7 @@ from torch import Tensor
 from torchbus_verify.record.writing import Event, RankRecord, Stored
 
 Named = Mapping[str, Stored | None]
-"""None where a parameter has no gradient."""
+"""Tensors by name; None for a parameter without a gradient."""
 
 
 class RelativeDifference(NamedTuple):
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def is_more(self) -> bool:
-        """Whether it exceeds what rounding explains."""
+        """Whether the difference exceeds what rounding explains."""
         return not self.relative <= self.allowed
 
 
@@ -86,9 +86,9 @@ class Comparison:
         return max((one.relative for one in self.places if one.kind != "loss"), default=0.0)
 
     def beyond(self) -> list[Difference]:
-        """The differences that rounding does not explain, in order.
+        """Return the differences that rounding does not explain, in order.
 
-        Losses are compared separately: one whose graph is retained stays the rank's local value.
+        Losses are compared separately: a loss whose graph is retained stays the rank's local value.
         """
         return [one for one in self.places if one.is_more and one.kind != "loss"]
 
@@ -96,7 +96,7 @@ class Comparison:
         return [one for one in self.places if one.is_more and one.kind == "loss"]
 
     def without(self, names: set[str], missing: set[str]) -> Comparison:
-        """Return a copy without the named tensors, and without others that rank 0 lacks."""
+        """Remove the tensors in ``names``, and those in ``missing`` that could not be compared."""
         self.places = [
             one
             for one in self.places
@@ -137,7 +137,7 @@ def _largest(values: Tensor) -> float:
 
 
 def largest_of(stored: dict[str, Stored | None]) -> float:
-    """The largest value in any of these tensors."""
+    """Return the largest value in any of these tensors."""
     return max(
         (_largest(one.values().double()) for one in stored.values() if one is not None), default=0.0
     )
@@ -179,13 +179,13 @@ def elsewhere(ranks: list[RankRecord]) -> set[str]:
 
 
 def hide_gradients(ranks: list[RankRecord]) -> bool:
-    """Whether no step has a gradient that the loop could see: an engine stores them."""
+    """Whether no step has a gradient that the loop could read, because an engine stores them."""
     steps = [step for record in ranks for step in record.of("step")]
     return bool(steps) and not any(one for step in steps for one in step["gradients"].values())
 
 
 def unseen(ranks: list[RankRecord]) -> list[str]:
-    """Return those of the names whose values rank 0 lacks even at the end: layers of a pipeline."""
+    """Return the parameters whose values rank 0 lacks even at the end, as in a pipeline."""
     ends = ranks[0].of("state")[-1:] if ranks else []
     known = {name for end in ends for name, one in end["tensors"].items() if one}
     return sorted(elsewhere(ranks) - known)

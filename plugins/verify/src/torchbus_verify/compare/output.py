@@ -21,12 +21,12 @@ from torchbus_verify.runs.run import EndedRun
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])|\b(?:nan|inf)\b")
 DIGIT = 1.01
-"""Of the last digit that is printed: rounding may tip it."""
+"""The tolerance in units of the last printed digit, which rounding may change."""
 
 
 @dataclass(frozen=True)
 class LineDifference:
-    """A line that differs: the session's and the plain run's."""
+    """A line that differs: ``ours`` is the session's, ``theirs`` the plain run's."""
 
     number: int
     ours: str
@@ -124,7 +124,7 @@ ONLY_PLAIN = "written by the plain run, not by the session's"
 
 @dataclass(frozen=True)
 class File:
-    """A problem with a file. ``torn``: it is incomplete."""
+    """A problem with a file. ``torn`` is True if the file is incomplete."""
 
     name: str
     text: str
@@ -136,8 +136,8 @@ def compare(
 ) -> list[File]:
     """Compare the files of two runs.
 
-    ``again``: a second plain run; names that it does not repeat depend on time or chance.
-    ``allowed``: the tolerance for a tensor.
+    ``again`` is a second plain run: if its files have other names, names depend on time or chance,
+    and only complete reading is checked. ``allowed`` is the tolerance for a tensor.
     """
     mine, theirs = set(map(str, ours.written)), set(map(str, plain.written))
     chance = set() if again is None else theirs ^ set(map(str, again.written))
@@ -155,7 +155,7 @@ def compare(
 
 
 def by_chance(plain: EndedRun, again: EndedRun) -> list[str]:
-    """Names that differ between two plain runs."""
+    """Return the names of files that only the first of two plain runs has written."""
     return sorted(set(map(str, plain.written)) - set(map(str, again.written)))
 
 

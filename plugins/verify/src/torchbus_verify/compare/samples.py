@@ -10,16 +10,16 @@ from typing import Any
 from torchbus_verify.record.writing import RankRecord
 
 Batch = tuple[int, int, int]
-"""Loader, pass over it, batch of the pass."""
+"""The numbers of a loader, of a pass over it, and of a batch in the pass."""
 
 
 @dataclass(frozen=True)
 class SampleComparison:
     """The result of comparing samples.
 
-    ``problems``: lost, repeated or reordered samples. ``twice``: datasets that every rank trained
-    on whole. ``parts``: datasets of which each rank evaluated a part. ``divided``: datasets whose
-    training batches were divided.
+    ``problems`` describe lost, repeated or reordered samples. ``twice`` are the datasets of which
+    every rank trained on all samples, ``parts`` those of which each rank evaluated a part, and
+    ``divided`` those whose training batches were divided.
     """
 
     problems: tuple[str, ...]
@@ -31,9 +31,9 @@ class SampleComparison:
 def compare(
     ranks: list[RankRecord], plain: RankRecord, whole: Sequence[str] = ()
 ) -> SampleComparison:
-    """Each batch of the plain run is divided over the ranks, in order, or seen by all of them.
+    """Check that each batch of the plain run is divided over the ranks in order, or seen by all.
 
-    ``whole``: data sets that are known to be evaluated, though gradients are on.
+    ``whole`` names data sets that are known to be evaluated, although gradients are on.
     """
     theirs, ours = _batches(plain), [_batches(record) for record in ranks]
     evaluated = {key[:2] for key, event in theirs.items() if event["dataset"] in whole}
@@ -86,7 +86,8 @@ def _drop_seen_whole(
 def _trained(record: RankRecord) -> set[tuple[int, int]]:
     """Return the loaders and passes that train: each batch, or all but one, feeds a backward.
 
-    A single batch that is read beside another loader's is only looked at."""
+    A loader's single batch that is read before the same backward as another loader's batch does
+    not count: the loop only inspects it."""
     used: Counter[tuple[int, int]] = Counter()
     consumed: Counter[tuple[int, int]] = Counter()
     waiting: set[tuple[int, int]] = set()
@@ -125,7 +126,7 @@ def _after(record: RankRecord, key: tuple[int, int]) -> int:
 def _how(shares: list[list[Any]], batch: list[Any], had: list[set[Any]]) -> str:
     """Return how a batch was shared: "whole" on all ranks, "divided" in order, or "wrong".
 
-    A rank without samples repeats earlier ones.
+    A rank without samples may repeat earlier ones.
     """
     if all(share == batch for share in shares):
         return "whole"

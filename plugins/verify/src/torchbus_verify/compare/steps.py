@@ -13,13 +13,13 @@ from torchbus_verify.record.writing import RankRecord, Stored
 
 TENSORS = {"gradients": "gradient", "parameters": "parameter", "buffers": "buffer"}
 Drift = dict[Place, float]
-"""By how much rounding was seen to move each place."""
+"""How far rounding moved the value at each place."""
 
 
 def compare(
     ours: RankRecord, plain: RankRecord, drift: Drift | None = None, *, backwards: bool = True
 ) -> Comparison:
-    """Compare two records. ``backwards``: both make the same ones (not where one accumulates)."""
+    """Compare two records. ``backwards`` is False if one accumulates, and so makes others."""
     walk = Walk(ours, plain, drift or {})
     kinds = ("backward", "step") if backwards else ("step",)
     mine, theirs = (
@@ -74,7 +74,7 @@ class Walk:
             self._tensors(key, left, right)
 
     def order(self, event: dict[str, Any], text: str) -> None:
-        """Called where the sequences of events begin to differ."""
+        """Record that the sequences of events begin to differ here."""
         self._step = event.get("step", self._step)
         self.add("order", "", event, math.inf, 0.0, text)
 
@@ -127,7 +127,7 @@ class Walk:
                 self.add(kind, name, right, found.relative, allowed)
 
     def _precision(self, dtype: str) -> float:
-        """Return the coarser of a tensor's dtype and the compute dtype, as under autocast."""
+        """Return the unit roundoff of the coarser of a dtype and the compute dtype (autocast)."""
         return max(_unit(dtype), self._unit)
 
     def _note(self, name: str, stored: Stored) -> None:

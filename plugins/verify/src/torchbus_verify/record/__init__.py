@@ -1,1 +1,1 @@
-"""The record of a run: each step's tensors, the samples it used, its output."""
+"""The record of a run: the tensors of each step, the samples that it used, and its output."""

@@ -55,7 +55,7 @@ class BatchRecorder:
 
         def __next__(iterator: Any) -> Any:
             batch = take(iterator)
-            if iterator in self._open:  # otherwise it was made before
+            if iterator in self._open:  # otherwise it was made before ``install``
                 self._take(self._open[iterator], batch)
             return batch
 
@@ -102,7 +102,7 @@ def _name(index: Any) -> int | str:
 
 
 def _rows(batch: Any) -> list[int | str]:
-    """Identifies samples of a stream, which have no index, by the content of their first tensor."""
+    """Return identifiers of samples without an index, from the content of their first tensor."""
     batch = getattr(batch, "batch", batch)  # unwrap the sampler's batch
     first = next((one for one in leaves(batch) if isinstance(one, Tensor)), None)
     if first is None:

@@ -1,7 +1,7 @@
 """Records backwards and optimizer steps by patching torch.
 
-It is installed after the session has begun, so it sees what the loop sees: gradients that are final
-and losses that are the global ones."""
+The patches are installed after the session has begun, so they see what the loop sees: final
+gradients and global losses."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class StepRecorder:
         self.after_backward: list[AfterBackward] = []
 
     def install(self, session: Context | None) -> None:
-        """Start.
+        """Begin to record.
 
-        A session reports backwards by its events; in a plain run torch's function is replaced.
+        A session reports backwards by its events. In a plain run, torch's function is replaced.
         """
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._called)
@@ -88,7 +88,7 @@ class StepRecorder:
                 listener(self._backwards, loss, self.held())
 
     def end_backward(self, tensors: object) -> None:
-        """Called when gradients are final, and a single loss has its final value."""
+        """Record a backward once gradients are final, and a single loss has its final value."""
         for listener in self.after_backward:
             listener(self._backwards, self.held())
         loss = _only(tensors)
@@ -137,7 +137,7 @@ class StepRecorder:
         self._stopping.stepped(optimizer, self._steps[number])
 
     def _fewest(self) -> int:
-        """Number of steps that every optimizer has made: the two of a GAN count as one."""
+        """Return the number of steps that every optimizer has made: a GAN's two count as one."""
         return min((self._steps[one] for one in self._stopping.optimizers), default=0)
 
     def _called(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
@@ -202,7 +202,7 @@ class TensorNames:
         return {self._of[id(parameter)][0]: parameter for _, parameter in places}
 
     def buffers(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Name those of the models that own these parameters."""
+        """Return the buffers, by name, of the models that own these parameters."""
         mine = {id(parameter) for parameter in parameters.values()}
         found: dict[str, Tensor] = {}
         for name, root in self._roots.values():
@@ -252,7 +252,7 @@ class TensorNames:
 
 
 AT_MOST = 10
-"""One optimizer may make this many times the steps while another one is waited for."""
+"""The factor by which one optimizer may exceed the steps while the run waits for another one."""
 
 
 class RecordedEnough(BaseException):
@@ -260,7 +260,7 @@ class RecordedEnough(BaseException):
 
 
 class Stopping:
-    """Decides by the steps of the script's optimizers when a run ends, the same in every run."""
+    """Ends each run after the same steps of the script's optimizers."""
 
     def __init__(self, steps: int | None) -> None:
         self._wanted = steps
@@ -284,14 +284,14 @@ class Stopping:
         return {number: one for number, one in alive.items() if one is not None}
 
     def number(self, optimizer: Optimizer) -> int:
-        """Return the number of an optimizer; a new one gets the next."""
+        """Return the number of an optimizer; a new optimizer gets the next number."""
         found = next((number for number, one in self.optimizers.items() if one is optimizer), None)
         if found is None:
             self._known.append(weakref.ref(optimizer))
         return len(self._known) - 1 if found is None else found
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
-        """Raise Enough after the last step."""
+        """Record the steps of an optimizer. Raises RecordedEnough after the last step."""
         self._made[optimizer] = steps
         if self._wanted is None:
             return
@@ -300,6 +300,6 @@ class Stopping:
             raise RecordedEnough
 
     def backward_begins(self, number: int) -> None:
-        """Count a backward as a step, in a loop without an optimizer."""
+        """Count backwards as steps in a loop without optimizers. May raise RecordedEnough."""
         if self._wanted is not None and not self._known and number >= self._wanted:
             raise RecordedEnough

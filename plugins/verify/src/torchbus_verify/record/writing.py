@@ -37,7 +37,7 @@ class Printed(io.TextIOBase):
         sys.stdout = self
 
     def remove(self) -> None:
-        """Record an unfinished line."""
+        """Record an unfinished line, and restore ``sys.stdout``."""
         if self._begun:
             self._writer.write("line", text=self._begun)
         if sys.stdout is self:
@@ -60,7 +60,7 @@ class Printed(io.TextIOBase):
 
 
 Event = dict[str, Any]
-"""What was written down at one place of the loop, by name, as JSON gives it back."""
+"""What was recorded at one place of the loop, by name, as read back from JSON."""
 INTEGERS = ("int", "uint", "bool")
 
 
@@ -83,7 +83,7 @@ class Stored:
         return self.numel > WHOLE_UP_TO
 
     def values(self) -> Tensor:
-        """Return its values, flat, as float64 or int64."""
+        """Return the values, flat, as float64 or int64."""
         every = -(-self.numel // WHOLE_UP_TO)
         count = self.numel if not self.is_thinned else -(-self.numel // every) + 1
         kind = torch.int64 if self.dtype.startswith(INTEGERS) else torch.float64
@@ -128,11 +128,11 @@ class RankRecord:
 
 EVENTS, TENSORS, PROGRESS = "events.jsonl", "tensors.bin", "steps"
 WHOLE_UP_TO = 2**20
-"""Of a tensor with more numbers, this many at equal distances are kept, and the norm of all."""
+"""Of a tensor with more numbers, at most this number at equal distances is stored, and the norm."""
 
 
 class RecordWriter:
-    """Appends events; each is on disk when ``write`` returns, as a rank may end at any time."""
+    """Appends events. Each is on disk when ``write`` returns: a rank may end at any time."""
 
     def __init__(self, folder: Path, *, keep_tensors: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,12 +148,12 @@ class RecordWriter:
                 file.close()
 
     def write(self, kind: str, **facts: object) -> None:
-        """Disable the record in a process that the script forks."""
+        """Append an event, except in a process that the script has forked."""
         if os.getpid() == self._pid:
             self.write_anywhere(kind, **facts)
 
     def write_anywhere(self, kind: str, **facts: object) -> None:
-        """Append a line, also from a loader's worker: lines of several processes do not mix."""
+        """Append an event, also from a loader's worker. Lines of several processes do not mix."""
         self._events.write(json.dumps({"kind": kind, **facts}) + "\n")
 
     def count_step(self) -> None:
@@ -187,7 +187,7 @@ class RecordWriter:
 def plain(tensor: Tensor) -> Tensor:
     """Return a whole, dense CPU tensor in float64 or int64; large ones are subsampled."""
     tensor = tensor.detach()
-    if hasattr(tensor, "full_tensor"):  # of a sharded strategy; all ranks get here
+    if hasattr(tensor, "full_tensor"):  # a DTensor of a sharded strategy; all ranks get here
         tensor = tensor.full_tensor()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()

@@ -44,7 +44,7 @@ class Contexts:
 def execute(
     request: RunRequest, folder: Path, mirror: FolderMirror, alone: bool, changes: Sequence[Change]
 ) -> int:
-    """Run the script to its end or to the last step; return the exit status."""
+    """Run the script to its end or to the last compared step; return the exit status."""
     torch.set_num_threads(1)  # so that sums are the same in every run, and ranks can be forked
     _seed()
     argv = _relative(request, mirror)
@@ -123,7 +123,7 @@ def _close(session: Any, error: BaseException | None, folder: Path) -> int:
 
 
 def _relative(request: RunRequest, mirror: FolderMirror) -> list[str]:
-    """Return the script's path in the mirror."""
+    """Return the command line with the script's path in the mirror."""
     first, *remaining = request.argv
     path = os.path.realpath(os.path.join(mirror.original, first))
     if request.by_module:
@@ -173,7 +173,7 @@ WINDOW = "accumulate_grad_batches"
 
 
 def of(request: RunRequest) -> tuple[RunRequest, tuple[Change, ...]]:
-    """Change the request of the reference run."""
+    """Return the request of the reference run, and the changes that it needs."""
     given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
     if request.options.get("scale_lr") is not None:
         given.pop("warmup_steps", None)  # a warm-up ends at the scaled rate, which one rank lacks
@@ -182,12 +182,12 @@ def of(request: RunRequest) -> tuple[RunRequest, tuple[Change, ...]]:
 
 
 def is_plain(request: RunRequest) -> bool:
-    """Whether it runs the script without a session."""
+    """Whether the reference run has no session."""
     return not any(name in request.options for name in ARITHMETIC)
 
 
 def window(request: RunRequest) -> int:
-    """Number of batches that the session accumulates."""
+    """Return the number of batches that the session accumulates."""
     given = request.options.get(WINDOW, 1)
     return given if isinstance(given, int) else 1
 
@@ -198,7 +198,7 @@ def same_backwards(request: RunRequest) -> bool:
 
 
 def describe_plain(request: RunRequest) -> str:
-    """Its name in a report."""
+    """Return the name of the reference run in a report."""
     plain = "the plain run" if is_plain(request) else "one rank under the same options"
     return (
         f"{plain} with a batch {window(request)} times as large" if window(request) > 1 else plain
@@ -206,7 +206,7 @@ def describe_plain(request: RunRequest) -> str:
 
 
 def larger_batch(factor: int) -> Change:
-    """Multiply the batch size of each loader."""
+    """Return a change that multiplies the batch size of each loader."""
 
     def change(run: Inside) -> None:
         loaders: Any = DataLoader
@@ -259,7 +259,7 @@ def _widened(make: Callable[..., object]) -> Callable[..., object]:
 def _wide(value: Any) -> Any:
     wrapped = getattr(value, "batch", None)
     if wrapped is not None and not isinstance(value, Tensor | list | tuple | dict):
-        value.batch = _wide(wrapped)  # in the sampler's wrapping
+        value.batch = _wide(wrapped)  # in the sampler's wrapper
         return value
     return map_tensors(value, lambda one: one.double() if one.dtype in SINGLE else one)
 
@@ -277,7 +277,7 @@ class RunRequest:
     by_module: bool = False
     plugins: tuple[object, ...] = ()
     options: dict[str, object] = field(default_factory=dict)
-    """Of the session."""
+    """The options of the session."""
     steps: int | None = 20
     float64: bool = False
     folder: Path = Path(".")
@@ -313,7 +313,7 @@ class Inside:
 
     rank: int
     session: Any
-    """Of the run under the session; None in the plain one."""
+    """The session's context; None in the plain run."""
     steps: StepRecorder
     """Receives backwards (``record.steps.StepRecorder``)."""
     writer: RecordWriter

@@ -48,7 +48,7 @@ class EndedRun:
 
     @property
     def failure(self) -> str:
-        """The traceback that ended it, or "" after a good end."""
+        """The traceback that ended the run, or "" after a success."""
         if not self.status:
             return ""
         return (
@@ -59,7 +59,7 @@ class EndedRun:
 
     @property
     def outside(self) -> str:
-        """The path outside of its folder that it tried to write; "" if none."""
+        """The path outside of its folder that the run tried to write, or ""."""
         return inside.read_note(self.folder / inside.OUTSIDE)
 
     @property
@@ -111,7 +111,7 @@ def _become(
     request: RunRequest, folder: Path, mirror: FolderMirror, alone: bool, changes: Sequence[Change]
 ) -> NoReturn:
     """Run the script in this forked process."""
-    gc.freeze()  # not the script's objects: no session searches them
+    gc.freeze()  # objects from before the script, which the session need not search
     status = 1
     try:
         clear_exit_functions()  # the parent's exit handlers are not for this process

@@ -37,7 +37,7 @@ TO_CHANGE = {
     "shutil.rmtree": (0,),
     "sqlite3.connect": (0,),
 }
-"""Audit events, and which of their arguments are paths that change."""
+"""Audit events, with the numbers of their arguments that are changed paths."""
 LINKS_THEMSELVES = ("os.remove", "os.rename", "os.rmdir")
 ANYWHERE = ("/dev", "/proc", "/sys")
 
@@ -47,7 +47,7 @@ class WritesOutside(BaseException):
 
 
 class RunWrites:
-    """Watches the writes of one run. ``say`` is called with the path that ended it."""
+    """Watches the writes of one run. ``say`` is called with a path outside, which ends the run."""
 
     def __init__(self, mirror: FolderMirror, folder: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._say = mirror, say
@@ -59,7 +59,7 @@ class RunWrites:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Install the audit hook, which stays for the life of the process and of its forks."""
+        """Install the audit hook, which can't be removed from the process and its forks."""
         sys.dont_write_bytecode = True
         sys.addaudithook(self._audit)
         original = getattr(torch.serialization, OPEN_WRITER)
@@ -140,9 +140,8 @@ class FolderMirror:
     def make_real(self, path: str, *, keep: bool = True) -> None:
         """Replace the mirror's links along ``path`` and at it by real files, before a write.
 
-        ``keep=False``: the file's contents are about to be overwritten.
-
-        The ranks of a run have one place, and come here at once.
+        With ``keep=False``, the file's contents are not copied, since they will be overwritten. A
+        lock is held, because all ranks of a run share the mirror.
         """
         with open(f"{self.place}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -192,7 +191,7 @@ def _unfold(link: Path) -> None:
 
 
 def _exchange(folder: Path, link: Path) -> None:
-    """Put a folder in the place of a link, at once: another rank may import from it now."""
+    """Put a folder in the place of a link atomically: another rank may be importing from it."""
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     paths = (AT_FDCWD, os.fsencode(folder), AT_FDCWD, os.fsencode(link))
     if swap is not None and swap(*paths, RENAME_EXCHANGE) == 0:

@@ -1,8 +1,9 @@
 """Rank 0 recomputes the gradients of all ranks, and compares.
 
-It compares twice, tensor by tensor. First with the mean of the ranks' local gradients, which does
-not come from the session's reduction. Then with gradients that rank 0 makes of the ranks' inputs.
-Parameters that a loss reaches outside of any model's forward are left out there."""
+The session's gradients are compared twice, tensor by tensor: first with the mean of the ranks'
+local gradients, which does not come from the session's reduction, and then with gradients that rank
+0 computes from the ranks' inputs. The second comparison leaves out parameters that a loss reaches
+outside of any model's forward."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ NEAR = 1e-3
 
 @dataclass
 class Findings:
-    """Findings of all checks of a session. ``is_sum``: the loss is a sum over samples.
+    """Findings of all checks of a session.
 
-    ``losses`` decides whether it is, if the user has not said so.
+    ``is_sum`` is True if the loss is a sum over samples. ``losses`` decides that if the user has
+    not.
     """
 
     is_sum: bool = False
@@ -67,7 +69,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Off:
-    """A gradient that is wrong. ``factor``: by which all of it is too large, or NaN."""
+    """A wrong gradient. ``factor`` is the factor by which all of it is too large, or NaN."""
 
     name: str
     relative: float
@@ -78,7 +80,8 @@ class Off:
 class Judgement:
     """Tolerances for the gradients of one backward.
 
-    ``unit``: the coarsest unit roundoff. ``value``: the largest element of any gradient.
+    ``unit`` is the coarsest unit roundoff, ``terms`` the number of terms in sums, and ``value`` the
+    largest element of any gradient.
     """
 
     unit: float
@@ -89,12 +92,12 @@ class Judgement:
 
     @property
     def allowed(self) -> float:
-        """Return the difference that rounding explains."""
+        """The difference that rounding explains."""
         return rounding.of_sums(self.unit, self.terms)
 
     @property
     def floor(self) -> float:
-        """Return the possible rounding residue of a gradient that is zero."""
+        """The possible rounding residue of a gradient that is zero."""
         return rounding.of_empty(self.unit, self.terms, self.value)
 
     def take(self, name: str, found: Tensor, wanted: Tensor) -> None:
@@ -137,7 +140,8 @@ MADE_OTHERWISE = (
 class Noted:
     """The data of one backward on one rank.
 
-    ``found``: the gradients after the session's reduction.
+    ``held`` are the parameters by name, ``found`` their gradients after the session's reduction,
+    and ``local`` those of the rank's loss. ``weight`` is that of the rank's loss.
     """
 
     held: Gradients
@@ -194,7 +198,7 @@ def _report_of(noted: Noted) -> RankReport:
 
 
 def _judgement(noted: Noted, reported: list[RankReport]) -> Judgement:
-    """Return the number of terms in sums: that of all elements of the ranks' inputs."""
+    """Return a judgement for sums over all elements of the ranks' inputs."""
     kinds = [*noted.calls.autocast, *(one.dtype for one in noted.found.values())]
     coarsest = max((rounding.unit(one) for one in kinds), default=0.0)
     sizes = [float(one.abs().max()) for one in noted.found.values() if one.numel()]
@@ -213,7 +217,8 @@ def _wide(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 class RankReport:
     """A rank's message.
 
-    ``calls``: pickled, or why they can't be repeated. ``norms``: of its gradients.
+    ``norms`` are those of its gradients. ``calls`` are pickled, or a text says why they can't be
+    repeated.
     """
 
     weight: float
@@ -223,8 +228,9 @@ class RankReport:
 
 
 class MadeAgain:
-    """The gradients that rank 0 has recomputed. ``whole``: the sum over ranks. ``cannot``: why it
-    was not computed; "" if it was.
+    """The gradients that rank 0 has recomputed.
+
+    ``whole`` is the sum over ranks. ``cannot`` says why it was not computed, or is "".
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Records the calls of models in a step: inputs, random states, gradients of the outputs.
 
-With these, another rank can make the same call, and the same gradients.
+With this record, another rank can repeat the call, and compute the same gradients.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torchbus_verify._compat import COLLECTIVES, DispatchMode, current_graph_tas
 class RecordedCall:
     """One outermost call of a model.
 
-    ``module``: its index in the list of modules, equal on all ranks. ``gradients``: those of the
-    returned tensors, in order; None for those that the loss does not need.
+    ``module`` is the index in the list of modules, which is equal on all ranks. ``gradients`` are
+    those of the returned tensors, in order, or None for a tensor that the loss does not need.
     """
 
     module: int
@@ -59,8 +59,9 @@ class RecordedCall:
 class CallRecorder:
     """Records the outermost calls of trained models, on one rank, during a checked step.
 
-    ``modules``: returns the models and their parts. If there are none yet, the first call asks
-    again. A compiled model gets no hooks, which would cause a recompilation.
+    ``modules()`` returns the models and their submodules. If there are none yet, it is called again
+    at the first call of a module. There are no hooks if a model is compiled, because they would
+    cause a recompilation.
     """
 
     def __init__(self, modules: Callable[[], list[Module]]) -> None:
@@ -73,7 +74,7 @@ class CallRecorder:
         self.autocast: set[torch.dtype] = set()
         compiled = next((one for one in self.modules if is_compiled(one)), None)
         self.cannot = "" if compiled is None else f"{type(compiled).__name__} is compiled"
-        """Why the calls can't be made again; "" if they can."""
+        """Why the calls can't be repeated; "" if they can."""
         self._hooks = [] if self.cannot else self._listen()
 
     def _listen(self) -> list[RemovableHandle]:
@@ -166,7 +167,7 @@ Gradients = dict[str, Tensor]
 def gradients(
     calls: Sequence[RecordedCall], modules: Sequence[Module], names: dict[int, str]
 ) -> Gradients:
-    """Return the parameters' gradients from these calls by name. ``names``: by parameter id."""
+    """Return the gradients of parameters from these calls, by the ``names`` of parameter ids."""
     total: Gradients = {}
     mode: Any = BlockedCollectives()  # type: ignore[no-untyped-call]
     with _as_before(modules), mode:
@@ -216,7 +217,7 @@ def _in_autocast(call: RecordedCall, device: torch.device) -> Any:
 
 
 class BlockedCollectives(DispatchMode):
-    """Blocks collectives inside: the other ranks do not take part."""
+    """Raises Unsupported for collectives inside, in which the other ranks would not take part."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in COLLECTIVES:
@@ -226,7 +227,7 @@ class BlockedCollectives(DispatchMode):
 
 @contextmanager
 def _as_before(modules: Sequence[Module]) -> Iterator[None]:
-    """Restores generators and module attributes, such as caches, that a forward may set."""
+    """Restore generators and module attributes, such as caches, that a forward may set."""
     states, held = random_streams.read(), [_held(one) for one in modules]
     try:
         yield

@@ -24,8 +24,8 @@ UNKNOWN = float("nan")
 class CheckedStep:
     """A plugin that is registered during one step, the same on all ranks.
 
-    A hook at each parameter notes the gradient of the rank's own loss, before any rank's is added.
-    A hook at the loss notes by how much the session weighs it.
+    A hook at each parameter records the gradient of the rank's local loss, before those of other
+    ranks are added. A hook at the loss records the weight that the session gives it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CheckedStep:
         self._calls.drop_gradients()
 
     def _leave_out_local(self) -> None:
-        """Return the weighted gradients; the session drops those without weight."""
+        """Discard this rank's gradients and calls: the session drops gradients without weight."""
         if any(bool(one.any()) for one in self._local.values()):
             self._local, self._weight = {}, 0.0
         self._calls.drop_gradients()
@@ -128,7 +128,7 @@ class TrainedModels:
         self._names = TensorNames()
 
     def add(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """``optimizer`` is None for parameters that were adopted without one."""
+        """Add an optimizer, or parameters that were adopted without one (None)."""
         if optimizer is None:
             self._others += [weakref.ref(one) for one in parameters]
         elif all(known() is not optimizer for known in self._optimizers):
@@ -147,7 +147,7 @@ class TrainedModels:
         return {name: one for name, one in found.items() if one.requires_grad}
 
     def modules(self) -> list[Module]:
-        """Return the models that own them and all submodules, in the same order on all ranks."""
+        """Return the models of these parameters and all submodules, in one order on all ranks."""
         roots = objects.models_of(self.named().values())
         return [module for root in roots for module in root.modules()]
 
@@ -162,7 +162,7 @@ class VerifyEvery:
 
     In such a step, rank 0 gets the inputs of all ranks, and computes their gradients. It compares
     their mean with the session's average, and warns of a difference. Gradients do not change, and
-    other steps cost nothing.
+    other steps are not slower.
 
     Args:
         verify_every: the number of steps from one check to the next.

@@ -29,7 +29,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def find(name: str) -> Rule:
-    """The rule of that name. Raises LookupError with the names that exist."""
+    """Return the rule of that name. Raises LookupError with the names that exist."""
     for rule in RULES:
         if rule.name == name:
             return rule

@@ -65,7 +65,7 @@ def error_on_one_rank(run: LoopRun) -> None:
 
 
 def left_out(run: LoopRun) -> int:
-    """The number of the batch that this rank leaves out: not the same on all ranks."""
+    """Return the number of the batch that this rank leaves out, which differs between ranks."""
     return 1 + min(run.rank, 1)
 
 

@@ -13,11 +13,11 @@ from torchbus_testing.conformance.rule import Rule
 from torchbus_testing.conformance.run import BATCH, LoopRun
 
 LEFT = 5
-"""Samples of a last batch that two and three ranks can't share evenly."""
+"""The number of samples in a last batch that neither two nor three ranks can share evenly."""
 
 
 def train(run: LoopRun, size: int, *, batch: int = BATCH, epochs: int = 2) -> None:
-    """A plain loop, and what it leads to."""
+    """Run a plain loop, and record its results."""
     model = run.model()
     optimizer = run.optimizer(model)
     losses = []

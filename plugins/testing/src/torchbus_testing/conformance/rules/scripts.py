@@ -18,8 +18,8 @@ from torchbus_testing.conformance.run import BATCH, LoopRun
 
 ZOO = Path(__file__).parents[1] / "zoo"
 BOUND = 1e-9
-"""All scripts compute in float64. Adam and line searches divide by small numbers, which makes more
-of rounding. An engine that steps in a coarser dtype gets the bound of that dtype.
+"""The tolerance for scripts, which all compute in float64. Adam and line searches divide by small
+numbers, which amplifies rounding. An engine that steps in a coarser dtype gets that dtype's bound.
 """
 REMEDY = "Hold the other rules first; what is left is special to this script."
 
@@ -43,7 +43,7 @@ class ScriptRule(Rule):
 
     @property
     def says(self) -> str:
-        """What the script does."""
+        """The docstring of the script, which says what it does."""
         return " ".join((ast.get_docstring(ast.parse(self.script.read_text())) or "").split())
 
     def prepare(self, folder: Path) -> Callable[[LoopRun], None]:

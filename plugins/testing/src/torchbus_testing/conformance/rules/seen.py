@@ -75,7 +75,7 @@ def explain(run: LoopRun) -> None:
 
 
 def _shown(text: str) -> dict[str, int]:
-    """How many things each section of ``explain()`` lists: continued lines are further in."""
+    """Count the entries in sections of ``explain()``. Continuation lines are indented further."""
     sections = re.findall(r"^(\w+) +(.*(?:\n +.*)*)", text, re.M)
     found = {name: len(re.findall(r"\n {12}\S", body)) + 1 for name, body in sections}
     return {name: found.get(name, 0) for name in THINGS}

@@ -59,7 +59,7 @@ def rewind(run: LoopRun) -> None:
 
 
 def _copied(state: dict[str, object]) -> dict[str, object]:
-    """A state whose tensors the optimizer does not change any more."""
+    """Return a copy of a state, whose tensors the optimizer does not change."""
 
     def copied(value: object) -> object:
         if isinstance(value, torch.Tensor):
@@ -90,7 +90,7 @@ def checkpoint(run: LoopRun) -> None:
 
 
 def _is_cut(run: LoopRun) -> bool:
-    """Whether another session continues: not in one process, and not with one rank in its place."""
+    """Whether another session continues this run, which happens only with several ranks."""
     return not run.is_alone and run.here.world_size > 1 and not run.stage
 
 
@@ -102,7 +102,7 @@ def _epochs(run: LoopRun) -> Iterable[int]:
 
 
 def then_others(ranks: int) -> tuple[int, ...]:
-    """Saved by ``ranks`` ranks; two resume on three, more on two."""
+    """Return the worlds of a rule that saves on ``ranks`` ranks, and resumes on another number."""
     return (ranks, 3 if ranks == 2 else 2)
 
 
