@@ -134,11 +134,11 @@ class Horovod(Strategy):
         compression: "fp16" sends gradients in 16 bits; "none" sends them as they are.
         adasum: Horovod's Adasum combines the gradients, instead of their mean. The number of ranks
             must be a power of two.
-        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
-            "mean"; "sum".
+        loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
+            the loss's graph, and assumes a mean if the graph does not show it.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
-        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
+        sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
         backend: torch.distributed backend of everything but gradients; None: the usual one of the
             device.
 

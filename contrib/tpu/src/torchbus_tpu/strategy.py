@@ -35,11 +35,11 @@ class TPU(Strategy):
 
     Args:
         backend: torch.distributed backend; None: the one that torch_tpu registers.
-        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
-            "mean"; "sum".
+        loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
+            the loss's graph, and assumes a mean if the graph does not show it.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
-        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
+        sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
 
     Raises:
         UsageError: torch_tpu is not installed, or the device is not a TPU.

@@ -42,7 +42,7 @@ class DeepSpeed(Strategy):
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
         loss_weight: what weights a rank's gradient in the mean: "auto", "samples" or "tokens", as
             for ddp.
-        sync_loss: whether the loss tensor has the mean (sum) over all ranks after ``backward``.
+        sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
         backend: a backend of torch.distributed, or None for the usual one of the device.
 
     Raises:
