@@ -83,6 +83,7 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
         ("top1.update(accuracy(out, y), n=len(x))", "1", ["top1"]),
         # right as they are, or not of the samples
         ("losses[i] = loss.item()", "1", []),
+        ("torch.log((out == y).sum(1) + 1e-12).mean()", "1", []),
         ("bar.update(len(x))\nlast.append(loss.item() if len(x) > 3 else 0)", "1", []),
         ("correct += out.argmax(1).eq(y).sum()\nbar.update(batch)", "1", ["correct"]),
         ("meter.update(loss.item(), x.size(0))", "1", []),

@@ -313,6 +313,8 @@ def shown(node: ast.AST) -> list[ast.expr]:
     """Return the values that a call shows unreduced. ``s.log("acc", acc)`` reduces its value."""
     if not isinstance(node, ast.Call) or called(node) not in PRINTING:
         return []
+    if owner_and_method(node)[0] in {"math", *LIBRARIES}:  # torch.log
+        return []
     given = [*node.args, *(one.value for one in node.keywords)]
     if not given or (called(node) == "log" and isinstance(given[0], ast.Constant)):
         return []

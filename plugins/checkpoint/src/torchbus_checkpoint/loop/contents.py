@@ -50,6 +50,11 @@ class LoopContents:
     def models(self) -> Named:
         return self.trained + self.other
 
+    def has_more_than(self, later: LoopContents) -> bool:
+        """Whether ``later``, of the same loop, lacks an object of some kind."""
+        kinds = ("trained", "other", "optimizers", "schedulers", "scalers")
+        return any(len(getattr(self, kind)) > len(getattr(later, kind)) for kind in kinds)
+
 
 class ObjectFinder:
     """Remembers the optimizers in the order of their creation, and finds the rest by variables.
@@ -115,7 +120,7 @@ class ObjectFinder:
         previous result.
         """
         last, now = self._last, self.find()
-        return last if last is not None and len(last.optimizers) > len(now.optimizers) else now
+        return last if last is not None and last.has_more_than(now) else now
 
     def _found_by_gc(self) -> list[object]:
         if self._unnamed is None:

@@ -47,6 +47,7 @@ from torchbus_strategy.script_generators import Generator
 
 DEPTH, MAX_OBJECTS = 3, 64
 OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # torch's attributes are in a state_dict
+OF_OPTIMIZERS = frozenset(("state", "param_groups", "defaults"))
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Scope:
     """A place with variables. ``frame`` is None for modules and objects.
 
     A loop is about to assign the variables in ``left_out``. Names that start with ``hidden`` are
-    not the user's, except those in ``shown``.
+    not the user's, except those in ``shown``; neither are those in ``of_torch``.
     """
 
     place: str
@@ -63,9 +64,12 @@ class Scope:
     left_out: frozenset[str] = frozenset()
     hidden: str = "__"
     shown: frozenset[str] = frozenset()
+    of_torch: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
         """Whether a name is the user's."""
+        if name in self.of_torch:
+            return False
         return name in self.shown or not name.startswith(self.hidden)
 
     def restore(self, saved: dict[str, object]) -> None:
@@ -115,7 +119,9 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
                 seen.add(id(thing))
                 hidden = "_" if isinstance(thing, OF_TORCH) else "__"
                 shown = frozenset([UPDATE_COUNT] if is_metric(thing) else ())
-                inner = Scope(f"{scope.place}.{path}", vars(thing), hidden=hidden, shown=shown)
+                theirs = OF_OPTIMIZERS if isinstance(thing, Optimizer) else frozenset()
+                place = f"{scope.place}.{path}"
+                inner = Scope(place, vars(thing), hidden=hidden, shown=shown, of_torch=theirs)
                 yield from _with_objects(inner, seen, depth - 1)
 
 
@@ -231,7 +237,8 @@ def _is_scalar(value: object) -> bool:
 
 def _of_numbers(value: Any, parts: list[Any]) -> object:
     if isinstance(value, dict):
-        return dict(zip(value, parts, strict=True)) if len(parts) <= MAX_NUMBERS else None
+        is_plain = len(parts) <= MAX_NUMBERS and {*map(type, value)} <= {str, *KINDS}
+        return dict(zip(value, parts, strict=True)) if is_plain else None
     return parts if len(parts) <= MAX_NUMBERS else (sum(parts) / len(parts), len(parts))
 
 

@@ -57,10 +57,21 @@ def encode(value: Any, what: str) -> Any:
     if kind is deque:
         return {DEQUE: [encode(item, what) for item in value], MAXLEN: value.maxlen}
     if kind is defaultdict:  # its factory can't be stored
-        return {encode(key, what): encode(item, what) for key, item in value.items()}
+        return {_encode_key(key, what): encode(item, what) for key, item in value.items()}
     if kind in (dict, OrderedDict, Counter):
-        return kind({encode(key, what): encode(item, what) for key, item in value.items()})
+        return kind({_encode_key(key, what): encode(item, what) for key, item in value.items()})
     return _encode_numpy(value, what)
+
+
+def _encode_key(key: Any, what: str) -> Any:
+    """Convert a key of a dict, which can't be a tensor, nor have one."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(part, Tensor) for part in parts):
+        raise UsageError(
+            f"{what} holds a dict whose keys are tensors, which a checkpoint can't hold: give its"
+            " state_dict() names or numbers as keys"
+        )
+    return encode(key, what)
 
 
 def _encode_numpy(value: Any, what: str) -> object:

@@ -18,10 +18,11 @@ from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import is_divided
 
 SEED = (
-    "seed what draws the order, as in random.Random(epoch).shuffle(batches), and what chooses the"
-    " samples (random_split), make both inside the block, and let every rank take every batch, in"
-    " evaluation as well; a loop that skips the smaller batch at the end of an epoch needs"
-    " drop_last=True, because only some ranks have one"
+    "let a branch that skips a batch, as in `if torch.isnan(loss): continue`, decide by a number of"
+    " all ranks, s.reduce(loss); seed what draws the order, as in"
+    " random.Random(epoch).shuffle(batches), and what chooses the samples (random_split), and make"
+    " both inside the block; let every rank take every batch, in evaluation as well; a loop that"
+    " skips the smaller batch at the end of an epoch needs drop_last=True"
 )
 
 DRIFTED = (
