@@ -144,3 +144,39 @@ def test_a_number_that_grows_by_the_samples_is_asked_about_once() -> None:
     assert "Bank.memory" in said[0] and "Centered.count" in said[0]
     assert len(said) == 2 and "Bank.rows grew" in said[1] and "'rows': 'rank0'" in said[1]
     assert not facts(FILLED, "sync_buffers={'rows': 'rank0'}", ranks=1)["said"]
+
+
+LATE = """
+        import warnings
+
+        class Observer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("largest", torch.zeros(()))
+
+            def forward(self, x):
+                self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
+                return x
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        data = TensorDataset(torch.randn(40, 3))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for phase in range(2):
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                for (x,) in DataLoader(data, batch_size=4, shuffle=True):
+                    optimizer.zero_grad()
+                    net(x).square().mean().backward()
+                    optimizer.step()
+                if not phase:
+                    net = nn.Sequential(net[0], Observer(), net[1])
+        found["said"] = [str(one.message) for one in said if "from this rank's samples" in str(one.message)]
+        found["largest"] = [one.item() for one in s.all_gather(net[1].largest)]
+"""
+
+
+def test_a_buffer_of_a_later_phase_is_synchronised_and_said() -> None:
+    found = facts(LATE, "batch='global'")
+    assert len(set(found["largest"])) == 1 and len(found["said"]) == 1
+    assert "Observer.largest" in found["said"][0]

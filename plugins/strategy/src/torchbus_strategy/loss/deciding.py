@@ -41,7 +41,7 @@ from torchbus_strategy.loss.walks import adds_parameters, are_apart, decomposes_
 
 ALIKE_FOR = 3
 """The number of losses in a row with the number of rows as a factor that is not a coincidence."""
-LOOKS = 5
+LOOKS, MOST_KINDS = 5, 16
 """The number of first losses whose graph is walked to find comparisons between samples."""
 READ_AT_MOST = 3
 """The number of losses that are read although a count is on a GPU and the host must wait."""
@@ -74,6 +74,8 @@ class Deciding:
         self.compares = False
         """Whether the loss relates samples to each other."""
         self._looks_left = LOOKS
+        self._looks: dict[tuple[str, ...], tuple[int, bool]] = {}
+        """For each kind of loss, how many looks are left, and what the latest has found."""
         self._elsewhere = False
         """Whether some loss had its samples in a dimension other than the first."""
         self._by_rows = 0
@@ -140,12 +142,18 @@ class Deciding:
         return first, self.ratio, weighted
 
     def _look_between(self, loss: Tensor, terms: list[Term], rows: int) -> None:
-        """Look, in the first losses, whether samples are compared with each other."""
-        if self._looks_left:
-            self._looks_left -= 1
+        """Look, in the first losses of each kind, whether samples are compared with each other.
+
+        A term may join the loss after epochs of warm-up.
+        """
+        self._looks_left = max(self._looks_left - 1, 0)
+        kind = (self._kind, *[term.reduction for term in terms])
+        left, self.compares = self._looks.get(kind, (LOOKS, False))
+        if left and (kind in self._looks or len(self._looks) < MOST_KINDS):
             self.compares = any(map(relates_samples, terms)) or (
                 rows > 0 and decomposes_samples(loss)
             )
+            self._looks[kind] = left - 1, self.compares
 
     def warnings(self, term: Term | None, rows: int) -> list[str]:
         """Return the warnings about the latest loss, whose deciding term is ``term``."""

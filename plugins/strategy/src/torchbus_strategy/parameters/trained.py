@@ -127,7 +127,10 @@ class TrainedParameters:
         if optimizer is not None and not self._session.captures(optimizer):
             return
         new = [parameter for parameter in parameters if id(parameter) not in self._known]
-        models = self.models(new) if new else []
+        models = self.models(new or parameters)
+        if not new:
+            for model in models:
+                self._add_buffers_of(model)
         owned = [parameter for model in models for parameter in model.parameters()]
         if optimizer is not None:
             parameters = self._shared(optimizer, parameters, new, owned)
@@ -188,6 +191,13 @@ class TrainedParameters:
         ):
             return
         self._add(list(model.parameters()), [model], type(model).__name__, {})
+
+    def _add_buffers_of(self, model: Module) -> None:
+        """Synchronise the buffers of a new model around known parameters, as of a later phase."""
+        is_new = not any(model is known for known in self._alive(self._models))
+        if is_new and self._session.captures(model) and any(True for _ in model.buffers()):
+            self._models.append(weakref.ref(model))
+            self._changed()
 
     def _add_other(self, model: Module) -> None:
         """Give a module without parameters rank 0's buffers from the next backward on."""
