@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import io
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 
 from torchbus_ft._compat import streaming_save
 from torchbus_ft.transport import (
+    ASKING_AT_MOST,
     BLOCK,
     QUESTION,
     CutAnswer,
@@ -43,8 +46,8 @@ class Code:
 def made() -> Iterator[Callable[..., Transport]]:
     every: list[Transport] = []
 
-    def make(key: bytes = KEY, host: str = "127.0.0.1") -> Transport:
-        every.append(Transport(host, key, 5.0))
+    def make(key: bytes = KEY, host: str = "127.0.0.1", timeout_s: float = 5.0) -> Transport:
+        every.append(Transport(host, key, timeout_s))
         return every[-1]
 
     yield make
@@ -135,6 +138,54 @@ def test_a_question_is_for_one_address(made: Callable[..., Transport]) -> None:
 
     Stranger(pass_on).refused_by(made(), is_cut=True)
     assert passed == [b""]
+
+
+def drip(link: socket.socket, content: bytes) -> None:
+    with contextlib.suppress(OSError):
+        for byte in content:
+            link.sendall(bytes([byte]))
+            time.sleep(0.1)
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then(made: Callable[..., Transport]) -> None:
+    """It holds neither a newcomer nor a replica for longer than the timeout."""
+    replica = made(timeout_s=0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as asking:
+                drip(asking, BLOCK.pack(1 << 20, b"t" * 32))
+
+        stranger = threading.Thread(target=answer)
+        stranger.start()
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            got(replica, f"127.0.0.1:{listener.getsockname()[1]}")
+        assert time.monotonic() - begun_s < 2.0
+        stranger.join()
+    host, _, port = replica.metadata().rpartition(":")
+    begun_s = time.monotonic()
+    with socket.create_connection((host, int(port)), 5) as link:
+        drip(link, b"x" * (QUESTION.size - 1))
+    assert time.monotonic() - begun_s < 2.0
+
+
+def test_many_strangers_that_say_nothing(made: Callable[..., Transport]) -> None:
+    source, newcomer = made(), made()
+    source.send_checkpoint([1], 7, STATE, SOON)
+    host, _, port = source.metadata().rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(ASKING_AT_MOST):
+            stack.enter_context(socket.create_connection((host, int(port)), 5))
+        with socket.create_connection((host, int(port)), 2) as one_more:
+            assert one_more.recv(1) == b""
+    deadline_s = time.monotonic() + 5
+    while True:  # they have gone, as the replica sees soon
+        try:
+            assert got(newcomer, source.metadata())["steps"] == 3
+            break
+        except (OSError, CutAnswer):
+            assert time.monotonic() < deadline_s
 
 
 def sealed(key: bytes, about: bytes, content: bytes) -> bytes:

@@ -73,7 +73,7 @@ def test_what_a_stranger_asks_for(
     monkeypatch.chdir(tmp_path)
     with _compat.rendezvous("127.0.0.1") as port:
         assert answer(port, "HEAD", "/private.txt")[0] == 405
-        for length in ("999999999999", "-1", "many", "9" * 5000):
+        for length in ("999999999999", "-1", "many", "9" * 5000, "0" * 10 + "9" * 8):
             assert answer(port, "PUT", "/global/0", **{"Content-Length": length})[0] == 413
         assert answer(port, "PUT", "/global/0", b"an address")[0] == 200
         assert answer(port, "GET", "/global/0") == (200, b"an address")

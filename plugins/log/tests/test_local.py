@@ -42,6 +42,31 @@ def test_a_folder_for_each_run(tmp_path):
         ]
 
 
+class Confusion:
+    def update(self) -> None: ...
+
+    def compute(self) -> torch.Tensor:
+        return torch.ones(2, 2)
+
+    def reset(self) -> None: ...
+
+
+def test_names_have_no_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_TOKEN", "hush-hush-1")
+    with session(strategy=None, logger="local", log_dir=tmp_path) as s:
+        s.log("loss/hush-hush-1", 1.0, on_step=True, on_epoch=True)
+        s.log_image("x hush-hush-1", torch.zeros(2, 2))
+        s.log_histogram("w hush-hush-1", torch.ones(3))
+        s.log("confusion hush-hush-1", Confusion())
+    folder = run_folder(tmp_path)
+    assert not any(b"hush" in one.read_bytes() for one in folder.iterdir() if one.is_file())
+    names = {name for line in lines(folder) for name in line}
+    assert {"loss/(hidden)_step", "loss/(hidden)_epoch"} <= names
+    image, histogram, table = lines(folder, "media.jsonl")
+    assert (image["image"], histogram["histogram"]) == ("x (hidden)", "w (hidden)")
+    assert table["table"] == "confusion (hidden)"
+
+
 def test_the_configuration_is_plain_json_without_secrets(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys,

@@ -33,7 +33,7 @@ class FT(Strategy):
         lighthouse: its URL; TORCHFT_LIGHTHOUSE by default.
         replica: the name of this replica; REPLICA_GROUP_ID by default, else one that is drawn.
         min_replicas: with fewer, a replica waits.
-        timeout_s: seconds until a collective, or the transfer of the state, has failed.
+        timeout_s: seconds until a collective, or the transfer of 1 MB of the state, has failed.
         quorum_timeout_s: seconds that a replica waits for the others before a step.
         host: the address of this machine for the other replicas. By default it is that on the way
             to the lighthouse.

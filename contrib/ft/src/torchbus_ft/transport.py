@@ -13,8 +13,9 @@ import socket
 import socketserver
 import struct
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import IO, Any
@@ -26,7 +27,7 @@ from torchbus_ft._compat import streaming_load, streaming_save
 TAG_BYTES, ASKED_BYTES, MOST_BYTES = 32, 16, 1 << 20
 QUESTION = struct.Struct(f">q{ASKED_BYTES}s{TAG_BYTES}s")
 BLOCK = struct.Struct(f">I{TAG_BYTES}s")
-CUT_AT_MOST = 3
+CUT_AT_MOST, ASKING_AT_MOST = 3, 32
 
 
 class Foreign(RuntimeError):
@@ -53,7 +54,7 @@ class Transport:
         self._changed = threading.Condition()
         self.foreign = ""
         self._cut: Counter[str] = Counter()
-        self._server = _Server(host, self._answer, timeout_s)
+        self._server = _Server(host, self._asked, self._answer, timeout_s)
         self._address = f"{host}:{self._server.socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
@@ -89,11 +90,9 @@ class Transport:
         host, _, port = metadata.rpartition(":")
         self.foreign = ""
         try:
-            with (
-                socket.create_connection((host, int(port)), self._timeout_s) as link,
-                link.makefile("rb") as answer,
-            ):
+            with socket.create_connection((host, int(port)), self._timeout_s) as link:
                 link.sendall(QUESTION.pack(step, asked, self._tag(b"asks" + about)))
+                answer = Punctual(link, self._timeout_s)
                 return streaming_load(io.BufferedReader(Opened(answer, Tags(self._key, about))))
         except Foreign as error:
             self._cut[metadata] += 1
@@ -110,14 +109,16 @@ class Transport:
         self._thread.join()
         self._server.server_close()
 
-    def _answer(self, question: IO[bytes], answer: IO[bytes]) -> None:
-        text = question.read(QUESTION.size)
+    def _asked(self, link: Punctual) -> tuple[int, bytes] | None:
+        """Read a question. Return which state it is for, and what it is about; None for others."""
+        text = link.read(QUESTION.size)
         if len(text) != QUESTION.size:
-            return
+            return None
         step, asked, tag = QUESTION.unpack(text)
         about = _about(self._address, step, asked)
-        if not hmac.compare_digest(tag, self._tag(b"asks" + about)):
-            return
+        return (step, about) if hmac.compare_digest(tag, self._tag(b"asks" + about)) else None
+
+    def _answer(self, step: int, about: bytes, answer: IO[bytes]) -> None:
         with (
             self._reading(step) as state,
             io.BufferedWriter(Sealed(answer, Tags(self._key, about)), MOST_BYTES) as file,
@@ -155,12 +156,27 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, host: str, answer: Any, timeout_s: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        asked: Callable[[Punctual], tuple[int, bytes] | None],
+        answer: Callable[[int, bytes, Any], None],
+        timeout_s: float,
+    ) -> None:
+        asking = threading.Semaphore(ASKING_AT_MOST)
+
         class TransportHandler(socketserver.StreamRequestHandler):
             timeout = timeout_s
 
             def handle(self) -> None:
-                answer(self.rfile, self.wfile)
+                if not asking.acquire(blocking=False):
+                    return
+                try:
+                    question = asked(Punctual(self.connection, timeout_s))
+                finally:
+                    asking.release()
+                if question is not None:
+                    answer(*question, self.wfile)
 
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -170,6 +186,29 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: the one that asked has gone, or was never a replica."""
+
+
+class Punctual:
+    """Reads from a connection, whose other end may send one byte now and then."""
+
+    def __init__(self, link: socket.socket, timeout_s: float) -> None:
+        self._link, self._timeout_s = link, timeout_s
+
+    def read(self, size: int) -> bytes:
+        """Return this many bytes, fewer at the end. Raises TimeoutError if they take too long."""
+        block, count = bytearray(size), 0
+        deadline_s = time.monotonic() + self._timeout_s
+        while count < size:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            self._link.settimeout(left_s)
+            received = self._link.recv_into(memoryview(block)[count:])
+            if not received:
+                break
+            count += received
+        self._link.settimeout(self._timeout_s)
+        return bytes(block[:count])
 
 
 class Tags:
@@ -207,7 +246,7 @@ class Sealed(io.RawIOBase):
 class Opened(io.RawIOBase):
     """Reads sealed blocks. Raises Foreign for one without a right tag, or if one is missing."""
 
-    def __init__(self, file: IO[bytes], tags: Tags) -> None:
+    def __init__(self, file: IO[bytes] | Punctual, tags: Tags) -> None:
         self._file, self._tags = file, tags
         self._block, self._is_last = memoryview(b""), False
 

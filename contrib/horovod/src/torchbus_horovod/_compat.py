@@ -6,6 +6,7 @@ Torch's were seen in 2.6 to 2.13, Horovod's in 0.28.1.
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,8 +63,8 @@ def rendezvous(address: str) -> Iterator[int]:
             self.send_status_code(405)
 
         def do_PUT(self) -> None:
-            length = self.headers.get("Content-Length", "")[:10]
-            if length.isdecimal() and int(length) <= LONGEST_VALUE:
+            length = self.headers.get("Content-Length", "")
+            if re.fullmatch("[0-9]{1,8}", length) and int(length) <= LONGEST_VALUE:
                 super().do_PUT()
             else:
                 self.send_status_code(413)

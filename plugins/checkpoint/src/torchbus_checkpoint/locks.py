@@ -30,6 +30,7 @@ PATIENCE_S = 5.0
 """The time for which a job waits for the lock, as a job that was just killed may still be ending.
 """
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NOTE_BYTES = 10_000
 
 
 class FolderLock:
@@ -68,7 +69,7 @@ class FolderLock:
         while True:
             descriptor = self._open()
             has_it = try_lock(descriptor)
-            owner = Owner.read(os.pread(descriptor, 10_000, 0))
+            owner = Owner.read(os.pread(descriptor, NOTE_BYTES, 0))
             if has_it is None:
                 has_it = self._unlocked(owner)
             if has_it and self._is_the_one(descriptor):
@@ -236,7 +237,13 @@ class Claim:
             self._store.remove(NOTE)
 
     def _other(self) -> Owner | None:
-        note = self._store.read(NOTE)
+        try:
+            note = self._store.read(NOTE, NOTE_BYTES)
+        except CheckpointError:
+            raise CheckpointError(
+                f"{self._store.url}/{NOTE} is a link, a pipe or too long, and no job wrote it:"
+                " remove it"
+            ) from None
         return None if note is None else Owner.read(note)
 
 

@@ -256,7 +256,7 @@ def test_no_password_is_shown(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error:
         store = Store(f"file://{tmp_path}")
         store.url = url.shown("sftp://me:secret@host/run")
-        store.get("missing", tmp_path / "x")
+        store.get("missing", tmp_path / "x", 10)
     assert "secret" not in str(error.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Gatherer:
     ``step`` is the number of real steps so far. Optimizers that step in turn make one step
     together. ``names`` are the names that the loop logs. ``monitored`` are the names that plugins
     judge. ``listens`` is True if there is a logger; otherwise only monitored values matter.
+    ``shown`` gives the name that loggers get, without secrets.
     """
 
     hears_trials = False
@@ -70,6 +72,7 @@ class Gatherer:
         self._metrics: list[tuple[str, Metric, int]] = []
         self._on_bar: set[str] = set()  # names of metric objects
         self._logged_outside: list[tuple[Metric, object]] = []  # with their update counts
+        self.shown = functools.cache(session.redactor.text)
         self.passes = passes
         self.waiting: list[LoggedValue] = []
         self.names: set[str] = set()
@@ -190,7 +193,8 @@ class Gatherer:
         """Compute a metric object on all ranks. Return the numbers, and send tables at once."""
         records, more = computed(name, metric, step, self.passes.epoch)
         records = [one._replace(prog_bar=name in self._on_bar) for one in records]
-        for one, found in more.items() if self._session.is_main else ():
+        shown = {self.shown(one): found for one, found in more.items()}
+        for one, found in shown.items() if self._session.is_main else ():
             if found.numel() > TABLE_AT_MOST:
                 self._session.bus.hook.histogram_ready(
                     name=one, values=Values(one, found, BINS), step=step, epoch=self.passes.epoch
@@ -325,10 +329,10 @@ class Gatherer:
     def _send(self, ready: list[LoggedValue], values: list[float]) -> None:
         for line in lines(ready, values):
             self._session.bus.hook.metrics_ready(
-                metrics=line.metrics,
+                metrics={self.shown(name): value for name, value in line.metrics.items()},
                 step=line.step,
                 epoch=line.epoch,
-                prog_bar=frozenset(line.prog_bar),
+                prog_bar=frozenset(map(self.shown, line.prog_bar)),
             )
 
     def _close(self, one: LoggedPass) -> None:

@@ -142,7 +142,8 @@ class Log:
         gatherer = self._gatherer
         if gatherer is not None and self._session is not None:
             at, epoch = gatherer.step if step is None else step, gatherer.passes.epoch
-            getattr(self._session.bus.hook, event)(name=name, **what, step=at, epoch=epoch)
+            shown = gatherer.shown(name)
+            getattr(self._session.bus.hook, event)(name=shown, **what, step=at, epoch=epoch)
 
     def _send(self, verb: str, metrics: dict[str, object], options: LogOptions) -> None:
         if self._skips is None or self._listeners is None:

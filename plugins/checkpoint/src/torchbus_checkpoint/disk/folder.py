@@ -346,9 +346,13 @@ MOST = (1 << 63) - 1
 NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # the least value of each
 
 
+class Unfit(OSError):
+    """What is in the place of a file is not a regular file, or too long."""
+
+
 @contextlib.contextmanager
 def reading_opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file. Raises OSError for anything else, including links.
+    """Open a regular file. Raises Unfit for anything else, including links; else OSError.
 
     A pipe is not waited for. The folder itself may be a link, as the user has named it.
     """
@@ -356,15 +360,15 @@ def reading_opened(path: Path) -> Iterator[IO[bytes]]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "a link in its place: put the file itself there") from None
+            raise Unfit(errno.ELOOP, "a link in its place: put the file itself there") from None
         raise
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
         raise (
-            OSError(errno.EISDIR, "a folder in its place")
+            Unfit(errno.EISDIR, "a folder in its place")
             if stat.S_ISDIR(kind)
-            else OSError(errno.EINVAL, "not a regular file")
+            else Unfit(errno.EINVAL, "not a regular file")
         )
     with os.fdopen(descriptor, "rb") as file:
         yield file

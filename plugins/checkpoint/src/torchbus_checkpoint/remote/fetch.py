@@ -117,9 +117,9 @@ def bring(store: Store, name: str, final: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         os.makedirs(hidden)
-        store.get(f"{name}/{folder.MANIFEST}", hidden / folder.MANIFEST)
-        for file in folder.manifest(hidden)["files"]:
-            store.get(f"{name}/{file}", hidden / file)
+        store.get(f"{name}/{folder.MANIFEST}", hidden / folder.MANIFEST, folder.MAX_JSON_BYTES)
+        for file, entry in folder.manifest(hidden)["files"].items():
+            store.get(f"{name}/{file}", hidden / file, entry["bytes"])
         folder.verify(hidden)
         formats.remove(final)
         os.replace(hidden, final)

@@ -6,7 +6,6 @@ allows, and are sent when the store is back, or by the next run."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
@@ -23,6 +22,7 @@ from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.locks import Claim, say
 from torchbus_checkpoint.remote import store
 from torchbus_checkpoint.remote.store import Store, StoreError, waits
+from torchbus_checkpoint.state.jsonable import read_json
 
 PATIENCE_S = 60.0
 Chosen = Callable[[dict[str, float | None]], set[str]]
@@ -142,7 +142,7 @@ class RemoteMirror:
         """Send what the store lacks: nothing, a manifest with a new value, or all files."""
         mine = (copy / MANIFEST).read_bytes()
         alike = [one.name for one in known if one.local == local and one.is_whole]
-        theirs = self._store.read(f"{alike[-1]}/{MANIFEST}") if alike else None
+        theirs = self._manifest(alike[-1]) if alike else b""
         if theirs == mine:
             return
         if alike and _facts(theirs).get("files") == _facts(mine)["files"]:
@@ -174,9 +174,15 @@ class RemoteMirror:
         if known is not None:
             return known
         if one.name not in self._metrics:
-            data = self._store.read(f"{one.name}/{MANIFEST}")
+            data = self._manifest(one.name)
             self._metrics[one.name] = choice.number(_facts(data).get("metric"))
         return self._metrics[one.name]
+
+    def _manifest(self, name: str) -> bytes:
+        """Return a manifest of the store; b"" if it is missing, not a file, or too long."""
+        with contextlib.suppress(CheckpointError):
+            return self._store.read(f"{name}/{MANIFEST}") or b""
+        return b""
 
     def _moved(self, count: int = 0) -> None:
         self._moved_s = time.monotonic()
@@ -195,10 +201,10 @@ class RemoteMirror:
         self._said_away = False
 
 
-def _facts(manifest: bytes | None) -> dict[str, Any]:
+def _facts(manifest: bytes) -> dict[str, Any]:
     """Return the unchecked content of a manifest in the store, or {} if it can't be read."""
-    with contextlib.suppress(ValueError, RecursionError):
-        facts = json.loads(manifest or b"{}")
+    with contextlib.suppress(ValueError):
+        facts = read_json(manifest)
         return facts if isinstance(facts, dict) else {}
     return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -10,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torchbus.plugin import UsageError
 
-from torchbus_checkpoint.disk.folder import MANIFEST
+from torchbus_checkpoint.disk.folder import MANIFEST, MAX_JSON_BYTES, Unfit, reading_opened
 from torchbus_checkpoint.errors import CheckpointError
 
 NAME = re.compile(r"(step-(\d+))(?:\.(\d+))?")
@@ -135,15 +136,19 @@ class Missing(StoreError):
 
 
 class Store:
-    """Reads and writes files. Names are relative to the URL."""
+    """Reads and writes files. Names are relative to the URL.
+
+    In a local folder (``file://``), only regular files are read, and no link is followed: all
+    methods that read raise CheckpointError for anything else, and for what is too long.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = shown(url)
         self._fs, self._root = file_system(url)
         protocols = self._fs.protocol
-        self._with_folders = bool(
-            WITH_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols)
-        )
+        names = set([protocols] if isinstance(protocols, str) else protocols)
+        self._with_folders = bool(WITH_FOLDERS & names)
+        self._is_local = "file" in names
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return the size in bytes of each file in each folder, by their names."""
@@ -157,13 +162,12 @@ class Store:
                     found.setdefault(folder, {})[name] = int(info.get("size") or 0)
         return found
 
-    def read(self, name: str) -> bytes | None:
-        """Read a small file. Return None if it does not exist."""
-        with self._errors("read", name):
-            try:
-                return bytes(self._fs.cat_file(self._at(name)))
-            except FileNotFoundError:
-                return None
+    def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes | None:
+        """Read a small file of at most ``limit`` bytes. Return None if it does not exist."""
+        try:
+            return b"".join(self._blocks(name, limit))
+        except Missing:
+            return None
 
     def write(self, name: str, data: bytes) -> None:
         with self._errors("write", name):
@@ -180,13 +184,13 @@ class Store:
             self._make_folder(name)
             self._fs.put_file(os.fspath(local), self._at(name), callback=callback)
 
-    def get(self, name: str, local: Path) -> None:
-        """Copy a file to a new local file, and flush it to disk.
+    def get(self, name: str, local: Path, limit: int) -> None:
+        """Copy at most ``limit`` bytes of a file to a new local file, and flush it to disk.
 
         Raises OSError if the local file can't be written.
         """
         with os.fdopen(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
-            for block in self._blocks(name):
+            for block in self._blocks(name, limit):
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
@@ -200,21 +204,28 @@ class Store:
         with self._errors("remove", name), contextlib.suppress(FileNotFoundError):
             self._fs.rm(self._at(name), recursive=True)
 
-    def _blocks(self, name: str) -> Iterator[bytes]:
-        with self._errors("read", name):
-            file = self._fs.open(self._at(name), "rb")
-        with file:
-            while True:
-                with self._errors("read", name):
-                    block = file.read(BLOCK_BYTES)
-                if not block:
-                    return
+    def _blocks(self, name: str, limit: int) -> Iterator[bytes]:
+        left = limit
+        with self._errors("read", name), self._opened(name) as file:
+            while block := file.read(min(BLOCK_BYTES, left + 1)):
+                left -= len(block)
+                if left < 0:
+                    raise Unfit(errno.EFBIG, f"it is longer than {limit} bytes")
                 yield block
+
+    def _opened(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        if self._is_local:
+            return reading_opened(Path(self._at(name)))
+        self._fs.invalidate_cache()  # it may know the size of an earlier file of this name
+        return cast(contextlib.AbstractContextManager[Any], self._fs.open(self._at(name), "rb"))
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _make_folder(self, name: str) -> None:
+        for place in (os.path.dirname(name), name) if self._is_local else ():
+            if place and os.path.islink(self._at(place)):  # it may lead to any file
+                os.unlink(self._at(place))
         if self._with_folders:
             self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
 
@@ -222,6 +233,8 @@ class Store:
     def _errors(self, verb: str, name: str = "") -> Iterator[None]:
         try:
             yield
+        except Unfit as error:
+            raise CheckpointError(f"{self.url}/{name}: {error.strerror}") from None
         except Exception as error:
             kind = Missing if isinstance(error, FileNotFoundError) else StoreError
             what = f"{self.url}/{name}" if name else self.url
