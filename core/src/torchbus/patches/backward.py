@@ -146,9 +146,9 @@ class Outermost:
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
-            is_tensor = isinstance(tensors, torch.Tensor)
-            roots = (tensors, grad_tensors) if is_tensor else _added(tensors, grad_tensors)
-            call = BackwardCall(*roots, retain_graph, create_graph, inputs)
+            if not isinstance(tensors, torch.Tensor):
+                tensors, grad_tensors = _added(tensors, grad_tensors)
+            call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
             for listener in self._before.now:
                 listener(call)
             self._run(call, original)
