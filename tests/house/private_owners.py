@@ -83,6 +83,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield dataloader._MultiProcessingDataLoaderIter, "_workers _rcvd_idx _send_idx"
     yield dataloader._MultiProcessingDataLoaderIter, "_task_info _data_queue"
     yield Optimizer, "_patch_step_function _optimizer_step_post_hooks"
+    yield Optimizer, "_optimizer_load_state_dict_pre_hooks"
     yield LRScheduler, "_step_count"
     yield SequentialLR, "_schedulers _milestones"
     yield GradScaler, "_scale _per_optimizer_states _lazy_init_scale_growth_tracker"

@@ -27,6 +27,7 @@ from torchbus.errors import TorchbusError
 from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop import variables
+from torchbus_checkpoint.state import checks
 
 ODD = [
     None,
@@ -211,11 +212,74 @@ def test_it_is_refused_by_name(
 
 
 def test_an_optimizer_that_does_not_take_its_state(written: Path) -> None:
-    said = resumed(written, "training", ("optimizers", 0, "state"), {})
-    assert (
-        "CheckpointError: optimizer (Adam) rejects its state in the checkpoint (KeyError: 'param_groups')"
-        in said
-    )
+    groups = ("optimizers", 0, "state", "param_groups")
+    said = resumed(written, "training", groups, [{"params": [0, 1, 2, 3]}, {"params": []}])
+    assert re.search(
+        "CheckpointError: checkpoint .*step-00000005: optimizer .Adam. rejects its state in the"
+        " checkpoint .ValueError: ",
+        said,
+    ), said
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "words"),
+    [
+        ((), {}, "torchbus did not write this training file: KeyError: 'param_groups'"),
+        (
+            ("state", 0, "exp_avg"),
+            torch.ones(2),
+            "optimizer .Adam. has 'exp_avg' of parameter 0 in another form",
+        ),
+        (("state", 1, "exp_avg_sq"), "x", ".* has 'exp_avg_sq' of parameter 1 in another form"),
+        (("state", 1, "exp_avg"), torch.zeros(2).to_sparse(), ".* has 'exp_avg' of parameter 1 in"),
+    ],
+)
+def test_a_state_that_no_step_has_left(
+    written: Path, at: tuple[Any, ...], new: Any, words: str
+) -> None:
+    """It is refused before anything is loaded, and not by a later step."""
+    said = resumed(written, "training", ("optimizers", 0, "state", *at), new)
+    assert re.search(f"CheckpointError: checkpoint .*step-00000005: {words}", said), said
+
+
+SHAPES = ((2, 3), (3,), ())
+OF_TORCH = [
+    ("Adadelta", {}),
+    ("Adagrad", {}),
+    ("Adam", {"amsgrad": True}),
+    ("Adamax", {}),
+    ("ASGD", {}),
+    ("LBFGS", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Rprop", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {}),
+]
+
+
+def saved_by(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    for one in held:
+        one.grad = torch.ones_like(one)
+    optimizer.step(lambda: torch.zeros(()))
+    shapes = [[list(one.shape) for one in held]]
+    state = optimizer.state_dict()
+    return {"name": "optimizer", "class": "", "state": state, "shapes": shapes}
+
+
+@pytest.mark.parametrize(("cls", "options"), OF_TORCH)
+def test_what_the_classes_of_torch_keep_is_taken(cls: str, options: dict[str, Any]) -> None:
+    held = [torch.zeros(shape, requires_grad=True) for shape in SHAPES]
+    checks._check_states(saved_by(vars(torch.optim)[cls](held, **options)), "it")
+
+
+def test_what_a_script_has_given_another_form_is_not_judged() -> None:
+    optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
+    assert checks._is_of_torch(optimizer)
+    optimizer.register_load_state_dict_pre_hook(lambda *_: None)
+    assert not checks._is_of_torch(optimizer)
 
 
 def test_a_generator_that_does_not_take_its_state(written: Path) -> None:

@@ -16,6 +16,8 @@ NO_FP16 = """
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     CPU_Accelerator.is_fp16_supported = lambda self: False  # a processor with AVX512-FP16 has it
 """
+FORGED = "optimizer.load_state_dict({{**optimizer.state_dict(), 'state': {{1: {}}}}})"
+MANY = "{f'n{i}': torch.ones(1) for i in range(17)}"
 REFUSED = """
     import torch
     from torchbus import session
@@ -66,6 +68,14 @@ REFUSED = """
         (
             {"options": f"config={STAGE_3}", "line": "print(model.weight.detach().norm())"},
             "norm of weight: under strategy='deepspeed', parameters are empty outside of",
+        ),
+        (
+            {"loss": f"({FORGED.format(MANY)} or model(x))"},
+            "SGD.load_state_dict: 17 kinds of state, and DeepSpeed keeps at most 16",
+        ),
+        (
+            {"line": FORGED.format("{'deepspeed_master': torch.ones(2)}")},
+            "'deepspeed_master' of parameter 1 is not a tensor of its shape (1,)",
         ),
         (
             {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}", "before": NO_FP16},

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torchbus.compat.required import require
 from torchbus.plugin import UsageError
@@ -70,6 +71,14 @@ def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
     """
     require(SequentialLR, PARTS, "finds the schedulers that are parts of another one")
     return list(getattr(scheduler, PARTS, ()))
+
+
+def load_hooks(optimizer: Optimizer) -> list[Callable[..., object]]:
+    """Hooks that may change a state before the optimizer loads it.
+
+    Without the name: AttributeError when a checkpoint is loaded.
+    """
+    return [*optimizer._optimizer_load_state_dict_pre_hooks.values()]
 
 
 def open_iterator(loader: Any) -> None:

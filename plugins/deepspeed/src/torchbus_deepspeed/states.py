@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import Unsupported, hookimpl
 
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine import ReducingEngine, SessionEngines
 from torchbus_deepspeed.layout import Gather
 from torchbus_deepspeed.shadow import parameters_of
@@ -25,6 +26,16 @@ UNLIKE = (
     "{}.load_state_dict: {!r} of parameters {} and {} differ ({} and {}), and DeepSpeed has one for"
     " all parameters of a group. Load states whose parameters have been stepped together, or use"
     " strategy='ddp' or 'fsdp'"
+)
+MOST = 16
+"""Names of states: each takes as much memory as a shard, even if it is of one parameter."""
+MANY = (
+    "{}.load_state_dict: {} kinds of state, and DeepSpeed keeps at most {}, each as large as the"
+    " whole group. Load states that this optimizer has written, or use strategy='ddp' or 'fsdp'"
+)
+NOT_WHOLE = (
+    "{}.load_state_dict: {!r} of parameter {} is not a tensor of its shape {}. Load states that"
+    " this optimizer has written"
 )
 Entry = dict[str, Any]
 
@@ -215,16 +226,35 @@ def _divide(
     held = engines.of(optimizer)
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     mine = parameters_of(optimizer)
-    if not held or len(saved) != len(mine):
+    if len(saved) != len(mine):
         return None
     entries = {
         id(one): state_dict["state"].get(number, {})
         for one, number in zip(mine, saved, strict=True)
     }
+    _refuse_forged(optimizer, entries)
+    if not held:
+        return None
     for each in held:
         each.shadow.state.clear()
         put_states(each, entries)
     return {**state_dict, "state": {}}
+
+
+def _refuse_forged(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise Unsupported for states that would fill the memory, or fail when an engine is made."""
+    cls = type(optimizer).__name__
+    names = {name for entry in entries.values() for name, _ in entry.items()}
+    if len(names) > MOST:
+        raise Unsupported(MANY.format(cls, len(names), MOST))
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        shape, entry = _compat.shape_of(parameter), entries[id(parameter)]
+        if MASTER in entry and not _is_whole(entry[MASTER], shape):
+            raise Unsupported(NOT_WHOLE.format(cls, MASTER, number, tuple(shape)))
+
+
+def _is_whole(value: object, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.shape == shape
 
 
 def give_back(engines: SessionEngines, engine: ReducingEngine) -> None:

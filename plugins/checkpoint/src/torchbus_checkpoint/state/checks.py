@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from torchbus.plugin import warn
 from torchbus.runtime.steps import StepCounter
 
+from torchbus_checkpoint._compat import load_hooks
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop.contents import LoopContents, Named, class_name
 from torchbus_checkpoint.state.common import loose, shapes_in
-from torchbus_checkpoint.state.plain import State
+from torchbus_checkpoint.state.plain import State, decode
 
 Held = dict[str, tuple[int, str]]
 """For each model or optimizer, the number of its tensors, and a digest of their names."""
@@ -128,6 +129,8 @@ def check(
         _check_weights(f"{where}: model {entry['name']} ({entry['class']})", state, name, model)
     for entry, (name, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
         _check_optimizer(entry, name, shapes_in(optimizer, contents.shape_of), where)
+        if _is_of_torch(optimizer):
+            _check_states(entry, where)
     _check_loose(len(saved["loose"]), len(loose(contents)), where)
     _check_registered({*saved["registered"]}, {*registered}, where)
 
@@ -186,6 +189,52 @@ def _check_optimizer(entry: State, name: str, shapes: list[list[list[int]]], whe
             f"{where}: optimizer {entry['name']} held {_counted(entry['shapes'])}; {name} of"
             f" this loop holds {_counted(shapes)}. {REMEDY}"
         )
+
+
+PER_NUMBER = {
+    "acc_delta",
+    "ax",
+    "exp_avg",
+    "exp_avg_sq",
+    "exp_inf",
+    "grad_avg",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "prev",
+    "square_avg",
+    "step_size",
+    "sum",
+}
+"""What the classes of torch keep for each number of a parameter."""
+BUFFER = "momentum_buffer"
+"""May be None, and of sparse gradients it is sparse."""
+
+
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    """Whether it is of a class of torch, and no hook of the script gives its states other forms."""
+    ours = all(hook.__module__.startswith("torchbus_") for hook in load_hooks(optimizer))
+    return ours and f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
+def _check_states(entry: State, where: str) -> None:
+    saved = decode(entry["state"])
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    shapes = [shape for group in entry["shapes"] for shape in group]
+    for number, shape in zip(numbers, shapes, strict=True):
+        for key, value in saved["state"].get(number, {}).items():
+            if key in PER_NUMBER and not _is_per_number(key, value, shape):
+                raise CheckpointError(
+                    f"{where}: {entry['name']} ({entry['class']}) has {key!r} of parameter"
+                    f" {number} in another form than the parameter, whose shape is"
+                    f" {tuple(shape)}: torchbus did not write this state. Resume from an older"
+                    " checkpoint, or start again in another folder"
+                )
+
+
+def _is_per_number(key: str, value: object, shape: list[int]) -> bool:
+    if value is None or (isinstance(value, Tensor) and value.is_sparse):
+        return key == BUFFER
+    return isinstance(value, Tensor) and list(value.shape) == shape
 
 
 def _counted(shapes: list[list[list[int]]]) -> str:

@@ -136,12 +136,12 @@ def put_loose(contents: LoopContents, saved: State) -> None:
 
 
 def put_training(
-    contents: LoopContents, saved: State, take_gradients: TakeGradients, edits: Edits
+    contents: LoopContents, saved: State, take_gradients: TakeGradients, edits: Edits, where: str
 ) -> None:
     """Restore everything in the training file except loose tensors and registered objects.
 
     ``take_gradients`` offers an optimizer's gradients to the engine that stores them, if there is
-    one, and then returns True.
+    one, and then returns True. ``where`` names the checkpoint.
     """
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):
         put_flags(model, entry)
@@ -157,7 +157,7 @@ def put_training(
     ]
     edits.look([optimizer for _, optimizer in contents.optimizers], schedulers)
     for entry, (_, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
-        _load(optimizer, entry)
+        _load(optimizer, entry, where)
         edits.put_optimizer(optimizer, decode(entry.get("built", [])))
         gradients = list(entry["gradients"] or ())
         if not take_gradients(optimizer, gradients):
@@ -165,15 +165,15 @@ def put_training(
     for kind, things in (("schedulers", contents.schedulers), ("scalers", contents.scalers)):
         for entry, (_, thing) in zip(saved[kind], things, strict=True):
             if kind == "scalers" or not edits.put_scheduler(thing, entry["state"]):
-                _load(thing, entry)
+                _load(thing, entry, where)
 
 
-def _load(thing: Stateful, entry: State) -> None:
+def _load(thing: Stateful, entry: State, where: str) -> None:
     try:
         thing.load_state_dict(decode(entry["state"]))
     except Exception as error:
         raise CheckpointError(
-            f"{entry['name']} ({entry['class']}) rejects its state in the checkpoint"
+            f"{where}: {entry['name']} ({entry['class']}) rejects its state in the checkpoint"
             f" ({type(error).__name__}: {error}): either its class has changed since, or torchbus"
             " did not write its training file"
         ) from error

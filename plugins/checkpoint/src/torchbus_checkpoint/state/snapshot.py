@@ -215,13 +215,13 @@ class LoopSnapshot:
         common.put_weights(contents, weights)
         with forms.as_written(found, choice.TRAINING):
             common.put_loose(contents, saved)
-            self._put_training(contents, saved)
+            self._put_training(contents, saved, f"checkpoint {found}")
         return saved
 
-    def _put_training(self, contents: LoopContents, saved: State) -> None:
+    def _put_training(self, contents: LoopContents, saved: State, where: str) -> None:
         bus = self._session.bus
         edits = Edits(contents.built, lambda: bus.muted([one for _, one in bus.plugins()]))
-        common.put_training(contents, saved, self._take_gradients, edits)
+        common.put_training(contents, saved, self._take_gradients, edits, where)
         if self._session.is_main:
             for words in edits.words:
                 warn(words)
