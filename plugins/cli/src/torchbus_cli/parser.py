@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from torchbus.plugin import TorchbusError, UsageError
 
-from torchbus_redaction.redactor import redacted
+from torchbus_redaction.redactor import Redactor
 
 FIND = "--torchbus-find-parser"
 
@@ -64,12 +64,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit status 2 and one line."""
-        self.exit(2, f"{self.prog}: {redacted(message)} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {Redactor().values(message)} (see {self.prog} --help)\n")
 
 
 def complain(command: str, error: TorchbusError) -> int:
     """Print an error in one line; return the exit status, which is 2 for a UsageError, else 1."""
-    print(f"{command}: {redacted(str(error))}", file=sys.stderr)
+    print(f"{command}: {Redactor().values(str(error))}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
 
 
