@@ -212,8 +212,9 @@ BUFFER = "momentum_buffer"
 
 def _is_of_torch(optimizer: Optimizer) -> bool:
     """Whether it is of a class of torch, and no hook of the script gives its states other forms."""
-    ours = all(hook.__module__.startswith("torchbus_") for hook in load_hooks(optimizer))
-    return ours and f"{type(optimizer).__module__}.".startswith("torch.optim.")
+    if not f"{type(optimizer).__module__}.".startswith("torch.optim."):
+        return False
+    return all(hook.__module__.startswith("torchbus_") for hook in load_hooks(optimizer))
 
 
 def _check_states(entry: State, where: str) -> None:

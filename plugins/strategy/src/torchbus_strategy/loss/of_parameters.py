@@ -66,6 +66,7 @@ OF_SHAPES = (
     "ExpandBackward0",
     "TrilBackward0",
     "TriuBackward0",
+    "SliceBackward0",
 )
 OF_COPIES = ("ToCopyBackward0", "CloneBackward0")
 """Autocast converts a weight with the first."""
