@@ -146,8 +146,8 @@ def verify(
     """
     flags = [f"--steps={steps}", *["--float64"] * float64]
     flags += [word for name, value in options.items() for word in ("-o", f"{name}={value!r}")]
-    words = ["verify", "--json", *flags, "--", str(script), *map(str, arguments)]
-    code = f"from torchbus_cli.main import main; raise SystemExit(main({words}))"
+    argv = ["verify", "--json", *flags, "--", str(script), *map(str, arguments)]
+    code = f"from torchbus_cli.main import main; raise SystemExit(main({argv}))"
     command = bootstrap.command(code)
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if not ended.stdout.startswith("{"):
