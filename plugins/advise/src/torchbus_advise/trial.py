@@ -132,8 +132,8 @@ def run_run(request: TrialRequest, timeout_s: float, say: Callable[[str], None])
         try:
             _wait(process, timeout_s, say)
         finally:
-            process.kill() if process.is_alive() else None
-            late = process.exitcode is None
+            late = process.is_alive()  # asked first: a killed process has an exit status
+            process.kill() if late else None
             process.join()
         if answered.exists():
             return read_outcome(answered)
