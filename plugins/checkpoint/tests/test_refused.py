@@ -118,3 +118,43 @@ def test_a_shorter_loop_is_refused_and_begins_again_in_another_folder(
         loop(3, Clock())
     with session(checkpoint=tmp_path / "b"):
         loop(1, Clock())
+
+
+def evaluate_first(epochs, cut=0):
+    """Evaluate before the pass that trains, and use all outputs at once."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 0
+    for _ in epochs:
+        with torch.no_grad():
+            outputs = [model(x) for x in DataLoader(torch.ones(8, 2), batch_size=4)]
+        torch.cat(outputs)
+        for x in DataLoader(torch.ones(16, 2), batch_size=4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            steps += 1
+            if steps == cut:
+                raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    ("in_epochs", "message"),
+    [
+        (False, r"skip its finished epochs, .* Or begin again with `for epoch in s\.epochs"),
+        (
+            True,
+            r"skip its finished passes of this epoch, .* Or evaluate after the pass that trains",
+        ),
+    ],
+)
+def test_outputs_that_a_skipped_pass_would_have_made(tmp_path, in_epochs, message):
+    def start(cut=0):
+        with session(strategy=None, checkpoint=tmp_path, every_n_steps=2) as s:
+            evaluate_first(s.epochs(3) if in_epochs else range(3), cut)
+
+    with pytest.raises(InterruptedError):
+        start(cut=7)
+    with pytest.raises(UsageError, match=message):
+        start()

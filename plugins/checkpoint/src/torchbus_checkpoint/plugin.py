@@ -173,7 +173,8 @@ class Checkpoint:
     def session_end(self, error: BaseException | None) -> None:
         replay = self._resume.pending
         if error is not None:
-            instead = explain_failure(error) if replay is not None else None
+            in_epochs = self._position.section[0] % 2 == 1
+            instead = explain_failure(error, in_epochs) if replay is not None else None
             if instead is not None:
                 raise instead from error
         elif replay is not None:

@@ -87,13 +87,27 @@ def refuse_hidden(
             )
 
 
-def explain_failure(error: BaseException) -> UsageError | None:
-    """Return an explanation of an error that the loop raises during a replay."""
+def explain_failure(error: BaseException, in_epochs: bool) -> UsageError | None:
+    """Return an explanation of an error that the loop raises during a replay.
+
+    ``in_epochs`` says that the loop is over ``s.epochs``, so only its current epoch is replayed.
+    """
     if not isinstance(error, Exception) or isinstance(error, TorchbusError):
         return None
+    what, remedy = SKIPPED_PASS if in_epochs else SKIPPED_EPOCHS
     return UsageError(
-        "the loop can't skip its finished epochs, as it needs their data"
-        f" ({type(error).__name__}: {error}). Make the code after the inner loop work without"
-        " batches: write `if outputs:`, and give names a value before the loops. Or begin again"
-        " with `for epoch in s.epochs(...):` in another folder"
+        f"the loop can't skip its finished {what}, as it needs their data"
+        f" ({type(error).__name__}: {error}). {remedy}"
     )
+
+
+SKIPPED_EPOCHS = (
+    "epochs",
+    "Make the code after the inner loop work without batches: write `if outputs:`, and give names a"
+    " value before the loops. Or begin again with `for epoch in s.epochs(...):` in another folder",
+)
+SKIPPED_PASS = (
+    "passes of this epoch",
+    "Make the code after each pass work without batches: write `if outputs:`. Or evaluate after the"
+    " pass that trains, and begin again in another folder",
+)
