@@ -48,9 +48,9 @@ class Seeing:
     def read(self, file: Any, make: Callable[..., IO[Any]]) -> IO[Any]:
         """Open a file for reading."""
         path = absolute(file)
-        present, is_missing = small_content(path), False  # read first: see ``_content``
+        present, is_missing = small_content(path), False  # read first: rank 0 may change it now
         if self._changes.has_changed(path) or not self._is_old(path):
-            present, is_missing = self._content(path)
+            present, is_missing = self._before_rank0(path, present)
         if is_missing:
             raise _missing(file)
         if present is None:
@@ -58,9 +58,11 @@ class Seeing:
         held = holding(present)
         return make(opener=lambda *_: held)
 
-    def _content(self, path: str) -> tuple[bytes | None, bool]:
-        """Return a small file's content for this rank, and whether it is missing for this rank."""
-        present = small_content(path)  # read first: if no change is found then, none had begun
+    def _before_rank0(self, path: str, present: bytes | None) -> tuple[bytes | None, bool]:
+        """Return a small file's content for this rank, and whether it is missing for this rank.
+
+        ``present`` was read before: if no change is found now, none had begun then.
+        """
         entry = self._changes.seen(path)
         if entry is None:
             return present, False
@@ -69,7 +71,7 @@ class Seeing:
     def content(self, path: str) -> bytes | None:
         """Return a file's content for this rank: b"" if there is no file, None if it is large."""
         is_large = os.path.exists(path)
-        present, is_missing = self._content(path)
+        present, is_missing = self._before_rank0(path, small_content(path))
         return b"" if is_missing or not (present or is_large) else present
 
     def _is_old(self, path: str) -> bool:
@@ -212,8 +214,8 @@ def _missing(path: Any) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
 
 
-def _unnamed() -> IO[bytes]:
-    """Open an empty file: in memory, which is faster, where the system has such files."""
+def _in_memory() -> IO[bytes]:
+    """Open an empty file without a name, on the disk if the system has no files in memory."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("torchbus"), "w+b")
     return tempfile.TemporaryFile()
@@ -221,7 +223,7 @@ def _unnamed() -> IO[bytes]:
 
 def holding(content: bytes) -> int:
     """Open a file without a name that has this content; return its descriptor."""
-    with _unnamed() as file:
+    with _in_memory() as file:
         file.write(content)
         file.flush()
         file.seek(0)

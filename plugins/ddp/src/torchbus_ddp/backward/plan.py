@@ -130,18 +130,10 @@ class SyncPlan:
         local: set[int],
         error: BaseException | None = None,
     ) -> None:
-        """Run ``engine`` from ``roots`` and synchronise the gradients.
+        """Synchronise a backward: see ``Reduction.backward``. All ranks call it.
 
-        All ranks call it. After an error, zeros replace the gradients that were not made, so that
-        the reducer works in the next call.
-
-        Args:
-            engine: Runs the backward.
-            roots: Where the backward starts.
-            slots: This rank's metadata.
-            loss: The loss, a tensor of one element, or None.
-            local: The ids of parameters with gradients that no rank has synchronised yet.
-            error: An error that was raised already, on a rank without samples and so without roots.
+        After an error, zeros replace the gradients that were not made, so that the reducer works in
+        the next call.
         """
         self._loss, self._local = loss, local
         self._started, self._absent = False, []

@@ -81,6 +81,7 @@ UNLIKE = (
     " make the statistics common by s.reduce(statistics), and draw from a generator with the same"
     " seed on all ranks"
 )
+MOST_PHASES = 16
 
 
 class TrainedParameters:
@@ -106,7 +107,7 @@ class TrainedParameters:
         self._has_warned = False
         self._watched: dict[weakref.ref[Optimizer], list[int]] = {}
         """The ids of each optimizer's parameters. Listing a weak dictionary would take 10 us."""
-        self._additions = 0
+        self._additions = self._phases = 0
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
         self.per_rank = PerRankTensors(session)
@@ -127,10 +128,9 @@ class TrainedParameters:
         if optimizer is not None and not self._session.captures(optimizer):
             return
         new = [parameter for parameter in parameters if id(parameter) not in self._known]
-        models = self.models(new or parameters)
+        models = self.models(new) if new else []
         if not new:
-            for model in models:
-                self._add_buffers_of(model)
+            self._begin_phase(parameters)
         owned = [parameter for model in models for parameter in model.parameters()]
         if optimizer is not None:
             parameters = self._shared(optimizer, parameters, new, owned)
@@ -192,8 +192,16 @@ class TrainedParameters:
             return
         self._add(list(model.parameters()), [model], type(model).__name__, {})
 
+    def _begin_phase(self, parameters: list[Tensor]) -> None:
+        """Look for new models around known parameters, of which another optimizer is made.
+
+        The search takes milliseconds, so it ends if the loop makes an optimizer in each step.
+        """
+        self._phases += 1
+        for model in self.models(parameters) if self._phases <= MOST_PHASES else ():
+            self._add_buffers_of(model)
+
     def _add_buffers_of(self, model: Module) -> None:
-        """Synchronise the buffers of a new model around known parameters, as of a later phase."""
         is_new = not any(model is known for known in self._alive(self._models))
         if is_new and self._session.captures(model) and any(True for _ in model.buffers()):
             self._models.append(weakref.ref(model))
