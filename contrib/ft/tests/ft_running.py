@@ -1,4 +1,4 @@
-"""A lighthouse, and replicas that run a script, each in the fork of a process of its own."""
+"""A lighthouse, and replicas that run a script, each in the fork of a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ os.environ.setdefault("RUST_LOG", "error")  # torchft reads it once, as it is im
 
 
 class Lighthouse:
-    """torchft's own, in this process."""
+    """torchft's lighthouse, in this process."""
 
     def __init__(self, min_replicas: int = 1, heartbeat_timeout_ms: int = 4000) -> None:
         from torchft.coordination import LighthouseServer
@@ -118,7 +118,7 @@ def skip_without_torchft(items: list[pytest.Item], folder: Path) -> None:
 
 
 def killed_and_back(replicas: Replicas, die: str, *words: object) -> tuple[Any, Any]:
-    """b dies at some step, a goes on, and b comes back before a has ended."""
+    """Kill b at some step while a continues, and restart b before a has ended."""
     hold = ["--hold", 12, *words]
     survivor = replicas.start("a", *hold, "--peers", 2)
     first = replicas.start("b", "--die", die, *hold, "--peers", 2).result()
@@ -145,9 +145,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def used(out: Path) -> dict[int, dict[tuple[int, int], list[int]]]:
-    """What the ledgers of all replicas say: by pass, the samples of each committed step.
+    """Return the samples of each committed step, by pass, from the ledgers of all replicas.
 
-    All replicas that have committed a step must say the same.
+    All replicas that have committed a step must list the same samples.
     """
     found: dict[int, dict[tuple[int, int], list[int]]] = {}
     for path in out.glob("ledger-*/rank*.jsonl"):

@@ -1,4 +1,4 @@
-"""Four replicas, of which one after another is killed at any moment, and comes back."""
+"""Four replicas, of which one after another is killed at a random moment, and restarted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KILLS, EPOCHS = 50, 20
 
 
 class Lives:
-    """A replica that begins anew whenever it is killed."""
+    """Restarts a replica whenever it is killed."""
 
     def __init__(self, name: str, url: str, out: Path) -> None:
         self.name = name
         self._place = out / f"pid-{name}"
         self._at = out / f"at-{name}"
         self._words = ["--name", name, "--lighthouse", url, "--out", out, "--epochs", EPOCHS]
-        self._words += ["--least", 3]  # most of them, so that no two groups train apart
+        self._words += ["--least", 3]  # so that two groups can't train separately
         self.error = ""
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
@@ -42,7 +42,7 @@ class Lives:
 
     @property
     def at(self) -> int:
-        """The step that it is at, -1 if it has not made any."""
+        """The number of its steps, or -1 before the first."""
         return int(self._at.read_text()) if self._at.exists() else -1
 
     def kill(self) -> None:
@@ -55,7 +55,7 @@ class Lives:
 
 
 def kill_at_random(lives: list[Lives], chance: random.Random) -> int:
-    """Kill one after another, each at any moment after the last one has come back."""
+    """Kill one after another, each at a random moment after the last one trains again."""
     killed = 0
     while killed < KILLS and not any(one.error for one in lives):
         time.sleep(chance.uniform(0.1, 1.0))

@@ -9,7 +9,7 @@ from ft_running import Replicas, assert_each_once, same
 
 
 def both(replicas: Replicas, loop: str, *words: object) -> tuple[Any, Any]:
-    """Two replicas from begin to end."""
+    """Run two replicas to the end, and return their states."""
     running = [
         replicas.start(name, "--loop", loop, *words, script="kinds.py") for name in ("a", "b")
     ]
@@ -19,7 +19,7 @@ def both(replicas: Replicas, loop: str, *words: object) -> tuple[Any, Any]:
 
 
 def survivor(replicas: Replicas, loop: str, die: int, *words: object) -> Any:
-    """a's end, after b has died."""
+    """Return a's final state, after b has died."""
     how = ["--loop", loop, "--die", die, *words]
     first, second = (replicas.start(name, *how, script="kinds.py") for name in ("a", "b"))
     assert second.result().status == -9

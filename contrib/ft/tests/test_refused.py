@@ -1,4 +1,4 @@
-"""What can't be done is said, and nothing is lost."""
+"""Errors name the reason, and no step that was made is lost."""
 
 from __future__ import annotations
 

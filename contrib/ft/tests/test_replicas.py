@@ -1,4 +1,4 @@
-"""A replica dies, and comes back, while the other goes on."""
+"""A replica dies and restarts while the other one continues."""
 
 from __future__ import annotations
 

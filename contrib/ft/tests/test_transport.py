@@ -1,4 +1,4 @@
-"""A state is given only to replicas of this user, and taken only from them."""
+"""A replica sends its state only to replicas of this user, and accepts states only from them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def made() -> Iterator[Callable[..., Transport]]:
 
 class Kept(io.BytesIO):
     def close(self) -> None:
-        """What was written is read later."""
+        """Stay open, so that the test can read what was written."""
 
 
 def got(newcomer: Transport, source: str) -> Any:
@@ -76,7 +76,7 @@ def test_a_replica_gets_it(made: Callable[..., Transport]) -> None:
 
 @pytest.mark.parametrize("host", ["::1", "192.0.2.1"])
 def test_other_addresses(made: Callable[..., Transport], host: str) -> None:
-    """One of IPv6, and one that this machine does not have: it is forwarded."""
+    """One of IPv6, and one that this machine does not have, as if a host forwarded it."""
     port = made(host=host).metadata().rpartition(":")[2]
     assert int(port)
 
@@ -124,7 +124,7 @@ class Stranger:
 
 
 def test_a_question_is_for_one_address(made: Callable[..., Transport]) -> None:
-    """So a stranger's replica can't ask a real one with a newcomer's question."""
+    """So another program can't pass a replica's question on to a real replica."""
     source = made()
     source.send_checkpoint([1], 7, STATE, SOON)
     host, _, port = source.metadata().rpartition(":")
@@ -148,7 +148,7 @@ def drip(link: socket.socket, content: bytes) -> None:
 
 
 def test_a_stranger_that_sends_a_byte_now_and_then(made: Callable[..., Transport]) -> None:
-    """It holds neither a newcomer nor a replica for longer than the timeout."""
+    """It delays neither side for longer than the timeout."""
     replica = made(timeout_s=0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -180,7 +180,7 @@ def test_many_strangers_that_say_nothing(made: Callable[..., Transport]) -> None
         with socket.create_connection((host, int(port)), 2) as one_more:
             assert one_more.recv(1) == b""
     deadline_s = time.monotonic() + 5
-    while True:  # they have gone, as the replica sees soon
+    while True:  # the replica soon notices that the connections are closed
         try:
             assert got(newcomer, source.metadata())["steps"] == 3
             break
@@ -210,7 +210,7 @@ def test_a_strangers_state(made: Callable[..., Transport], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("where", [0, 50, 5000, -1])
 def test_a_changed_answer(where: int) -> None:
-    """CutAnswer, or with another byte, or with blocks in another order."""
+    """A reader rejects another byte, an early end, and blocks in another order."""
     written = Kept()
     with Sealed(written, Tags(KEY, b"about")) as file:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Horovod's averages, against one process that knows nothing of it."""
+"""Horovod's averages, compared with one process without Horovod."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_double_precision(exact: Any) -> None:
 
 
 def test_gradients_travel_while_backward_makes_the_next_ones(exact: Any) -> None:
-    """Number 0 is what ranks tell each other, 1 the first layer's weight; 10 the last one's bias.
+    """Number 0 is the ranks' metadata, 1 the first layer's weight, and 10 the last layer's bias.
 
-    So Horovod's last cycle takes number 0 as well.
+    Number 0 comes last, so Horovod's last cycle includes it.
     """
     order = exact["plain order"]
     assert sorted(order) == sorted(["first", *map(str, range(11))])
@@ -57,7 +57,7 @@ def test_a_gradient_that_changes_on_its_way_is_refused(exact: Any) -> None:
 
 
 def test_nothing_is_left(exact: Any) -> None:
-    """``tasks`` counts threads of libraries too: README says how to build Horovod without them."""
+    """``tasks`` counts threads of libraries too. The README's build of Horovod leaves none."""
     assert exact["threads"] == ["MainThread"] and exact["variables"] == []
     assert exact["tasks"] == 0
 

@@ -1,4 +1,4 @@
-"""What Horovod is told of each rank's place, on several hosts too."""
+"""The environment variables with each rank's place, also for several hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchbus_launch.relaunch import environment_variables
 
 
 class Stub:
-    """One rank of a job, which knows what all ranks answer."""
+    """One rank of a job, whose gather returns given answers of all ranks."""
 
     def __init__(self, world: World, answers: list[object]) -> None:
         self.world, self.rank, self.is_main = world, world.rank, world.is_main
@@ -34,7 +34,7 @@ def told(world: World, server: list[object], answers: list[object]) -> dict[str,
 
 
 def test_hosts_with_different_numbers_of_ranks() -> None:
-    """Of three ranks, two are on the first host: no other rank is the second one of its host."""
+    """Two of three ranks are on the first host."""
     server: list[object] = ["10.0.0.1", 4321]
     answers = [(server, 0, 0), ([], 0, 1), ([], 1, 0)]
     places = [(0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 1)]
@@ -69,7 +69,7 @@ def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatc
     assert strategy._seen_address(one_host) == strategy._local_address(one_host) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.2")
     assert strategy._seen_address(several) == strategy._local_address(several) == "127.0.0.2"
-    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # of no host: behind a translated address
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # not of this host: behind a translated address
     assert strategy._local_address(several) == ""
     monkeypatch.delenv("MASTER_ADDR")
     assert strategy._seen_address(several) == socket.gethostname()

@@ -1,4 +1,4 @@
-"""Ranks that somebody else has started."""
+"""Ranks that another launcher has started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", ["horovod", "ddp"])
 def test_ranks_of_horovodrun_are_joined(strategy: str) -> None:
-    """Two blocks one after the other, and what is after them runs on both ranks."""
+    """Two blocks, one after the other. The code after them runs on both ranks."""
     command = [Path(sys.executable).parent / "horovodrun", "-np", "2", "--gloo", sys.executable]
     result = run([*map(str, command), str(SCRIPTS / "horovodrun.py"), strategy], timeout_s=240)
     assert result.ok().stdout.count("joined horovodrun, close to one process: True True") == 2

@@ -1,4 +1,4 @@
-"""What is an error before the first step. Nothing here needs Horovod."""
+"""Errors before the first step. These tests run without Horovod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchbus_horovod.strategy import Horovod
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for Horovod, by what it was built with."""
+    """Makes a stand-in for Horovod, with given answers about its build."""
 
     def stand_in(**answers: Any) -> ModuleType:
         package, module = ModuleType("horovod"), ModuleType("horovod.torch")
@@ -60,7 +60,7 @@ def test_horovod_has_no_library_for_torch(built: Any) -> None:
 
 
 def test_horovod_was_built_without_gloo(built: Any) -> None:
-    """Before any rank is started."""
+    """The error comes before any rank starts."""
     built(init=None, gloo_built=0)
     with (
         pytest.raises(UsageError, match="built without gloo: build it with HOROVOD_WITH_GLOO=1"),

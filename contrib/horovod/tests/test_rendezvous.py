@@ -1,4 +1,4 @@
-"""Strangers at Horovod's server. A small server of the same interface stands in for it here."""
+"""Other programs that connect to Horovod's server, for which a small server stands in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchbus_horovod import _compat
 
 
 class RendezvousHandler(http.server.SimpleHTTPRequestHandler):
-    """Gives names of files on HEAD, and reads a value of any length."""
+    """Answers HEAD with names of files, and reads values of any length, as Horovod's handler."""
 
     def do_PUT(self) -> None:
         self.server.value = self.rfile.read(int(self.headers["Content-Length"]))  # type: ignore[attr-defined]

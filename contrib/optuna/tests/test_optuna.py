@@ -1,5 +1,5 @@
-"""One study on several ranks: hyperparameters, pruning and values are rank 0's, and each trial is
-stored once.
+"""One study on several ranks: rank 0 decides parameters, pruning and values, and stores each trial
+once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulated accelerator is a device of its own: memory, waits, streams, limits."""
+"""The simulated accelerator is a separate device: memory, waits, streams, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalars, read back as TensorBoard reads them."""
+"""Logged values, read back by TensorBoard."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_root_is_a_path():
 
 
 def sent(logger, s, steps):
-    """Logged, and each done with on the tracker's thread, as the steps of a real loop are."""
+    """Log a value at each step, and wait until the tracker's thread has written it."""
     for step in steps:
         s._context.bus.hook.metrics_ready(
             metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset()
@@ -64,8 +64,8 @@ def sent(logger, s, steps):
 
 
 def begun(file):
-    """The second, and the number of the writer in this process: TensorBoard itself sorts them as
-    words, 10 before 9.
+    """Return the second, and the number of the writer in this process, to sort files by number:
+    TensorBoard sorts them as text, with 10 before 9.
     """
     second, number = file.name.split(".")[3], file.name.split(".")[-1]
     return int(second), int(number)
@@ -82,12 +82,12 @@ def steps_in(file):
 
 
 @pytest.mark.timeout(600)
-# of TensorBoard's own thread
+# TensorBoard's thread raises
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("told_by", ["the disk", "the client"])
 def test_a_full_disk_loses_some_values_and_not_those_after_it(tmp_path, monkeypatch, told_by):
-    """Also where nobody can ask for the room that is left (a quota): then the client fails, and
-    begins another file.
+    """Also if the system does not report the free space (a quota): then the client fails, and
+    starts another file.
     """
     with small_disk(tmp_path / "disk", 256) as disk:
         if disk is None:

@@ -1,4 +1,4 @@
-"""What needs no TPU: refusals, the environment of ranks, and how the core asks for devices."""
+"""The parts that run without a TPU: refusals, the ranks' environment, and device functions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
 
 
 def set_launch_env(nproc_per_node: int | None) -> None:
-    """As torch_tpu's: it never overwrites what is set."""
+    """Does not overwrite a variable that is set, like torch_tpu's function."""
     os.environ.setdefault(ADDRESSES, f"{nproc_per_node} addresses")
 
 
 @pytest.fixture
 def torch_tpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A stand-in, with the functions that the real one lets only torch call."""
+    """A stand-in for torch_tpu, which raises where torch_tpu lets only torch call a function."""
     package, tpu = ModuleType("torch_tpu"), ModuleType("torch.tpu")
     package.__spec__ = ModuleSpec("torch_tpu", None)
 
@@ -47,7 +47,7 @@ def torch_tpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class Stub:
-    """What the strategy asks of a session."""
+    """The parts of a session that the strategy uses."""
 
     def __init__(self, kind: str = "tpu", launched_by: str = "session", **options: Any) -> None:
         self.device = SimpleNamespace(type=kind)

@@ -1,4 +1,4 @@
-"""Runs the logging loop, and tells what it printed."""
+"""Fixtures that run the logging loop, and return its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = "hush-hush"
 
 
 class Told(dict[str, Any]):
-    """What the loop printed: "id", "same_random", "explained"; ``result`` is its process."""
+    """The loop's output: "id", "same_random", "explained". ``result`` is its process."""
 
     def __init__(self, result: Any) -> None:
         line = next(one for one in result.stdout.splitlines() if one.startswith("told "))
@@ -31,7 +31,7 @@ def values() -> list[tuple[int, float]]:
 
 @pytest.fixture
 def log(tmp_path):
-    """Runs the loop with a logger in an empty folder, and tells what it printed."""
+    """Runs the loop with a logger in an empty folder, and returns its output."""
 
     def run(logger, options=None, ranks=1, fails=False, **env) -> Told:
         words = json.dumps([logger, {"finish_timeout_s": 500, **(options or {})}, ranks, fails])
@@ -49,7 +49,7 @@ def log(tmp_path):
 
 @pytest.fixture
 def read(tmp_path):
-    """Runs a script that reads a run with the tracker's own client, and returns its JSON."""
+    """Runs a script that reads a run with the tracker's client, and returns its JSON."""
 
     def run(script, *words):
         home = {"HOME": str(tmp_path), "DO_NOT_TRACK": "1"}

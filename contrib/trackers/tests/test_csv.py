@@ -1,4 +1,4 @@
-"""The logger that needs no client: rows, new columns, a run that goes on."""
+"""The logger that needs no client: rows, new columns, and resumed runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_run_that_is_not_there_does_not_go_on(tmp_path):
 
 
 def test_a_row_is_whole_or_not_there(tmp_path):
-    """What a crash or a full disk has left of a row is cut off."""
+    """The part of a row that a crash or a full disk has left is cut off."""
     table = CsvTable(tmp_path / "m.csv", ["step"])
     table.add({"step": 1, "a": 0.1})
     with open(tmp_path / "m.csv", "a") as file:

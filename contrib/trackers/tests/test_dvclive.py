@@ -1,4 +1,4 @@
-"""DVCLive: its own files."""
+"""DVCLive: the files that it writes."""
 
 from __future__ import annotations
 

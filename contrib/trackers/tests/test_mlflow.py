@@ -47,7 +47,7 @@ def server(tmp_path):
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", STORE]
     with start([*command, "--port", str(port), "--workers", "1"], cwd=tmp_path):
-        for _ in range(3000):  # on a busy machine it takes minutes to import all it needs
+        for _ in range(3000):  # on a busy machine, the server's imports take minutes
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=5)
             except OSError:

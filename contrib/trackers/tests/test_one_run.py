@@ -1,4 +1,4 @@
-"""What all loggers of the package have in common, tried without their clients."""
+"""What all loggers of the package have in common, without their clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_client_that_is_not_installed_is_named_before_anything_starts(name, mo
 
 
 class Made(RunOfProject):
-    """A tracker whose client fails in every call, and tells its key."""
+    """A tracker whose client fails in every call, with the key in the message."""
 
     name = "made"
     module = "csv"
@@ -95,7 +95,7 @@ def test_loading_the_loggers_imports_no_client():
 
 
 def test_the_description_of_a_run_has_only_types_that_every_client_can_write():
-    """torch's own version is a subclass of str, which a writer of YAML rejects."""
+    """torch's version is a subclass of str, which a writer of YAML rejects."""
 
     def types(value):
         parts = value.values() if isinstance(value, dict) else value if type(value) is list else ()

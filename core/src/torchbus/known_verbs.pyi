@@ -71,11 +71,11 @@ class KnownVerbs:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace all weights by their averages inside, in any mode of the models.
+        """Inside, replace all weights by their averages, whatever mode the models are in.
 
         Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
-        end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks must call it, as they call forward. Raises UsageError if nothing is averaged.
+        end. Before the first average it changes nothing. Any rank may call it; under fsdp all ranks
+        must call it, as they call forward. Raises UsageError if nothing is averaged.
         """
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class KnownVerbs:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is to end."""
+        """Whether the loop should end."""
         raise NotImplementedError
 
     def log(
@@ -191,17 +191,17 @@ class KnownVerbs:
         """
 
     def range(self, name: str) -> record_function:
-        """Name a part of the loop, in every profiler: ``with s.range("augment"):``.
+        """Name a part of the loop for all profilers: ``with s.range("augment"):``.
 
-        It may also decorate a function. Any rank may call it. If steps are recorded, their table
-        has the range.
+        It may also decorate a function. Any rank may call it. The printed tables list the ranges of
+        the recorded steps. Raises UsageError if the name is not a text.
 
         Source: https://pytorch.org/docs/stable/generated/torch.autograd.profiler.record_function.html
         """
         raise NotImplementedError
 
     def profiled(self) -> Profiled | None:
-        """Return what the last recording of this rank shows, or None before its end.
+        """Return the result of this rank's last recording, or None before its end.
 
         Any rank may call it.
         """
@@ -220,19 +220,20 @@ class KnownVerbs:
 
     @property
     def effective_batch_size(self) -> int:
-        """Number of samples behind one real step: batch x ranks x accumulation. Any rank may ask.
+        """The number of samples in one real step: batch x ranks x accumulation.
 
-        Raises UsageError before a DataLoader with a ``batch_size`` exists.
+        Any rank may read it. Raises UsageError if no DataLoader with a ``batch_size`` exists.
         """
         raise NotImplementedError
 
     def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
-        """Return the largest batch size, in samples per rank, that fits in memory on every rank.
+        """Return the first batch size, in samples per rank, that fits in memory on every rank.
 
         It tries ``start``, and then smaller sizes. ``function`` gets a size, and makes a forward
-        and a backward, which does not communicate. The loop clears the gradients. All ranks call
-        it. With several ranks it needs torchbus-accumulate. Raises UsageError if ``start`` is not a
-        number of samples, or if ``function`` steps an optimizer.
+        and a backward, which does not communicate. Clear the gradients afterwards. All ranks call
+        it. With several ranks it needs torchbus-accumulate. Raises UsageError if accelerate is not
+        installed, if ``start`` is not a number of samples, or, with several ranks, if ``function``
+        steps an optimizer.
 
         Source: ``accelerate.utils.find_executable_batch_size``, whose sizes it tries.
         """
@@ -248,13 +249,13 @@ class KnownVerbs:
         max_lr: float = 10.0,
         steps: int = 100,
     ) -> LearningRates:
-        """The learning-rate range test: a real step at each rate, from the smallest to the largest.
+        """Run the learning-rate range test: a real step at each rate, in increasing order.
 
         ``function`` does what the loop does with one batch, with forward, backward and
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
-        The test stops once the smoothed loss is four times its best. Then, and after an error, all
-        is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
-        the loader. All ranks call it.
+        The test stops once the smoothed loss exceeds four times its best. Afterwards, and after an
+        error, these are restored bit for bit: models, optimizers, scalers, random numbers, and the
+        generators of the loader. All ranks call it.
 
         Raises:
             UsageError: the rates, the number of steps or the function are invalid, or a window of

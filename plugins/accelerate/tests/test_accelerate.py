@@ -1,4 +1,4 @@
-"""A loop that uses the real Accelerate, under a session: its own numbers, and the session's plugins."""
+"""A loop that uses Accelerate in a session: Accelerate's numbers, and the session's plugins."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def test_a_session_joins_the_ranks_of_accelerate_launch(windows: int, tmp_path: 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("words", [(), ("seedable", "epochs")], ids=str)
 def test_under_accelerate_launch_a_run_resumes(words: tuple[str, ...], tmp_path: Path) -> None:
-    """The order of the second epoch too, which Accelerate's samplers draw in their own ways."""
+    """The order of the second epoch is equal too, for both of Accelerate's samplers."""
     whole = found(launched(tmp_path, "plain", 1, 3, 0, *words))
     options = {"checkpoint": str(tmp_path / "saved"), "logger": "local"}
     launched(tmp_path, options, 1, 3, 5, *words)
     resumed = found(launched(tmp_path, options, 1, 3, 0, *words))
     assert resumed["steps"] == 12
-    assert close(resumed["weights"], whole["weights"])  # DDP fills its first buckets anew
+    assert close(resumed["weights"], whole["weights"])  # DDP fills its first buckets again
 
 
 @pytest.mark.slow

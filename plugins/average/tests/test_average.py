@@ -26,7 +26,7 @@ make, train, loader, tensors = (LOOP[name] for name in ("make", "train", "loader
 
 
 def by_hand(update, start=0, every=1, **options):
-    """What the average is after each epoch, and what the training ends with."""
+    """Return the average after each epoch, and the final weights."""
     model, optimizer = make()
     averaged = AveragedModel(model, multi_avg_fn=update, **options)
     seen, steps = [], 0
@@ -264,7 +264,7 @@ def test_out_of_eval_the_averages_are_in_place_only_in_their_block():
 
 
 def trained_in_a_function(model, steps=3):
-    """The optimizer is gone when it returns."""
+    """The optimizer is freed when the function returns."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -62,7 +62,7 @@ def test_the_norm_can_be_read() -> None:
 
 
 class Reader:
-    """Reads the gradients of each step: where it is called by its place, and last."""
+    """Reads the gradients of each step twice: in the order of registration, and last."""
 
     def __init__(self) -> None:
         self.norms: list[float] = []

@@ -1,5 +1,5 @@
-"""Every algorithm on two ranks: one model at the end, nearly as good as with allreduce; what ranks
-tell each other stays exact.
+"""Every algorithm on two ranks: one model at the end, nearly as good as with allreduce, and exact
+metadata.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_it_needs_a_reducer():
 def test_refused_beside_strategies_that_do_not_use_it(
     strategy, options, algorithms, words, ranks
 ) -> None:
-    """Before the loop begins."""
+    """The error comes before the loop begins."""
     pytest.importorskip("torchbus_sharded")
     for algorithm in algorithms if ranks == 1 else algorithms[:1]:
         given = {

@@ -1,4 +1,4 @@
-"""What ``devices=`` and ``accelerator=`` mean, and what they can't be."""
+"""The meaning of ``devices=`` and ``accelerator=``, and their invalid values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchbus_device.devices import DevicePlan, find_usable_devices, plan_device
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Let torch see so many GPUs."""
+    """Let torch see this number of GPUs."""
     return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 

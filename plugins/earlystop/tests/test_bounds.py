@@ -1,4 +1,4 @@
-"""The end after a number of steps or some time, and a run that goes on from there."""
+"""The end after a number of steps or some time, and a run that resumes from there."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_max_time_ends_all_ranks_after_the_same_step() -> None:
 
 
 def test_a_run_goes_on_after_max_time_as_one_run(tmp_path: Path) -> None:
-    """Wherever the clock cuts it."""
+    """At any step at which the time ends."""
     there = {"checkpoint": str(tmp_path / "cut"), "every_n_steps": 7}
     whole, cut, again, rest = run(
         (2, "epochs", 0, {"max_steps": -1, "max_time": 9999}),
@@ -281,7 +281,7 @@ def test_one_value_for_each_training_pass() -> None:
 @pytest.mark.parametrize("loss", [-9.0, 9.0])
 @pytest.mark.parametrize("once", [False, True])
 def test_automatic_values_do_not_count_beside_those_of_the_loop(loss: float, once: bool) -> None:
-    """The end of the first pass is a log point, before the loop logs its own."""
+    """The end of the first pass is a log point, before the loop logs its value."""
     values = iter([3.0, 2.0, 3.0, 2.5, 9.0])
     with session(early_stop="loss", patience=2, check_on_train_epoch_end=once) as s:
         found = train(s, 5, lambda at, *_: at == "after" and s.log("loss", next(values)), loss)

@@ -17,7 +17,7 @@ from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 def stops_after(values: list[float], **options: Any) -> int | None:
-    """The index of the value after which the loop is to end."""
+    """Return the index of the value after which the loop should end."""
     with session("log", EarlyStop("loss", **options)) as s:
         for index, value in enumerate(values):
             s.log("loss", value)
@@ -78,7 +78,7 @@ def test_a_plain_loop_goes_on_without_training() -> None:
 
 @pytest.mark.parametrize("options", [{"early_stop": "val_loss", "patience": 1}, {"max_steps": 6}])
 def test_a_loader_for_each_epoch(options: dict[str, Any]) -> None:
-    """It is new, but the loop begins its pass where it has trained."""
+    """The loader is new, but the loop iterates it on a line that has trained before."""
     data, trained, evaluated = TensorDataset(torch.ones(6, 1)), [], []
     with session("log", **options) as s:
         net = torch.nn.Linear(1, 1)

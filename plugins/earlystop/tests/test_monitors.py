@@ -1,4 +1,4 @@
-"""Monitors judge the value that is written, when it is written, alike on all ranks."""
+"""Monitors judge the value that is written, when it is written, equally on all ranks."""
 
 from __future__ import annotations
 

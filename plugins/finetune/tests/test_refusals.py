@@ -1,4 +1,4 @@
-"""What can't be right is refused before the first gradient."""
+"""Invalid options are refused before the first gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server of neptune's answers, as far as the client needs it."""
+"""The answers of a Neptune server that the client needs."""
 
 from __future__ import annotations
 

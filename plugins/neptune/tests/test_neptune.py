@@ -105,7 +105,7 @@ def test_everything_arrives_in_one_run(tmp_path, server):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["main", "all"])
 def test_three_ranks_have_one_run(tmp_path, server, ranks):
-    """Rank 0's, or one that all of them write into, for it has one name."""
+    """It is rank 0's run, or one run of all ranks, with one ``custom_run_id``."""
     pytest.importorskip("torchbus_ddp")
     run(tmp_path, server.port, ranks, script=RANKS)
     reporting = range(3 if ranks == "all" else 1)
@@ -145,9 +145,7 @@ def test_no_server_at_the_start(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
-    """The loop runs to its end, the finish is bounded, and the client keeps what it
-    could not send.
-    """
+    """The loop runs to its end in bounded time, and the client stores unsent operations."""
     result = run(tmp_path, server.port, server.process.pid, finish_timeout_s=8, timeout_s=120.0)
     assert re.search(
         r"Failed to sync all operations in .* You have [1-9]\d* operations saved on disk",
@@ -184,7 +182,7 @@ CLOSED = (
     ],
 )
 def test_without_a_token_it_says_what_works_today(tmp_path, on_error, told):
-    """The client's own error is a page in colours, and sends people to a site that is closed."""
+    """The client's error is a page in colours with a link to a site that is closed."""
     nothing = {"NEPTUNE_API_TOKEN": None, "NEPTUNE_MODE": None}
     result = run_script(NO_TOKEN, on_error, env=nothing, cwd=tmp_path, timeout_s=PATIENCE_S)
     assert told in result.stderr

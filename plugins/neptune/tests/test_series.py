@@ -1,4 +1,4 @@
-"""What the series of a run are given."""
+"""The values and steps that are appended to the series of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchbus_neptune.logger import NeptuneLogger, SeriesAppender, storable
 
 
 class Run(dict):
-    """Keeps what is appended."""
+    """Stores the appended values."""
 
     def __missing__(self, path):
         self[path] = values = types.SimpleNamespace(points=[])

@@ -1,4 +1,4 @@
-"""Which steps are recorded, against torch's own schedule."""
+"""The recorded steps, compared with torch's schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_steps_of_torchs_schedule(words):
         if ours.begins(made):
             found |= set(range(made + words["warmup"], made + words["warmup"] + words["active"]))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch on schedules of its own
+        warnings.simplefilter("ignore")  # torch warns about some of its schedules
         theirs = schedule(**words)
     assert {one for one in found if one < 60} == {
         step for step in range(60) if theirs(step) in RECORDS

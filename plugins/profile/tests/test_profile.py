@@ -1,4 +1,4 @@
-"""Recordings in one process: which steps, what is in the files, and what is left alone."""
+"""Recordings in one process: which steps, the content of the files, and unchanged state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of an accelerator, which there is none of here, summed up."""
+"""The summary of made-up events of an accelerator."""
 
 from __future__ import annotations
 

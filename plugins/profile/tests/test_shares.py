@@ -1,4 +1,4 @@
-"""Sharing time out, against counting microsecond by microsecond."""
+"""Shares of time, compared with a count of each microsecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers are quantised, and what is refused before the first gradient."""
+"""The choice of layers, and the errors before the first gradient."""
 
 from __future__ import annotations
 

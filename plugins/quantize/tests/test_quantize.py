@@ -1,4 +1,4 @@
-"""One rank against the library's own tensors in a plain loop."""
+"""One rank, compared with the library's tensors in a plain loop."""
 
 from __future__ import annotations
 

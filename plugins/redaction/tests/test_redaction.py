@@ -1,4 +1,4 @@
-"""The redactor: what is secret is in nothing that it returns, and what is not stays as it is."""
+"""The redactor hides all secrets, and does not change other texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ names = st.sampled_from(SECRET_NAMES)
 
 
 class Client:
-    """Shows its key, as people's classes do."""
+    """Shows its key in ``repr``, as a script's class may do."""
 
     def __init__(self, name: str, value: str) -> None:
         self.name = name
@@ -386,7 +386,7 @@ def test_a_traceback_shows_code_and_no_literal() -> None:
 
 
 def test_many_secrets_are_learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of somebody else may name thousands: each new pattern took as long as all of them."""
+    """A file may have thousands of secrets. Making a pattern takes as long as for all of them."""
     made: list[int] = []
     once = redactor.pattern
     monkeypatch.setattr(redactor, "pattern", lambda known: made.append(1) or once(known))

@@ -1,4 +1,4 @@
-"""What is shown all the same: other names, short values, prose, paths and source lines."""
+"""Texts that are not hidden: other names, short values, prose, paths and source lines."""
 
 from __future__ import annotations
 

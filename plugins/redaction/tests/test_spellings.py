@@ -17,7 +17,7 @@ from torchbus_redaction.texts import HIDDEN
 KNOWN = "Zk93mQx7/w2p+Vt5R&aBcD 04\"x'y"
 PLAIN = "Zk93mQx7Lw2pVt5RaBcD"
 SHORT_WORDS = 'x7#Kq!9p&Lm/2"x'
-"""Its letters and digits alone could be those of a sentence."""
+"""A sentence could have the same letters and digits."""
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "JSON in JSON in JSON": lambda value: json.dumps(json.dumps(json.dumps({"a": value}))),
     "repr of a repr": lambda value: repr(repr(value)),

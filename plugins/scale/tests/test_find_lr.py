@@ -93,7 +93,7 @@ def test_the_losses_are_those_of_a_loop_that_sets_the_rates():
 
 @pytest.mark.parametrize("steps_before", [0, 5])
 def test_nothing_of_it_remains(steps_before):
-    """Bit for bit, and the loop that follows goes the same way."""
+    """State is equal bit for bit, and the loop afterwards gives the same numbers."""
 
     def run(finds):
         with session() as s:

@@ -18,7 +18,7 @@ from torchbus_testing.forking import fork_script
 
 
 class Accumulating:
-    """A plugin that makes a step of so many batches."""
+    """A plugin that makes a step of this number of batches."""
 
     def __init__(self, grad_batches: int) -> None:
         self.grad_batches = grad_batches

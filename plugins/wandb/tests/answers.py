@@ -1,4 +1,4 @@
-"""What a server of wandb's answers, as far as the client needs it."""
+"""The answers of a wandb server that the client needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def upserted(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def places(given: dict[str, Any], address: str) -> dict[str, Any]:
-    """Where the client shall put its files."""
+    """The address to which the client uploads its files."""
     files = [
         {"name": name, "uploadUrl": f"{address}/storage/{given['run']}/{name}"}
         for name in given["files"]
@@ -40,9 +40,7 @@ def places(given: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def data(operation: str | None, given: dict[str, Any], address: str) -> dict[str, Any]:
-    """To a GraphQL operation; nothing for one that is not known, which the client takes for a
-    server that is older.
-    """
+    """Return the answer to a GraphQL operation. The client takes an empty one for an older server."""
     if operation == "UpsertBucket":
         return upserted(given)
     if operation == "CreateRunFiles":

@@ -1,5 +1,5 @@
-"""The real client against a recording server: what arrives there, and what happens when nobody
-answers.
+"""The real client against a recording server: what the server receives, and what happens without
+an answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.timeout(900)]
 PATIENCE_S = 600.0
 ANSWERS = Path(__file__).with_name("answers.py")
 KEY = "0123456789abcdef" * 2 + "fedcba98"
-REFUSING = 9  # the port of "discard", where nobody listens
+REFUSING = 9  # the port of "discard", where no server listens
 
-SHARED_MODE = 67  # its number in what wandb tells of itself
+SHARED_MODE = 67  # the number of this feature in wandb's telemetry
 
 SCRIPT = SCRIPTS / "logging_loop.py"
 ALONE = {"strategy": None}
@@ -62,7 +62,7 @@ def upserts(server) -> list[dict]:
 
 
 def arrived(server) -> list[dict]:
-    """The lines of history that the server was sent."""
+    """Return the lines of history that the server has received."""
     parts = [
         one["body"]["files"]
         for one in server.requests()
@@ -76,7 +76,7 @@ def arrived(server) -> list[dict]:
 
 
 def labels(server) -> set[str]:
-    """By which the measurements of several machines are told apart in a shared run."""
+    """Labels distinguish the measurements of several machines in a shared run."""
     return set(re.findall(r"/l:(\w+)", json.dumps(server.requests())))
 
 
@@ -165,8 +165,8 @@ def test_all_ranks_offline_have_runs_in_one_group(tmp_path):
     [(18, r"CommError: .*connection refused"), (2, r"no answer within 2 s")],
 )
 def test_no_server_at_the_start(tmp_path, start_timeout_s, cause):
-    """One warning, and all is kept in one offline run: also where the client goes on trying when it
-    was given up.
+    """There is one warning and one complete offline run, also if the first start of the client is
+    still running.
     """
     policy = {"start_timeout_s": start_timeout_s}
     result = run(
@@ -188,7 +188,7 @@ def test_no_server_at_the_start(tmp_path, start_timeout_s, cause):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server, number):
-    """The loop runs to its end, the finish is bounded, and what was not sent is kept and told."""
+    """The loop ends in bounded time, and a warning names the folder with unsent calls."""
     result = run(
         tmp_path,
         server.port,
@@ -200,6 +200,6 @@ def test_a_server_that_dies_holds_nothing_up(tmp_path, server, number):
     (folder,) = (tmp_path / "wandb").glob("run-*")
     told = f"wandb did not finish: TimeoutError: not everything was sent within 3 s. 100 calls are kept: wandb sync {folder}"
     assert told in result.stderr and result.stderr.count("UserWarning") == 1
-    # of a client that would try for days
+    # a client may retry for days
     assert float(result.stdout.rsplit("ended after ", 1)[1].split()[0]) < 60.0
     assert series(arrived(server)) != VALUES and series(kept(folder)) == VALUES

@@ -1,4 +1,4 @@
-"""The real wandb, offline, read back with its own tools."""
+"""The real wandb, offline, read back with wandb's tools."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LOGGER = SCRIPTS / "offline_logger.py"
 
 @pytest.mark.timeout(900)
 def test_a_run_offline(tmp_path):
-    """Nothing is dropped for its step, checkpoints have one version, and the script's own calls go
-    to the same run.
+    """No value is dropped for its step, checkpoints have one version, and the script's calls go to
+    the same run.
     """
     assert run_script(LOGGER, cwd=tmp_path, timeout_s=PATIENCE_S).ok()
     history = [record["item"] for record in records(tmp_path, "history")]
@@ -76,7 +76,7 @@ OWN_CALLS = (SCRIPTS / "wandb_own_calls.py").read_text()
 
 @pytest.mark.timeout(900)
 def test_a_script_that_calls_wandb_itself_has_one_run(tmp_path):
-    """With no logger named: the plugin comes along because the script has imported wandb."""
+    """Without a logger: the plugin is active because the script has imported wandb."""
     pytest.importorskip("torchbus_ddp")
     assert run_script(OWN_CALLS, cwd=tmp_path, timeout_s=PATIENCE_S).ok()
     assert [item["item"]["rank"] for item in records(tmp_path, "history")] == [0, 0, 0]

@@ -1,7 +1,4 @@
-"""torchft, and its private names; nothing else in this package uses one.
-
-They were seen in torchft 0.2.
-"""
+"""torchft, and its private names, which only this module uses. They were seen in torchft 0.2."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ MISSING = (
 
 
 def require_torchft() -> None:
-    """Raise UsageError without torchft, or without what is used of it."""
+    """Raise UsageError if torchft is not installed, or has no ``perform_sync``."""
     if importlib.util.find_spec("torchft") is None:
         raise UsageError(MISSING)
     from torchft import local_sgd
@@ -35,26 +32,28 @@ def require_torchft() -> None:
 
 
 def streaming_save(state: object, file: IO[bytes]) -> None:
-    """Write a state. Without ``_serialization``: ImportError when a newcomer comes."""
+    """Write a state. Without ``_serialization``: ImportError when a replica joins."""
     from torchft.checkpointing._serialization import _streaming_save
 
     _streaming_save(state, file)
 
 
 def streaming_load(file: IO[bytes]) -> object:
-    """Read what ``streaming_save`` wrote, which may run code: only from a replica of this user.
+    """Read a state that ``streaming_save`` wrote, with tensors on the CPU.
 
-    Without ``_streaming_load``: ImportError in a newcomer.
+    It may run code, so read only from a replica of this user. Without ``_streaming_load``:
+    ImportError in the replica that joins.
     """
     from torchft.checkpointing._serialization import _streaming_load
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # it is not shared
+        # torch warns because writes would change the buffer, which has no other user
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
         return _streaming_load(file, map_location="cpu", weights_only=False)
 
 
 class Links:
-    """What connects this rank with the same rank of the other replicas.
+    """Connects this rank with the same rank of the other replicas, by torchft's Manager and gloo.
 
     Without ``_quorum_id``: AttributeError at a quorum.
     """
@@ -68,9 +67,9 @@ class Links:
         transport: Any,
         **given: Any,
     ) -> None:
-        """``transport``: for states. ``given``: for the Manager.
+        """Make a Manager with the arguments ``given``, which sends states by ``transport``.
 
-        Raises RuntimeError if the lighthouse does not answer.
+        Raises RuntimeError or TimeoutError if the lighthouse does not answer.
         """
         from torchft import Manager, ProcessGroupGloo
 
@@ -93,23 +92,26 @@ class Links:
 
     @property
     def quorum_id(self) -> int:
-        """The number of the present quorum. Without ``_quorum_id``: AttributeError at a quorum."""
+        """The number of the current quorum. Without ``_quorum_id``: AttributeError at a quorum."""
         number: int = self.manager._quorum_id
         return number
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor over replicas, in place. Raises RuntimeError if one has left."""
+        """All-reduce a real tensor over replicas to its sum, in place.
+
+        Raises RuntimeError if a replica has left.
+        """
         self.group.allreduce([tensor], dist.AllreduceOptions()).wait()
 
     def close(self) -> None:
-        """End its threads and connections."""
+        """End the threads and connections."""
         self.group.abort(errored=False)
         with contextlib.suppress(RuntimeError):
             self.manager.shutdown()
 
 
 class WithQuorum:
-    """A Manager whose quorum is known when a step begins.
+    """A Manager with a synchronous quorum, which DiLoCo requires.
 
     Without ``_use_async_quorum``: AttributeError when DiLoCo is made.
     """
@@ -118,9 +120,9 @@ class WithQuorum:
 
 
 class LocalAveraging:
-    """torchft's LocalSGD or DiLoCo, run when the session says so.
+    """torchft's LocalSGD or DiLoCo, whose average ``run`` starts.
 
-    Without ``_fragments``: UsageError when the session starts.
+    Without ``_fragments``: AttributeError when the optimizer is ready.
     """
 
     def __init__(

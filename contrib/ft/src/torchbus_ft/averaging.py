@@ -1,4 +1,4 @@
-"""Averages gradients and buffers, first in the replica, then over replicas."""
+"""Averages gradients in the replica and then over replicas; broadcasts buffers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from torchbus_strategy.parameters import trained as strategy_trained
 
 
 def mean_over(replicas: ReplicaLink, tensors: Sequence[Tensor]) -> None:
-    """Replace each by its mean over all ranks of all replicas, in one vector per dtype and device.
+    """Replace tensors in place by their means over all ranks of all replicas.
 
-    If a replica goes meanwhile, each tensor is the mean over this replica, and the step fails.
+    It needs two collectives per dtype and device. All ranks call it with tensors of the same
+    shapes, dtypes and devices. If another replica leaves, the tensors hold the means over this
+    replica, and the step is dropped.
     """
     if dist.get_world_size() > 1:
         averaging.mean_over(tensors)
@@ -26,9 +28,10 @@ def mean_over(replicas: ReplicaLink, tensors: Sequence[Tensor]) -> None:
 
 
 def over_replicas(replicas: ReplicaLink, tensors: Sequence[Tensor]) -> None:
-    """Replace each by its mean over this rank and the same rank of the other replicas.
+    """Replace tensors in place by their means over this rank and the same rank of other replicas.
 
-    If a replica goes meanwhile, the tensors stay as they are, and the step fails.
+    All ranks call it with tensors of the same shapes, dtypes and devices. If another replica
+    leaves, the tensors are unchanged, and the step is dropped.
     """
     found = []
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
@@ -43,7 +46,10 @@ def over_replicas(replicas: ReplicaLink, tensors: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def average_held(replicas: ReplicaLink, parameters: Sequence[Tensor], weight: float) -> None:
-    """Average gradients that no synchronised backward has made. One that no rank has stays None."""
+    """Average gradients that no synchronised backward has made. All ranks call it.
+
+    ``weight`` is this rank's weight in the mean. A gradient that no rank has stays None.
+    """
     reached = torch.tensor([float(one.grad is not None) for one in parameters])
     gradients = [averaging.dense_gradient(one) * weight for one in parameters]
     mean_over(replicas, [reached, *gradients])
@@ -52,7 +58,7 @@ def average_held(replicas: ReplicaLink, parameters: Sequence[Tensor], weight: fl
 
 
 class SharedBuffers(rank0_values.Buffers):
-    """Buffers that get the values of rank 0 of the first replica."""
+    """Broadcasts the buffers of rank 0 of the first replica to all ranks of all replicas."""
 
     def __init__(self, buffers: Callable[[], list[Tensor]], replicas: ReplicaLink) -> None:
         super().__init__([])
@@ -80,7 +86,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 class AcrossReplicas(reduction.AllAfterBackward):
-    """Averages all gradients once backward has made them. ``averaged`` is called after that."""
+    """Averages gradients over ranks and replicas after each backward, and calls ``averaged``."""
 
     def __init__(
         self,

@@ -28,10 +28,10 @@ UNUSED_OPTIONS = (
 
 
 class Commits:
-    """Steps of the quorum: each begins before the loop gets a batch, and ends at the next request.
+    """Makes or drops each step of the quorum, from one request for a batch to the next.
 
-    Several optimizers may step in it. It counts as used, with the samples read, if the first of
-    them steps. ``dropped`` counts the steps that were not, because a replica has gone.
+    Several optimizers may step in it. The samples count as used if the first of them steps.
+    ``dropped`` counts the verdicts to drop a step, because a replica has left.
     """
 
     hears_trials = False
@@ -56,7 +56,7 @@ class Commits:
         live.on_load = self._loaded
 
     def averaged(self) -> None:
-        """Gradients were averaged, or this has failed: the next step needs a verdict."""
+        """Ask for a verdict at the next step: gradients were averaged, or the average failed."""
         self._averaged = True
 
     def _loaded(self) -> None:
@@ -80,7 +80,7 @@ class Commits:
             self._begin()
 
     def _end_of_pass(self, order: ElasticOrder) -> bool:
-        """Whether steps of the replica's own end here: the next pass is another order."""
+        """Whether independent steps end here, because the pass has no more batches."""
         return self.local is not None and self.local.steps > 0 and not order.has_more()
 
     @hookimpl
@@ -97,7 +97,7 @@ class Commits:
                 call.weight = 0.0  # its forward ran with the old state
 
     def _begin(self) -> None:
-        """Agree with the other replicas on who takes part."""
+        """Agree with the other replicas on who takes part in the step."""
         before = self._session.world.data
         self._open, self._averaged, self._decided, self._healed = True, False, False, False
         self._steps_now = True
@@ -129,7 +129,7 @@ class Commits:
         return Answer(result)
 
     def _average_held(self, optimizer: Optimizer) -> None:
-        """A window may end without a synchronised backward: the loop has left it by ``break``."""
+        """Average gradients of a window that ``break`` ended before a synchronised backward."""
         if self.local is None and self._live.gradients is not None:
             self._averages = True
             try:
@@ -138,9 +138,9 @@ class Commits:
                 self._averages = False
 
     def average_held(self, parameters: Sequence[Tensor], weight: float) -> None:
-        """Average gradients that no synchronised backward has made.
+        """Average gradients that no synchronised backward has made. All ranks call it.
 
-        Raises Unsupported if their step runs already, and the verdict on it is known.
+        Raises Unsupported outside of ``step_called``, where the verdict would come too late.
         """
         if self.local is not None:
             return averaging.average(parameters, weight)
@@ -150,13 +150,13 @@ class Commits:
         self.averaged()
 
     def _verdict(self) -> bool:
-        """Whether to step. Without new gradients, it is what the last verdict was."""
+        """Return whether to step. Without new averages, the last verdict holds."""
         if self._averaged:
             self.decide()
         return self._steps_now
 
     def decide(self) -> bool:
-        """Ask for a verdict."""
+        """Ask all ranks of this replica for a verdict on the step, and drop it if one failed."""
         self._averaged = False
         self._steps_now = self._replicas.commit()
         if not self._decided and self._steps_now:
@@ -172,7 +172,10 @@ class Commits:
 
     @torch.no_grad()
     def _drop(self) -> None:
-        """As if the step had not been: a replica that was late for it has not counted it."""
+        """Undo what the step has changed, so that this replica equals those that did not count it.
+
+        Clears the gradients, and restores buffers, the count of backwards, and local steps.
+        """
         self.dropped += 1
         if self.local is not None:
             self.local.restore()

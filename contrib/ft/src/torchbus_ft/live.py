@@ -22,7 +22,7 @@ from torchbus_strategy.collectives import in_parts
 
 
 class Undo:
-    """Parameters, the optimizer's state and the counters, as they were before the step."""
+    """Copies of parameters, optimizer state and counters, to undo a step with a closure."""
 
     def __init__(self, optimizer: Optimizer, session: Context, live: Live) -> None:
         self._optimizer = optimizer
@@ -38,7 +38,7 @@ class Undo:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back."""
+        """Restore the copies."""
         for one, before in self._parameters:
             one.data.copy_(before)
         self._optimizer.load_state_dict(self._state)
@@ -47,7 +47,7 @@ class Undo:
 
 State = dict[str, Any]
 RESUMED = "ft.resumed"
-"""The plugin that is for checkpoints only."""
+"""The plugin whose state only checkpoints contain."""
 Counters = tuple[int, int, list[tuple[int, bool]]]
 UNLIKE = (
     "replica {!r} does not train the same model as the replicas that it joins: {} here, {} there."
@@ -56,7 +56,7 @@ UNLIKE = (
 
 
 class Trains(Protocol):
-    """The trained parameters of the replicas."""
+    """The trained parameters and their models."""
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -67,10 +67,10 @@ class Trains(Protocol):
 
 
 class Live:
-    """Gathers and restores the state of this rank, which may have only shards of ``trained``.
+    """Collects this rank's state for a replica that joins, and restores such a state.
 
-    ``gradients`` owns backward. It is None if fsdp does. ``pack`` turns a state into one that can
-    be sent, ``unpack`` turns it back.
+    The rank may hold only shards of ``trained``. ``gradients`` runs backward; it is None under
+    fsdp. ``pack`` makes a state that can be sent, and ``unpack`` reverses this.
     """
 
     hears_trials = False
@@ -94,12 +94,12 @@ class Live:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All that is trained."""
+        """All parameters of the trained models."""
         assert self.trained is not None
         return self.trained.parameters
 
     def models(self) -> list[Module]:
-        """The trained models. They are looked for once: that takes tens of milliseconds."""
+        """Return the trained models. The search takes tens of milliseconds, so it runs once."""
         if self._models is None:
             assert self.trained is not None
             found = self.trained.models(self.trained.parameters)
@@ -107,18 +107,18 @@ class Live:
         return [model for model in (known() for known in self._models) if model is not None]
 
     def buffers(self) -> list[Tensor]:
-        """The buffers of the trained models."""
+        """Return the buffers of the trained models, each once, without empty ones."""
         found = {id(one): one for model in self.models() for one in model.buffers() if one.numel()}
         return list(found.values())
 
     def forget(self) -> None:
-        """The parameters have changed."""
+        """Look for the models again, because the parameters have changed."""
         self._models = None
 
     # The state -----------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """All of it. Buffers are copied: the next forward changes them while they are sent."""
+        """Return the state. Buffers are copies, because forward may change them during the send."""
         with in_parts(self._session):
             found: State = self.pack(self._state())
             return found
@@ -139,7 +139,10 @@ class Live:
         }
 
     def load(self, state: State) -> None:
-        """Continue from another replica's state. Raises RanksDiverged if it does not fit."""
+        """Continue from another replica's state.
+
+        Raises RanksDiverged if that replica trains another model.
+        """
         self._compare(state["what"])
         with in_parts(self._session):
             self._load(self.unpack(state))
@@ -159,13 +162,13 @@ class Live:
         self._passes.load(state["passes"], state["random"])
 
     def counters(self) -> Counters:
-        """How many steps were made."""
+        """Return the counts of steps: of ``gradients``, of the session, and of each optimizer."""
         steps, known = self._session.steps, self.optimizers
         made = [(steps.of(one), steps.has_stepped(one)) for one in known]
         return 0 if self.gradients is None else self.gradients.steps, steps.count, made
 
     def count(self, counters: Counters) -> None:
-        """Count on from there."""
+        """Continue from these counts."""
         of_gradients, count, made = counters
         if self.gradients is not None:
             self.gradients.steps = of_gradients
@@ -179,7 +182,7 @@ class Live:
             one.data.copy_(other)
 
     def _things(self) -> list[Any]:
-        """Optimizers, and what belongs to them: schedulers and scalers."""
+        """Return the optimizers, their schedulers, and all gradient scalers, in a common order."""
         numbers = {id(one): number for number, one in enumerate(self.optimizers)}
         schedulers = [one for one in objects.alive(LRScheduler) if id(one.optimizer) in numbers]
         schedulers.sort(key=lambda one: (numbers[id(one.optimizer)], type(one).__name__))
@@ -194,7 +197,7 @@ class Live:
     # The comparison ------------------------------------------------------------------------------
 
     def _what(self) -> list[str]:
-        """Description of the trained parameters, equal on all replicas."""
+        """Describe the trained model in lines that must be equal on all replicas."""
         models = self.models()
         shapes = [f"{str(one.dtype)[6:]}{list(one.shape)}" for one in self.parameters]
         return [

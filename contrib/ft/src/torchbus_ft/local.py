@@ -1,4 +1,4 @@
-"""Replicas that step independently for a while, for slow links: torchft's LocalSGD and DiLoCo."""
+"""Runs torchft's LocalSGD and DiLoCo, in which replicas step independently between averages."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ SECOND = (
     " is a second one. Give all parameters to one optimizer, or leave gradient_algorithm out"
 )
 OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-"""Of DiLoCo's outer optimizer, as in its paper (Douillard et al., 2023)."""
+"""DiLoCo's outer optimizer is this SGD, as in the paper (Douillard et al., 2023)."""
 
 
 class CompletedWork:
-    """A collective that is over."""
+    """The handle of a finished collective."""
 
     def wait(self) -> bool:
         return True
 
 
 class OfWindow(WithQuorum):
-    """torchft's Manager, for steps whose quorum was made before the first of them."""
+    """torchft's Manager, for a window of steps whose quorum was formed before the first one."""
 
     def __init__(self, replicas: ReplicaLink, decide: Callable[[], bool]) -> None:
         self._replicas = replicas
         self.should_commit = decide
 
     def start_quorum(self) -> None:
-        """It is known: the data was divided by it."""
+        """Do nothing: the quorum of the window exists, and has divided the data."""
 
     def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> CompletedWork:
         self._replicas.mean(tensor)
@@ -49,10 +49,10 @@ class OfWindow(WithQuorum):
 
 
 class PeriodicAveraging:
-    """Averages after every ``every`` steps, and at the end of a pass.
+    """Averages the parameters after every ``every`` steps, and at the end of a pass.
 
-    If that fails, because a replica has gone, the parameters are as they were before those steps,
-    which the loop makes again with the same samples.
+    If a replica has left, the parameters return to the last average, and the loop repeats the steps
+    since then with the same samples.
     """
 
     hears_trials = False
@@ -90,7 +90,7 @@ class PeriodicAveraging:
         self._averaging = LocalAveraging(self._algorithm, *given)
 
     def begin(self) -> None:
-        """A quorum was made: remember the parameters, which all replicas have in common."""
+        """Begin a window after a quorum: copy the parameters, which are equal on all replicas."""
         self._before = [one.detach().clone() for one in self._parameters]
         self.steps = 0
 
@@ -102,13 +102,13 @@ class PeriodicAveraging:
                 self.average()
 
     def average(self) -> None:
-        """Average now. All replicas call it after the same step."""
+        """Average the parameters now. All ranks of all replicas call it after the same step."""
         if self.steps and self._averaging is not None:
             self.steps = 0
             self._averaging.run()
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back to where the window began."""
+        """Restore the parameters from the beginning of the window."""
         for one, before in zip(self._parameters, self._before, strict=True):
             one.data.copy_(before)

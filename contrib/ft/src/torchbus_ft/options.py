@@ -1,4 +1,4 @@
-"""The strategy's options, and their values on this machine."""
+"""Checks the strategy's options, and completes them from the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ SILENT = (
 
 
 def address(given: str | None) -> str:
-    """The URL of the lighthouse: the argument, or that of the environment."""
+    """Return the lighthouse's URL: the argument, or else TORCHFT_LIGHTHOUSE.
+
+    Raises UsageError if there is none, or if it is not a URL with a port.
+    """
     expect("lighthouse", given, (str, type(None)), "the URL of a lighthouse")
     found = given or os.environ.get(LIGHTHOUSE)
     if not found:
@@ -40,7 +43,7 @@ def address(given: str | None) -> str:
 
 
 def reach(url: str, timeout_s: float) -> None:
-    """Raise LaunchError if no server listens there."""
+    """Raise LaunchError if no server listens at the URL."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname or "", parts.port or 0), timeout_s).close()
@@ -49,7 +52,10 @@ def reach(url: str, timeout_s: float) -> None:
 
 
 def local_host(url: str) -> str:
-    """This machine's address on the way to the lighthouse. Nothing is sent."""
+    """Return the address from which this machine reaches the lighthouse. Nothing is sent.
+
+    Raises OSError if the lighthouse's name has no address, or there is no route to it.
+    """
     parts = urlsplit(url)
     family, kind, _, _, place = socket.getaddrinfo(
         parts.hostname, parts.port, type=socket.SOCK_DGRAM
@@ -77,9 +83,10 @@ TWO_WAYS = (
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """How replicas find each other. ``name``: of this replica. ``host``: where others reach it.
+    """How this replica finds the others.
 
-    ``key``: of this user's replicas.
+    ``name`` is this replica's name, and ``host`` the address where others reach it. ``key`` is the
+    secret that this user's replicas share.
     """
 
     name: str
@@ -93,7 +100,7 @@ class ReplicaOptions:
 
 @dataclass(frozen=True)
 class FTArguments:
-    """The arguments of ``FT``. Raises UsageError for those of other types or values."""
+    """The arguments of ``FT``. Raises UsageError for a wrong type or value."""
 
     lighthouse: str | None
     replica: str | None
@@ -128,7 +135,10 @@ class FTArguments:
         return self.replica_strategy == "fsdp"
 
     def check(self, session: Context) -> None:
-        """Raise UsageError if the model can't be sharded here."""
+        """Raise UsageError if the model is to be sharded and can't be.
+
+        torchbus-sharded is missing, a replica has one rank, or a ``gradient_algorithm`` is given.
+        """
         if not self.shards:
             return
         if not any(getattr(one, "divides_states", False) for _, one in session.bus.plugins()):
@@ -140,9 +150,10 @@ class FTArguments:
             raise UsageError(TWO_WAYS.format(algorithm))
 
     def resolved(self) -> ReplicaOptions:
-        """With what the environment says. Raises UsageError without a lighthouse.
+        """Return the options with defaults from the environment.
 
-        Raises LaunchError if there is no usable secret of the user.
+        Raises UsageError without a lighthouse, UsageError or LaunchError without a usable secret of
+        the user, and OSError if the lighthouse's name has no address.
         """
         url = address(self.lighthouse)
         return ReplicaOptions(

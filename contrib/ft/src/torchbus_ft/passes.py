@@ -1,4 +1,4 @@
-"""The loop's pass and loader, and how a new replica reaches the same position."""
+"""Counts the loop's passes over loaders, and moves a new or resumed replica to its position."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ State = dict[str, Any]
 
 
 class Resumed:
-    """Moves a resumed run to its position, for any former number of replicas.
+    """Moves a resumed run to its position, for any earlier number of replicas.
 
-    A checkpoint counts the batches of one rank. How much of the order they were depends on the
-    replicas of each step.
+    A checkpoint counts the batches of one rank. What part of the order they were depends on the
+    number of replicas at each step, so this state has the places in the order.
     """
 
     hears_trials = False
@@ -47,7 +47,7 @@ class Resumed:
 
     @hookimpl
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        """The first one after the checkpoint: in the pass that it was written in, or the next."""
+        """Restore the position at the first batch: in the checkpoint's pass, or the next one."""
         if self._begun is None:
             return
         in_that_pass = iterator.num_yielded > 0
@@ -60,10 +60,10 @@ Places = dict[int, Place]
 
 
 class PassCounter:
-    """Counts the passes of the loop, evaluation included: the same number on all replicas.
+    """Counts the passes of the loop, evaluation included, equally on all replicas.
 
-    A newcomer leaves out the passes that are over. Until it has reached the others it is
-    ``is_catching_up``: the loop gets no batch, schedulers do not step, and nothing is logged.
+    A new replica skips the passes that are over. While it ``is_catching_up`` with the others, the
+    loop gets no batch, schedulers do not step, and nothing is logged.
     """
 
     hears_trials = False
@@ -72,13 +72,13 @@ class PassCounter:
         self._session = session
         self._name = name
         self.begun = 0
-        # only the loop holds an iterator: it leaves a pass by releasing it
+        # only the loop holds a strong reference: when it leaves a pass, the iterator is freed
         self._open: dict[int, tuple[weakref.ref[LoaderIterator], ElasticOrder]] = {}
         self._wanted: Places = {}
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the loop has not reached the pass that the others are in."""
+        """Whether the loop has not yet reached the pass of the other replicas."""
         return bool(self._wanted)
 
     # Events --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class PassCounter:
 
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._wanted.clear()  # once it trains, the passes not begun by now will not come
+        self._wanted.clear()  # passes that the loop has not begun before its first step won't come
 
     # Settling ------------------------------------------------------------------------------------
 
@@ -127,12 +127,12 @@ class PassCounter:
                 yield n, iterator, order
 
     def commit(self) -> None:
-        """A step has used what the loop has taken."""
+        """Count the batches that the loop has consumed as used."""
         for _, order in self._open.values():
             order.commit()
 
     def take_back(self) -> None:
-        """Offer again what no step has used, divided by what holds now."""
+        """Offer the unused batches again, divided over the current ranks."""
         for reference, order in self._open.values():
             order.take_back()
             iterator = reference()
@@ -142,18 +142,21 @@ class PassCounter:
     # State ---------------------------------------------------------------------------------------
 
     def state(self) -> Places:
-        """The place in each open pass, by the number of the pass."""
+        """Return the place in each open pass, by the pass's number."""
         return {n: order.place() for n, _, order in self._in_progress()}
 
     def load(self, places: Places, random: State) -> None:
-        """Go to another replica's places, before ``take_back``. A pass that is over there ends."""
+        """Go to another replica's places. A pass that is over there ends here too.
+
+        Call ``take_back`` afterwards.
+        """
         self._session.random.load_common(random, self._stream(places), 2)
         self._wanted = {n: place for n, place in places.items() if n > self.begun}
         for n, (_, order) in self._open.items():
             order.go_to(places.get(n))
 
     def go_on(self, number: int, places: Places) -> None:
-        """A run that resumes is in pass ``number``, at these places."""
+        """Continue a resumed run in pass ``number``, at these places."""
         opened = self._open.pop(self.begun, None)
         self.begun = number
         if opened is not None:
@@ -164,7 +167,7 @@ class PassCounter:
                 restart(self._session, iterator)
 
     def _stream(self, places: Places) -> int:
-        """A number for this rank's own random stream, which no other rank has."""
+        """Return a number for this rank's random stream, from its name, rank and places."""
         reported = (
             f"{self._name} {self._session.rank} {[(n, p['used']) for n, p in places.items()]}"
         )
@@ -172,7 +175,7 @@ class PassCounter:
 
 
 def restart(session: Context, iterator: LoaderIterator) -> None:
-    """Let workers begin again from where the order is. The loop's random numbers stay."""
+    """Restart a loader's workers at the order's place. The loop's random state is unchanged."""
     if iterator.loader.num_workers:
         drawn = session.random.state()
         iterator.restart()

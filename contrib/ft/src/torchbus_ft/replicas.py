@@ -1,4 +1,4 @@
-"""The replicas that train together now, by torchft's Manager."""
+"""Forms a quorum of replicas before each step, and reduces tensors over them, by torchft."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ FOREIGN = (
 
 
 class ReplicaLink:
-    """This rank's link to the same rank of the other replicas.
+    """Links this rank to the same rank of the other replicas.
 
-    ``number`` and ``count``: this replica among those of the quorum. ``steps``: common to all.
-    ``on_change`` is called when replicas have come or gone.
+    This replica has the number ``number`` of ``count`` in the quorum. All replicas have the same
+    ``steps``. The functions in ``on_change`` are called after the quorum has changed.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class ReplicaLink:
         self.on_change: list[Callable[[], None]] = []
 
     def _open_store(self) -> tuple[dist.Store | None, tuple[str, int]]:
-        """The store in which ranks find this replica's manager, and replicas find each other."""
+        """Serve the store of this replica on rank 0, and return it with its host and port.
+
+        Ranks find this replica's manager in it, and replicas each other. All ranks call it.
+        """
         if not self._session.is_main:
             host, port = broadcast_object(None)
             return None, (host, port)
@@ -106,7 +109,7 @@ class ReplicaLink:
 
     @property
     def steps(self) -> int:
-        """Steps that were committed since the first replica began."""
+        """The number of committed steps since the first replica started."""
         return int(self._links.manager.current_step())
 
     @property
@@ -116,15 +119,17 @@ class ReplicaLink:
 
     @property
     def failed(self) -> bool:
-        """Whether a collective of this step has failed: a replica has gone."""
+        """Whether a collective of this step has failed, because a replica has left."""
         return self._links.manager.errored() is not None
 
     # The quorum ----------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Agree on who takes part in the next step. A newcomer gets the state of the others.
+        """Agree on who takes part in the next step. A new replica gets the state of the others.
 
-        Raises RankFailed if too few replicas come in time, or the lighthouse does not answer.
+        All ranks of all replicas call it. Raises RankFailed if too few replicas join in time, if
+        the lighthouse does not answer, or if a replica has another key. Raises RanksDiverged if the
+        others train another model.
         """
         begun = time.monotonic()
         while not self._quorum():
@@ -144,7 +149,7 @@ class ReplicaLink:
                 reported()
 
     def _quorum(self) -> bool:
-        """Ask the lighthouse once. Whether there are enough replicas."""
+        """Ask the lighthouse once, and return whether there are enough replicas."""
         try:
             self._links.manager.start_quorum()
         except TorchbusError:
@@ -156,7 +161,7 @@ class ReplicaLink:
         return bool(self._links.manager.num_participants() >= self._options.min_replicas)
 
     def _why(self, error: Exception) -> str:
-        """Why there is no quorum."""
+        """Return why there is no quorum: the lighthouse is down, or it waits for replicas."""
         name, url = self._options.name, self._options.lighthouse
         try:
             reach(url, self._options.timeout_s)
@@ -169,27 +174,36 @@ class ReplicaLink:
         return text.format(self._options.name, come, self._options.min_replicas, *more)
 
     def _divide(self) -> None:
-        """Let this rank's part of the data be one of all ranks of all replicas."""
+        """Give this rank its part of the data, of one part for each rank of all replicas."""
         rank, ranks = self._session.rank, self._session.world_size
         place = DataPlace(self.number * ranks + rank, self.count * ranks)
         if self._session.world.data != place:
             self._session.change_world(data_place=place)
 
     def commit(self) -> bool:
-        """Whether the step is to be made: all ranks of this replica have its gradients."""
+        """Return whether to make the step: all ranks of this replica have the averages.
+
+        All ranks of the replica call it.
+        """
         return bool(self._links.manager.should_commit())
 
     # Collectives ---------------------------------------------------------------------------------
 
     def mean(self, flat: Tensor) -> bool:
-        """Replace a vector by its mean over replicas. False if that failed: the vector is lost."""
+        """Replace a tensor by its mean over replicas, in place. All ranks call it.
+
+        Returns False if that failed. The tensor's values are then undefined.
+        """
         if self.sum(flat):
             flat /= self.count
             return True
         return False
 
     def sum(self, flat: Tensor) -> bool:
-        """Replace a vector by its sum over replicas. False if that failed: the vector is lost."""
+        """Replace a tensor by its sum over replicas, in place. All ranks call it.
+
+        Returns False if that failed. The tensor's values are then undefined.
+        """
         if self.failed:
             return False
         try:

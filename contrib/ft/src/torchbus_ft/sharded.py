@@ -1,4 +1,4 @@
-"""Replicas whose ranks share one model by fsdp: rank i of each replica has the same shards."""
+"""Replicas that fsdp shards over their ranks: rank i of each replica has the same shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOSE = (
 
 
 class TrainedShards:
-    """The shards that this rank trains, and the frozen ones beside them."""
+    """This rank's shards of all parameters, the frozen ones included."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -40,14 +40,14 @@ class TrainedShards:
         return list({id(one): one for one in [*held, *owned]}.values())
 
     def models(self, parameters: Sequence[Tensor]) -> list[Module]:
-        """The models that own the parameters."""
+        """Return the models that own the parameters."""
         return objects.models_of(parameters)
 
 
 class AcrossShards:
     """Averages each shard of a gradient with the same shard of the other replicas.
 
-    fsdp has averaged over the ranks of this replica. ``averaged`` is called after that.
+    fsdp has already averaged over the ranks of this replica. Calls ``averaged`` afterwards.
     """
 
     hears_trials = False
@@ -93,7 +93,7 @@ class AcrossShards:
 def share(
     session: Context, replicas: ReplicaLink, live: Live, averaged: Callable[[], None]
 ) -> None:
-    """Let the replicas average what fsdp averages in each of them."""
+    """Average over replicas the gradients that fsdp averages in each of them."""
     live.trained = models = TrainedShards(live)
     live.pack, live.unpack = packed, lambda state: unpacked(state, mesh_of(models.parameters))
     session.bus.register(AcrossShards(session, replicas, live, averaged), "ft.shards")
@@ -103,7 +103,10 @@ def share(
 
 
 class Shard(NamedTuple):
-    """A rank's part of a DTensor, without the mesh, which the other replicas do not have."""
+    """A rank's local part of a DTensor, without the mesh, which differs between replicas.
+
+    ``shape`` and ``stride`` are those of the whole tensor.
+    """
 
     part: Tensor
     placements: tuple[Any, ...]
@@ -112,7 +115,7 @@ class Shard(NamedTuple):
 
 
 def packed(state: Any) -> Any:
-    """The state with a ``Shard`` for each DTensor."""
+    """Return the state with each DTensor replaced by a ``Shard``."""
     if isinstance(state, DTensor):
         return Shard(
             compat.local_part(state.detach()), tuple(state.placements), state.shape, state.stride()
@@ -121,7 +124,7 @@ def packed(state: Any) -> Any:
 
 
 def unpacked(state: Any, mesh: DeviceMesh) -> Any:
-    """The state with DTensors again, over the mesh of this replica."""
+    """Return the state with each ``Shard`` replaced by a DTensor over this replica's mesh."""
     if isinstance(state, Shard):
         return DTensor.from_local(
             state.part,
@@ -135,7 +138,7 @@ def unpacked(state: Any, mesh: DeviceMesh) -> Any:
 
 
 def mesh_of(parameters: Sequence[Tensor]) -> DeviceMesh:
-    """The mesh over which fsdp has sharded."""
+    """Return the mesh over which fsdp has sharded the parameters."""
     return next(one.device_mesh for one in parameters if isinstance(one, DTensor))
 
 

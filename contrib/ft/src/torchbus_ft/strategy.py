@@ -1,4 +1,4 @@
-"""The strategy ``ft``."""
+"""The strategy ``ft``: replicas that leave and join while the run continues."""
 
 from __future__ import annotations
 
@@ -23,26 +23,30 @@ from torchbus_strategy.strategy import Strategy
 
 
 class FT(Strategy):
-    """Replicas that come and go: each session is one, of one rank or of several.
+    """Averages gradients over replicas that leave and join. Each session is one replica.
 
-    Before each step the replicas agree on who takes part, by torchft's lighthouse. If one dies, the
-    others drop the step, and repeat it without the dead one. A newcomer gets the state of the
-    others while they train.
+    A replica has one rank or several. Before each step the replicas agree on who takes part, by
+    torchft's lighthouse. If a replica dies, the others drop the step, and repeat it without that
+    replica. A new replica gets the state of the others while they train.
 
     Args:
-        lighthouse: its URL; TORCHFT_LIGHTHOUSE by default.
-        replica: the name of this replica; REPLICA_GROUP_ID by default, else one that is drawn.
+        lighthouse: the URL of the lighthouse; TORCHFT_LIGHTHOUSE by default.
+        replica: the name of this replica; REPLICA_GROUP_ID by default, or else a random name.
         min_replicas: with fewer, a replica waits.
         timeout_s: seconds until a collective, or the transfer of 1 MB of the state, has failed.
         quorum_timeout_s: seconds that a replica waits for the others before a step.
-        host: the address of this machine for the other replicas. By default it is that on the way
-            to the lighthouse.
-        sync_every: with ``gradient_algorithm="local_sgd"`` or ``"diloco"``, the steps that each
-            replica makes between two averages.
+        host: the address of this machine for the other replicas. By default it is the address from
+            which the machine reaches the lighthouse.
+        sync_every: with ``gradient_algorithm="local_sgd"`` or ``"diloco"``, the steps of each
+            replica between two averages.
         replica_strategy: how the ranks of one replica share the work: "ddp", or "fsdp", which
             shards the model over them, by torchbus-sharded.
 
-    Further arguments are those of ``Strategy``.
+    Further arguments are those of ``Strategy``. ``sync_buffers`` has no effect, except within a
+    replica under a ``gradient_algorithm``. With ``replica_strategy="fsdp"`` none has an effect.
+
+    Raises:
+        UsageError: torchft is not installed, or an option has another type or value.
 
     Source: https://github.com/pytorch/torchft; Douillard et al., DiLoCo,
     https://arxiv.org/abs/2311.08105
@@ -86,12 +90,12 @@ class FT(Strategy):
 
     @property
     def participants(self) -> int:
-        """How many replicas make the present step together."""
+        """The number of replicas in the current quorum."""
         return 1 if self._replicas is None else self._replicas.count
 
     @property
     def steps(self) -> int:
-        """How many steps the replicas have made together, since the first one began."""
+        """The number of committed steps since the first replica started."""
         return 0 if self._replicas is None else self._replicas.steps
 
     @hookimpl(tryfirst=True)
@@ -122,7 +126,7 @@ class FT(Strategy):
         self.start(session)
 
     def start(self, session: Context) -> None:
-        """Find the other replicas. All ranks of this one call it."""
+        """Connect to the other replicas. All ranks of this replica call it."""
         session.steps.follow()
         passes = PassCounter(session, self._resolved.name)
         live = Live(session, self._resolved.name, passes)
@@ -140,7 +144,7 @@ class FT(Strategy):
     def _synchronise(
         self, session: Context, replicas: ReplicaLink, live: Live, commits: Commits
     ) -> None:
-        """Average gradients over the ranks of this replica, and over the replicas."""
+        """Average gradients over the ranks of this replica, and then over the replicas."""
         algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm in ALGORITHMS:
             every = self._given.sync_every

@@ -1,7 +1,8 @@
-"""Sends this replica's state to newcomers with the user's key, and rejects states without it.
+"""Sends a replica's state, signed with the user's key, and rejects states without the signature.
 
-A newcomer asks with random bytes and a tag of them. Each block of the answer has a tag, too, of
-these bytes and its number. The state is a pickle: no block is read before its tag is found right.
+A new replica asks with random bytes and their tag. Each block of the answer has a tag of these
+bytes, the block's number and its content. The state is a pickle, which may run code, so a block is
+read only if its tag is valid.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class Foreign(RuntimeError):
 
 
 class CutAnswer(Foreign):
-    """The answer ends early: its replica has just ended, or has another key and says nothing."""
+    """The answer ends early: the other replica has just ended, or has another key."""
 
 
 class Transport:
-    """Sends states from one replica to another, as a ``CheckpointTransport`` of torchft.
+    """Sends states between replicas, as a ``CheckpointTransport`` of torchft.
 
-    ``host``: the address of this machine for the other replicas. ``foreign``: what has answered the
-    last question without the key, "" if nothing. One that is cut off each time lacks the key.
+    ``host`` is the address of this machine for the other replicas. ``foreign`` is the address that
+    has answered the last question without the key, or "". An address counts as foreign after three
+    answers that end early.
     """
 
     def __init__(self, host: str, key: bytes, timeout_s: float) -> None:
@@ -60,7 +62,7 @@ class Transport:
         self._thread.start()
 
     def metadata(self) -> str:
-        """Return where others get the state."""
+        """Return the address at which other replicas get the state."""
         return self._address
 
     def send_checkpoint(
@@ -74,16 +76,20 @@ class Transport:
             self._changed.notify_all()
 
     def disallow_checkpoint(self) -> None:
-        """Wait until the state is sent: it may change then. Raises TimeoutError."""
+        """Stop offering the state, and wait until it is sent. Afterwards it may change.
+
+        Raises TimeoutError if another replica reads too slowly.
+        """
         with self._changed:
             self._offered = None
             if not self._changed.wait_for(lambda: not self._readers, self._timeout_s):
                 raise TimeoutError("a replica does not read the state that it has asked for")
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
-        """Return the state of another replica. Raises Foreign if it is not signed with the key.
+        """Return the state of another replica.
 
-        Raises CutAnswer if it ends early; the next quorum names another replica then.
+        Raises Foreign if the state is not signed with the key, CutAnswer if it ends early, and
+        OSError if the replica does not answer in time. The next quorum names another replica.
         """
         asked = secrets.token_bytes(ASKED_BYTES)
         about = _about(metadata, step, asked)
@@ -101,7 +107,7 @@ class Transport:
             raise
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the server, and whatever waits for a state."""
+        """End the server, and the threads that wait for a state."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -110,7 +116,7 @@ class Transport:
         self._server.server_close()
 
     def _asked(self, link: Punctual) -> tuple[int, bytes] | None:
-        """Read a question. Return which state it is for, and what it is about; None for others."""
+        """Read a question. Return the step of the state, and the signed text; None if invalid."""
         text = link.read(QUESTION.size)
         if len(text) != QUESTION.size:
             return None
@@ -148,7 +154,7 @@ class Transport:
 
 
 def _about(address: str, step: int, asked: bytes) -> bytes:
-    """Where a state is asked for, and which one: a server can't use a question elsewhere."""
+    """Return the text that a tag signs. The address stops a server from reusing the question."""
     return f"{address} {step} ".encode() + asked
 
 
@@ -181,21 +187,21 @@ class _Server(socketserver.ThreadingTCPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, 0), TransportHandler)
-        except OSError:  # the address belongs to a host that forwards to this one
+        except OSError:  # the address may be that of a host that forwards to this one
             super().__init__(("", 0), TransportHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the one that asked has gone, or was never a replica."""
+        """Print nothing: the client has disconnected, or is not a replica."""
 
 
 class Punctual:
-    """Reads from a connection, whose other end may send one byte now and then."""
+    """Reads from a connection with a total time limit, however slowly the bytes arrive."""
 
     def __init__(self, link: socket.socket, timeout_s: float) -> None:
         self._link, self._timeout_s = link, timeout_s
 
     def read(self, size: int) -> bytes:
-        """Return this many bytes, fewer at the end. Raises TimeoutError if they take too long."""
+        """Return ``size`` bytes, or fewer at the end. Raises TimeoutError after the time limit."""
         block, count = bytearray(size), 0
         deadline_s = time.monotonic() + self._timeout_s
         while count < size:
@@ -212,7 +218,7 @@ class Punctual:
 
 
 class Tags:
-    """Makes the tags of an answer's blocks, in their order."""
+    """Makes the tags of an answer's blocks, which depend on the order of the blocks."""
 
     def __init__(self, key: bytes, about: bytes) -> None:
         self._key, self._about, self._count = key, about, 0
@@ -224,7 +230,7 @@ class Tags:
 
 
 class Sealed(io.RawIOBase):
-    """Writes blocks with their length and tag. The last one is empty."""
+    """Writes blocks with their lengths and tags. The last block is empty."""
 
     def __init__(self, file: IO[bytes], tags: Tags) -> None:
         self._file, self._tags = file, tags
@@ -244,7 +250,10 @@ class Sealed(io.RawIOBase):
 
 
 class Opened(io.RawIOBase):
-    """Reads sealed blocks. Raises Foreign for one without a right tag, or if one is missing."""
+    """Reads sealed blocks.
+
+    Raises Foreign for a block with an invalid tag, and CutAnswer if a block is missing.
+    """
 
     def __init__(self, file: IO[bytes] | Punctual, tags: Tags) -> None:
         self._file, self._tags = file, tags

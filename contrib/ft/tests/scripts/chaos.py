@@ -1,4 +1,4 @@
-"""A loop that says who it is, so that it can be killed, and its loss after each epoch.
+"""Trains, and writes its pid, so that a test can kill it, and its loss after each epoch.
 
 ``--seed`` is that of the order; ``--plain`` is the loop without torchbus.
 """
@@ -29,7 +29,7 @@ args = parser.parse_args()
 
 
 def tell() -> None:
-    """Write how many steps are made."""
+    """Write the number of steps."""
     if not args.plain:
         place = args.out / f"at-{args.name}"
         place.with_suffix(".new").write_text(str(strategy.steps))
@@ -66,7 +66,7 @@ with contextlib.nullcontext() if args.plain else block:
             tell()
         with torch.no_grad():
             loss = nn.functional.mse_loss(model(x), y).item()
-        if taken:  # else it was over when this replica began
+        if taken:  # else the epoch was over when this replica began
             (args.out / f"loss-{args.name}-{epoch}").write_text(str(loss))
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, args.out / f"end-{args.name}.pt")

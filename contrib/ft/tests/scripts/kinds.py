@@ -38,7 +38,7 @@ def net(outputs: int = 1) -> nn.Sequential:
 
 
 def die_inside(at: int) -> None:
-    """Dies in the all-reduce number ``at`` of gradients."""
+    """Kill this process in the all-reduce number ``at`` of gradients."""
     from torchft.process_group import ProcessGroupGloo
 
     before = ProcessGroupGloo.allreduce
@@ -74,7 +74,7 @@ def gan_step(one, other, first, second, inputs) -> None:
 
 
 def gan() -> dict[str, object]:
-    """Two optimizers, each with a backward of its own in every batch."""
+    """Two optimizers, each with a separate backward in every batch."""
     one, other = net(4), net()
     first = torch.optim.Adam(one.parameters(), 0.01)
     second = torch.optim.Adam(other.parameters(), 0.01)
@@ -161,7 +161,7 @@ def workers() -> dict[str, object]:
 
 
 def local() -> dict[str, object]:
-    """Replicas that average after four steps of their own, and at the end of a pass."""
+    """Replicas that average after four independent steps, and at the end of a pass."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     batches = loader()

@@ -1,4 +1,4 @@
-"""What is left after a session: threads and listening ports, as JSON."""
+"""Prints the threads and listening ports that remain after a session, as JSON."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def train() -> None:
         optimizer.step()
 
 
-import torch.distributed.nn  # noqa: E402  what a first session loads for good
+import torch.distributed.nn  # noqa: E402  a first session loads this permanently
 
 before = torch_state()
 with session(FT(lighthouse=URL), launch="fork"):

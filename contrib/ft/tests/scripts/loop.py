@@ -1,8 +1,8 @@
-"""A loop with Adam, dropout, BatchNorm and a scheduler, which says what became of it.
+"""Trains with Adam, BatchNorm and a scheduler, and saves the final state.
 
 ``--die`` says where this process kills itself: "step:7" before the eighth step, "reduce:7" while
-the others wait for it in the all-reduce. From step ``--hold`` on a replica does not go on before
-the file ``go`` exists, and goes slowly while it is alone. ``--peers`` begin at the same time.
+the others wait for it in the all-reduce. From step ``--hold`` on, a replica waits for the file
+``go``, and runs slowly while no other replica takes part. ``--peers`` begin at the same time.
 ``--plain`` is the loop without torchbus.
 """
 

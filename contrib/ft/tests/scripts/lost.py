@@ -1,4 +1,4 @@
-"""The lighthouse is killed in mid-run. With ``--again`` another one begins at its address."""
+"""Kills the lighthouse in mid-run. With ``--again`` another one starts at its address."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from torchbus_ft.strategy import FT
 
 
 def lighthouse(port: int) -> tuple[int, int]:
-    """A lighthouse in a process of its own: (process, port)."""
+    """Start a lighthouse in a separate process, and return its pid and port."""
     out, told = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What a session refuses before it trains: each message, as JSON."""
+"""Prints the message of each error that a session raises before it trains, as JSON."""
 
 import json
 import sys

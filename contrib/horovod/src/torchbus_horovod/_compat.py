@@ -1,7 +1,4 @@
-"""Private names of torch, and Horovod's modules.
-
-Torch's were seen in 2.6 to 2.13, Horovod's in 0.28.1.
-"""
+"""Private names of torch, seen in 2.6 to 2.13, and modules of Horovod, seen in 0.28.1."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ graph_task: Callable[[], int] = private(
 
 
 def gradient_node(parameter: Tensor) -> Node:
-    """The node that accumulates the parameter's gradient. Torch frees it without a reference."""
+    """Return the node that accumulates a parameter's gradient. Hold it, or torch frees it."""
     with torch.enable_grad():
         view = parameter.expand_as(parameter).grad_fn
     assert view is not None
@@ -34,14 +31,14 @@ def gradient_node(parameter: Tensor) -> Node:
 
 
 def horovod() -> Any:
-    """Horovod's functions for torch. Without its library, ``init`` and the others are missing."""
+    """Return the module ``horovod.torch``, which lacks ``init`` if Horovod's library is missing."""
     import horovod.torch
 
     return horovod.torch
 
 
 def end(hvd: Any) -> None:
-    """End Horovod's thread, and forget that it was to be ended when Python exits."""
+    """Shut Horovod down now, and not again when Python exits."""
     hvd.shutdown()
     atexit.unregister(hvd.shutdown)
 
@@ -51,10 +48,10 @@ LONGEST_VALUE = 1 << 24
 
 @contextmanager
 def rendezvous(address: str) -> Iterator[int]:
-    """Horovod's server, in which its ranks find each other. Returns its port.
+    """Run Horovod's rendezvous server, where its ranks find each other, and yield the port.
 
-    Strangers may connect, too: they get no names of files, which Horovod's handler answers to HEAD,
-    can't fill the memory by one value, and don't delay the end by a connection that they hold.
+    Other programs may connect too. The server rejects HEAD, which Horovod's handler answers with
+    names of files, and values above 16 MiB. An open connection does not delay the end.
     """
     from horovod.runner.http import http_server
 

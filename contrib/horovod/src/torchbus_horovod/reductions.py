@@ -1,4 +1,4 @@
-"""Averages gradients during the backward."""
+"""Averages gradients with Horovod while backward makes the next ones."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from torchbus_strategy.parameters import rank0_values
 from torchbus_strategy.parameters import trained as strategy_trained
 
 OUTSIDE = -1
-"""The graph task where no backward runs."""
+"""The graph task outside of a backward."""
 
 
 class WhileBackward(reduction.AfterBackward):
-    """Begins to average a gradient as soon as the graph has made it; the others after the graph.
+    """Starts to average each gradient as soon as it is final, and the remaining ones afterwards.
 
-    A gradient is final once its node has run in the loop's own graph, where it runs once. A graph
-    inside of it, of reentrant checkpointing, may add to a gradient again: those wait.
+    A gradient is final once its node has run in the loop's graph, where the node runs once. A
+    nested graph, of reentrant checkpointing, may add to a gradient again. Gradients of nested
+    graphs wait until the whole graph has run.
 
-    The ranks' metadata is sent with the last gradient: separately, it would wait for another of
-    Horovod's cycles.
+    The ranks' metadata is sent with the last gradient, because it would wait for another cycle of
+    Horovod if it were sent later.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class WhileBackward(reduction.AfterBackward):
         )
 
     def _begun(self, _: Tensor) -> None:
-        """Runs first in the graph: the header's gradient is ready from the start."""
+        """Note the loop's graph task. The header's gradient comes first in the graph."""
         self._task = graph_task()
 
     def _made(self, number: int, parameter: Tensor, *_: object) -> None:
@@ -106,7 +107,7 @@ class WhileBackward(reduction.AfterBackward):
 
 
 class Sets:
-    """One reduction for each set of parameters that require gradients."""
+    """Makes a ``WhileBackward`` for each set of parameters that require gradients."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class Sets:
 
 
 PAUSE_S = 1e-3
-"""While a rank waits. Shorter pauses take the processor from Horovod's threads."""
+"""The pause between two polls of a rank that waits. Shorter ones slow Horovod's threads down."""
 TWICE = (
     "backward makes a gradient in its own graph, and again in a graph inside of it, as reentrant"
     " checkpointing of shared parameters does: use checkpoint(..., use_reentrant=False)"
@@ -152,7 +153,7 @@ Compression = Literal["none", "fp16"]
 
 
 class RunningReduction(NamedTuple):
-    """An all-reduce of ``sent``, whose result is for ``tensor``."""
+    """A running all-reduce of ``sent``, whose result goes to ``tensor``."""
 
     tensor: Tensor
     sent: Tensor
@@ -160,9 +161,10 @@ class RunningReduction(NamedTuple):
 
 
 class TensorAveraging:
-    """Replaces tensors by their mean over ranks. Each has a number, equal on all ranks.
+    """Replaces tensors by their mean over ranks, or their combination by Adasum.
 
-    Number 0 is the header: it is neither compressed nor combined by Adasum.
+    Each tensor has a number, equal on all ranks. Number 0 is the header, whose mean is exact: it is
+    neither compressed nor combined by Adasum.
     """
 
     def __init__(self, hvd: Any, name: str, adasum: bool, compression: Compression) -> None:
@@ -173,7 +175,10 @@ class TensorAveraging:
         self._running: dict[int, RunningReduction] = {}
 
     def begin(self, number: int, tensor: Tensor) -> None:
-        """Start to average a tensor, which must not change until ``average`` is over."""
+        """Start to average a tensor, which must not change until ``average`` has returned.
+
+        Raises Unsupported if its average has already started.
+        """
         self.refuse_begun(number)
         sent = self._to_send(tensor.detach(), number == HEADER)
         handle = self._hvd.allreduce_async_(
@@ -184,12 +189,16 @@ class TensorAveraging:
         self._running[number] = RunningReduction(tensor, sent, handle)
 
     def refuse_begun(self, number: int) -> None:
-        """Raise Unsupported if a gradient has changed during its reduction."""
+        """Raise Unsupported if the average of this gradient has already started."""
         if number in self._running:
             raise Unsupported(TWICE)
 
     def average(self, tensors: list[Tensor]) -> None:
-        """Average all tensors, by their number. Some may have begun already."""
+        """Average all tensors in place; the average of some may have started. All ranks call it.
+
+        A tensor's index is its number. Raises Unsupported if a tensor replaced one whose average
+        had started.
+        """
         for number, tensor in enumerate(tensors):
             if number not in self._running:
                 self.begin(number, tensor)
@@ -200,7 +209,10 @@ class TensorAveraging:
             raise Unsupported(TWICE)
 
     def _to_send(self, tensor: Tensor, exactly: bool) -> Tensor:
-        """What Horovod takes: contiguous, real, and as precise, unless compressed."""
+        """Return the tensor as Horovod accepts it: contiguous, real, and not in bfloat16.
+
+        With ``compression="fp16"`` it is in float16, unless ``exactly`` is set.
+        """
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         if self._compression == "fp16" and not exactly:
             real = real.half()
@@ -210,7 +222,7 @@ class TensorAveraging:
 
     def _finish(self, one: RunningReduction) -> None:
         while not self._hvd.poll(one.handle):
-            time.sleep(PAUSE_S)  # Horovod's own wait would keep Python's other threads waiting
+            time.sleep(PAUSE_S)  # Horovod's wait would block Python's other threads
         self._hvd.synchronize(one.handle)
         if one.sent.data_ptr() != one.tensor.data_ptr():
             mean = torch.view_as_complex(one.sent) if one.tensor.is_complex() else one.sent

@@ -1,4 +1,4 @@
-"""The strategy ``horovod``."""
+"""The strategy ``horovod``: gradients are averaged by Horovod's all-reduce."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchbus_strategy.strategy import Strategy
 
 LOOPBACK = "127.0.0.1"
 SILENCE_S = 30
-"""Horovod's own default. Its threads communicate in every cycle, also while their loops wait."""
+"""Horovod's default timeout. Its threads communicate in every cycle, even while loops wait."""
 CHOSEN = ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_IFACE")
-"""Variables for which a value of the user or of horovodrun wins."""
+"""Variables whose values from the user or from horovodrun take precedence."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Where torch's gloo listens, which the session may have chosen. Without it, gloo asks for the
+"""The interface of torch's gloo, which the session may have chosen. Without it, gloo resolves the
 host's name.
 """
 INITIALISED = (
@@ -34,15 +34,16 @@ INITIALISED = (
 
 
 def open_horovod(session: Context, hvd: Any, mpi: bool) -> None:
-    """Start Horovod for the session's ranks, until its end. All ranks call it.
+    """Start Horovod for the session's ranks, and end it with the session. All ranks call it.
 
-    With ``mpi``, its operations run over MPI instead of gloo.
+    With ``mpi``, Horovod communicates over MPI instead of gloo. Raises LaunchError if Horovod does
+    not start, and UsageError if the script has started it with other ranks.
     """
     if not hvd.is_initialized():
         with guarded_groups(session), _place(session, mpi) as place, environment_variables(place):
             session.on_close.callback(_compat.end, hvd)
             _init(session, hvd)
-            session.all_gather_object(None)  # all ranks have reached it
+            session.all_gather_object(None)  # rank 0's server stays until all ranks are connected
     if (hvd.rank(), hvd.size()) != (session.rank, session.world_size):
         raise UsageError(
             INITIALISED.format(hvd.rank(), hvd.size(), session.rank, session.world_size)
@@ -58,7 +59,7 @@ def _init(session: Context, hvd: Any) -> None:
 
 @contextmanager
 def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
-    """The environment variables with this rank's place for Horovod."""
+    """Yield the environment variables for Horovod. Rank 0 serves the rendezvous inside."""
     if mpi:
         yield {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     elif session.is_main:
@@ -69,7 +70,10 @@ def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
 
 
 def _variables(session: Context, server: list[object]) -> dict[str, str]:
-    """What horovodrun would have set. All ranks call it; rank 0 gives its server."""
+    """Return the variables that horovodrun would have set. All ranks call it.
+
+    ``server`` is the address and port of rank 0's server, and empty on other ranks.
+    """
     world = session.world
     reported = session.all_gather_object((server, world.node_rank, world.local_rank))
     (address, port), *_ = reported[0]
@@ -102,7 +106,10 @@ def _seen_address(session: Context) -> str:
 
 
 def _local_address(session: Context) -> str:
-    """What rank 0's server listens on: every interface if the address is not this host's own."""
+    """Return the address that rank 0's server binds to, or "" for all interfaces.
+
+    It is "" if this host does not have the address at which others reach it.
+    """
     try:
         number = socket.gethostbyname(_seen_address(session))
         with socket.socket() as attempt:
@@ -132,18 +139,20 @@ class Horovod(Strategy):
 
     Args:
         compression: "fp16" sends gradients in 16 bits; "none" sends them as they are.
-        adasum: Horovod's Adasum combines the gradients, instead of their mean. The number of ranks
-            must be a power of two.
+        adasum: whether Horovod's Adasum combines the gradients, instead of their mean. The number
+            of ranks must be a power of two.
         loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
             the loss's graph, and assumes a mean if the graph does not show it.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
         sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
-        backend: torch.distributed backend of everything but gradients; None: the usual one of the
-            device.
+        backend: the torch.distributed backend for everything except gradients. None means
+            TORCHBUS_BACKEND, or else the usual backend of the device.
 
     Raises:
-        UsageError: Horovod is missing, or was built without what is needed.
+        UsageError: an option has another type or value. When the session starts: Horovod is not
+            installed, or was built without gloo, torch, or what an option needs.
+        Unsupported: horovodrun is in its elastic mode.
 
     Source: Sergeev and Del Balso, Horovod: fast and easy distributed deep learning in TensorFlow,
     2018; Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
@@ -183,13 +192,16 @@ class Horovod(Strategy):
         return super().launch(session)
 
     def start(self, session: Context) -> None:
-        """Start Horovod, and begin to synchronise. All ranks call it."""
+        """Start Horovod, and begin to average gradients. All ranks call it."""
         check_device(self._hvd, session.device.type)
         open_horovod(session, self._hvd, self._needs_mpi(session))
         super().start(session)
 
     def _needs_mpi(self, session: Context) -> bool:
-        """Whether Horovod's operations must run over MPI. Raises UsageError if they can't."""
+        """Return whether Horovod must communicate over MPI.
+
+        Raises UsageError if it can't, or if Adasum does not support this number of ranks.
+        """
         if not self.adasum:
             return False
         if session.world_size & (session.world_size - 1):
@@ -201,11 +213,11 @@ class Horovod(Strategy):
         return True
 
     def reductions(self, session: Context, trained: strategy_trained.TrainedParameters) -> Sets:
-        """Horovod averages gradients while backward makes the next ones."""
+        """Return Horovod's reductions of the ``trained`` parameters. All ranks call it."""
         return Sets(self._hvd, trained, self.adasum, self.compression)
 
     def how(self) -> str:
-        """What ``explain()`` says, after the strategy's name and backend."""
+        """Return what ``explain()`` says after the strategy's name and backend."""
         verb = "combines gradients by Adasum" if self.adasum else "averages gradients"
         bits = ", in 16 bits" if self.compression == "fp16" else ""
         return f"Horovod {verb}{bits}, while backward makes the next ones; {self.of_loss()}"
@@ -236,7 +248,7 @@ def require_horovod() -> None:
 
 
 def load() -> Any:
-    """Import Horovod. Raises UsageError if it lacks what several ranks need."""
+    """Import Horovod. Raises UsageError if it was built without torch or gloo."""
     hvd = _compat.horovod()
     if not hasattr(hvd, "init"):
         raise UsageError(WITHOUT_TORCH)

@@ -1,4 +1,4 @@
-"""Loops under horovod, against one process that knows nothing of it."""
+"""Compares loops under horovod with one process without Horovod."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def compare(name, **words):
 
 
 class Watched:
-    """Horovod, with notes of what begins."""
+    """Horovod, with notes of the averages that start."""
 
     def __init__(self):
         self.notes = []
@@ -98,8 +98,9 @@ class Watching(Horovod):
 
 
 def order_of_a_backward(reentrant):
-    """Notes of one backward on rank 0: numbers of gradients that Horovod begins to average, with
-    "after" if the graph has run, and "first" where the graph has reached the first layer.
+    """Return notes of one backward on rank 0: the numbers of gradients in the order in which
+    Horovod starts to average them, with "after" if the graph has run. "first" stands where the
+    graph reaches the first layer.
     """
     strategy = Watching()
     with session(strategy=strategy, devices=RANKS, accelerator="cpu", launch="fork"):
@@ -115,7 +116,7 @@ def order_of_a_backward(reentrant):
 
 
 def shared(use_reentrant):
-    """The same layer inside of a checkpoint and outside of it."""
+    """Train with the same layer inside of a checkpoint and outside of it."""
     with session(strategy="horovod", devices=RANKS, accelerator="cpu", launch="fork"):
         torch.manual_seed(1)
         layer = nn.Linear(6, 6)

@@ -1,4 +1,4 @@
-"""Run by horovodrun: two blocks, each compared with one process."""
+"""horovodrun runs this: two blocks, each compared with one process."""
 
 import sys
 

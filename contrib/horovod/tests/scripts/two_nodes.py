@@ -1,4 +1,4 @@
-"""One rank of each of two nodes, which are both this machine."""
+"""Runs one rank on each of two nodes, which are both this machine."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""torchbus-optuna: hyperparameter studies; rank 0 asks Optuna, and broadcasts to the others."""
+"""torchbus-optuna: Optuna studies on several ranks; rank 0 asks, and broadcasts the answers."""
 
 from __future__ import annotations
 

@@ -24,11 +24,15 @@ Callback = Callable[[Study, FrozenTrial], None]
 
 
 class OneStudy:
-    """Rank 0 asks its sampler and its pruner, and keeps the storage. The others get a copy.
+    """Makes rank 0's sampler, pruner and storage decide for all ranks, which get copies.
 
     So ``suggest_*`` and ``should_prune`` return the same on all ranks, and a trial gets the value
     that rank 0's objective returned. It works for a study inside the block, and for a session in
-    each trial. All ranks call the same methods of a study, in the same order, like collectives.
+    each trial. All ranks call the same methods of a study in the same order, like collectives.
+
+    Raises:
+        UsageError: ``study.optimize`` is called with ``n_jobs`` other than 1.
+        RanksDiverged: an objective failed on another rank.
     """
 
     @hookimpl(trylast=True)
@@ -58,7 +62,7 @@ class OneStudy:
     # Studies -------------------------------------------------------------------------------------
 
     def _follow_those_alive(self) -> None:
-        """Follow rank 0's studies and trials that were begun before the block."""
+        """Copy rank 0's studies that were made before the block. All ranks call it."""
         studies = sorted(objects.alive(Study), key=lambda study: study.study_name)
         summaries = self._session.all_gather_object(
             [summarise_study(study) for study in studies] if self._session.is_main else None
@@ -151,7 +155,7 @@ class OneStudy:
         return optimize
 
     def _stop_after(self, timeout_s: float | None) -> Callback:
-        """A callback that stops the study on all ranks, once rank 0 wants to, or is out of time."""
+        """Return a callback that stops the study on all ranks when rank 0's stops or times out."""
         begun_s = time.monotonic()
 
         def stop_together(study: Study, trial: FrozenTrial) -> None:
@@ -162,7 +166,11 @@ class OneStudy:
         return stop_together
 
     def _alike(self, func: Objective) -> Objective:
-        """An objective that returns rank 0's value on all ranks, or is pruned as on rank 0."""
+        """Return an objective that returns rank 0's value on all ranks.
+
+        If an objective raises on some ranks, the others raise TrialPruned if the first of these
+        ranks was pruned, and otherwise RanksDiverged.
+        """
 
         def objective(trial: Trial) -> float | Sequence[float]:
             value: float | Sequence[float] | None = None
@@ -188,9 +196,9 @@ class OneStudy:
 
 
 def of_rank0(session: Context, ask: Callable[[], T]) -> T:
-    """What ``ask`` returns, or raises, on rank 0, which is the only rank to call it.
+    """Return, or raise, on all ranks what ``ask`` returns or raises on rank 0.
 
-    All ranks call ``of_rank0``.
+    All ranks call it. Only rank 0 calls ``ask``.
     """
     value: T | None = None
     error: Exception | None = None
@@ -206,7 +214,7 @@ def of_rank0(session: Context, ask: Callable[[], T]) -> T:
 
 
 class StudySummary(NamedTuple):
-    """Rank 0's broadcast about a study."""
+    """The part of rank 0's study that the other ranks copy."""
 
     name: str
     directions: list[StudyDirection]
@@ -214,18 +222,18 @@ class StudySummary(NamedTuple):
 
 
 def summarise_study(study: Study) -> StudySummary:
-    """Describe a study for other ranks."""
+    """Return the part of a study that other ranks copy."""
     return StudySummary(study.study_name, study.directions, study.get_trials(deepcopy=False))
 
 
 def replica_make(summary: StudySummary, options: Mapping[str, Any]) -> Study:
-    """A copy of rank 0's study, with this rank's sampler and pruner."""
+    """Return a copy of rank 0's study, with the sampler and pruner that this rank was given."""
     given = {name: options[name] for name in ("sampler", "pruner") if name in options}
     return Study(summary.name, _storage_of(summary), **given)
 
 
 def follow(study: Study, summary: StudySummary) -> None:
-    """Make a study a copy of rank 0's."""
+    """Turn a study into a copy of rank 0's."""
     study._storage = _storage_of(summary)
     study._study_id = study._storage.get_study_id_from_name(summary.name)
     study.study_name = summary.name
@@ -233,7 +241,7 @@ def follow(study: Study, summary: StudySummary) -> None:
 
 
 def follow_trial(trial: Trial) -> None:
-    """Let a trial that was begun before its study was copied use the copy."""
+    """Let a trial that is older than its study's copy use the copy."""
     storage = trial.study._storage
     if trial.storage is not storage:
         number = trial._cached_frozen_trial.number

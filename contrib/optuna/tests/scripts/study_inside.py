@@ -8,7 +8,7 @@ from study_head import found, objective, ranks, suggest, told, train
 
 
 def pruned(trial):
-    worse = trial.number * (1 if s.is_main else -1)  # rank 1 by itself would prune nothing
+    worse = trial.number * (1 if s.is_main else -1)  # with rank 1's values, no trial is pruned
     for step, loss in enumerate(train(*suggest(trial))):
         trial.report(worse, step)
         if trial.should_prune():

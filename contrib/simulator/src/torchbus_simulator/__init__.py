@@ -1,4 +1,4 @@
-"""A simulated accelerator: code for GPUs runs on it where there is none.
+"""A simulated accelerator, on which code for GPUs runs without a GPU.
 
 ::
 
@@ -8,10 +8,10 @@
     x = torch.randn(3, device="sim")
 
 For torch it is a separate device, ``sim``, with a module ``torch.sim`` and a collective backend
-``simccl``. Its kernels are the CPU's. A tensor on it is not on the CPU: to mix them is an error.
-``host_waits`` counts how often the host waits for it. With ``late=True`` a stream does nothing
-until the host or another stream waits for it, so that a missing wait gives wrong numbers.
-``limit_memory`` makes it run out of memory as a GPU does.
+``simccl``. Its kernels are the CPU's. An operation that mixes its tensors with CPU tensors is an
+error, as on a GPU. ``host_waits`` lists the operations in which the host waits for the device. With
+``late=True`` a stream runs only when the host or another stream waits for it, so a missing wait
+gives wrong numbers. ``limit_memory`` sets the size of its memory, so that it can run out of it.
 
 The extension is built once in each environment, in about half a minute, with g++ and ninja.
 """
@@ -35,10 +35,11 @@ BACKEND = "simccl"
 
 
 def load(devices: int = 2, late: bool = False) -> None:
-    """Register the device in this process, before it uses any accelerator.
+    """Register ``devices`` simulated devices in this process, before it uses any accelerator.
 
-    ``late``: streams run late on purpose. A second call changes the numbers of an unused device.
-    Raises UsageError if torch has another accelerator, or if it can't be built.
+    With ``late``, streams run as late as possible. A second call changes ``late``, and the number
+    of devices unless the process has used one. Raises UsageError if torch has a GPU, or if the
+    extension can't be built.
     """
     if not hasattr(torch, NAME):
         _register()
@@ -46,7 +47,10 @@ def load(devices: int = 2, late: bool = False) -> None:
 
 
 def limit_memory(mib: float, index: int = 0) -> None:
-    """Limit a device of this process to ``mib`` MiB: beyond, it raises torch.OutOfMemoryError."""
+    """Limit a device of this process to ``mib`` MiB; it has 16 GiB by default.
+
+    An allocation beyond the limit raises torch.OutOfMemoryError.
+    """
     extension().limit_memory(index, int(mib * 2**20))
 
 

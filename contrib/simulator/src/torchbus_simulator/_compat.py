@@ -1,4 +1,4 @@
-"""Private names by which a device registers itself. All were seen in 2.13."""
+"""Private names of torch that register a device. All were seen in 2.13."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import ModuleType
 import torch
 
 ASKED_BY_TORCH = ("_lazy_init", "_is_in_bad_fork")
-"""Functions that torch calls in a device's module: at its first use, and when seeds are set.
+"""Functions of a device's module that torch calls: at the first use, and when it sets seeds.
 
-Without the former, a process that has used the device could be forked; without the latter, a seed
-in such a fork would raise.
+Without the former, a fork of a process that has used the device could use it. Without the latter,
+setting a seed in such a fork would raise.
 """
 
 

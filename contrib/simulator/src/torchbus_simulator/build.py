@@ -1,4 +1,4 @@
-"""Builds the simulated accelerator, once for each environment and content."""
+"""Builds and loads the simulated accelerator, once for each environment and version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HERE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 
 
 class Wait(NamedTuple):
-    """The host waited: by which operation, on which line outside of torch."""
+    """A wait of the host: the operation, and the line outside of torch that called it."""
 
     what: str
     file: str
@@ -43,10 +43,10 @@ class Wait(NamedTuple):
 
 @contextmanager
 def host_waits() -> Iterator[list[Wait]]:
-    """Collect the waits of this process inside the block, of all its threads.
+    """Yield a list that collects the waits of all threads of this process inside the block.
 
-    ``.item()``, ``.cpu()``, ``bool(tensor)``, blocking copies, ``synchronize``, and operations
-    whose sizes depend on values.
+    The host waits in ``.item()``, ``.cpu()``, ``bool(tensor)``, blocking copies, ``synchronize``,
+    and operations whose sizes depend on values.
     """
     reported: list[Wait] = []
     extension().listen(lambda what: reported.append(_here(what)))
@@ -81,7 +81,7 @@ cpp_extension.load(name, sources, extra_cflags={FLAGS}, build_directory=folder, 
 
 
 def missing() -> str | None:
-    """Say what the build needs and does not find here; None if nothing is missing."""
+    """Return a sentence about what the build lacks here, or None if nothing is missing."""
     if sys.platform != "linux":
         return "it was made for Linux"
     if shutil.which(os.environ.get("CXX", "c++")) is None:
@@ -97,9 +97,9 @@ def missing() -> str | None:
 
 @cache
 def extension() -> ModuleType:
-    """Load the extension; build it if this content was not built in this environment yet.
+    """Load the extension, and build it first if this environment has no build of its sources.
 
-    Raises UsageError if something that the build needs is missing.
+    Raises UsageError if the build lacks something or fails.
     """
     folder = _folder()
     if not (folder / f"{NAME}.so").exists():
@@ -110,7 +110,7 @@ def extension() -> ModuleType:
 
 
 def _folder() -> Path:
-    """The folder of this content, for this Python and torch."""
+    """Return the folder of the build, which depends on the sources, Python and torch."""
     reported = [sys.version, torch.__version__, *FLAGS]
     reported += [path.read_text("utf-8") for path in sorted(SOURCES.iterdir()) if path.is_file()]
     digest = hashlib.sha256("\0".join(reported).encode()).hexdigest()[:16]
@@ -120,9 +120,10 @@ def _folder() -> Path:
 
 
 def _build(folder: Path) -> None:
-    """Build beside the folder, and rename.
+    """Build in a temporary folder, and rename it.
 
-    Another process builds, because ``load`` would also load it, from the wrong place.
+    A separate process builds, because ``cpp_extension.load`` also loads the extension, from the
+    temporary folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(folder.parent), ExitStack() as stack:
@@ -159,7 +160,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _path() -> str:
-    """Where programs are: ninja may be installed in the environment of this Python."""
+    """Return PATH, preceded by the folder of this Python, where ninja may be installed."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 

@@ -1,4 +1,4 @@
-"""``torch.sim``: the module that torch finds for the device, as ``torch.cuda`` is one for CUDA."""
+"""``torch.sim``: the module of the simulated device, as ``torch.cuda`` is the one of CUDA."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torchbus_simulator.build import extension
 
 VISIBLE_DEVICES = "SIM_VISIBLE_DEVICES"
-"""The variable that says which devices a process sees, as CUDA_VISIBLE_DEVICES does for CUDA."""
+"""The variable that limits the devices that a process sees, like CUDA_VISIBLE_DEVICES."""
 Where = torch.device | int | str | None
 
 
 def index_of(device: Where = None) -> int:
-    """The number of a device; of the current one by default."""
+    """Return the index of a device, by default of the current one."""
     if isinstance(device, int):
         return device
     number = None if device is None else torch.device(device).index
@@ -25,7 +25,7 @@ def index_of(device: Where = None) -> int:
 
 
 def module() -> types.ModuleType:
-    """Return the functions that torch, and loops, look for in ``torch.sim``."""
+    """Return a module with the functions that torch and training loops call in ``torch.sim``."""
     made = types.ModuleType("torch.sim")
     made.__dict__.update(_state(), **_streams(), **_memory(), **_random())
     return made

@@ -1,4 +1,4 @@
-"""What the simulated accelerator is: a device of its own, whose waits and limits are seen."""
+"""Uses the simulated accelerator as a separate device, and prints its waits and limits."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Late streams: a wait that is missing gives wrong numbers, one that is there gives the CPU's."""
+"""Late streams give wrong numbers if a wait is missing, and the CPU's numbers otherwise."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The logger "tensorboard"; and one run, rank 0's, for a script that makes a ``SummaryWriter``."""
+"""The logger "tensorboard", and one run for scripts that make a ``SummaryWriter`` themselves."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TensorBoardLogger(Tracker):
     ``experiment`` is the ``torch.utils.tensorboard.SummaryWriter``.
 
     Args:
-        root: each run gets a folder in it, named by date and time.
-        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``;
-            with ``ranks="all"`` each rank has a folder.
+        root: the folder in which each run gets a folder, named by date and time.
+        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
+            With ``ranks="all"`` each rank has a separate folder.
     """
 
     name = "tensorboard"
@@ -96,9 +96,9 @@ class TensorBoardLogger(Tracker):
 
     @contextmanager
     def _again_after_a_failure(self) -> Iterator[None]:
-        """After a failure, let the next call begin another file beside the old one.
+        """After a failure, let the next call start another file in the same folder.
 
-        A writer that has failed once refuses everything.
+        A file writer that has failed once rejects all further calls.
         """
         try:
             yield
@@ -108,12 +108,12 @@ class TensorBoardLogger(Tracker):
 
 
 def _as_text(values: dict[str, Any]) -> str:
-    """A code block in Markdown, which TensorBoard shows unchanged."""
+    """Return JSON as a code block in Markdown, which TensorBoard shows unchanged."""
     return "\n".join(f"    {line}" for line in json.dumps(values, indent=1).splitlines())
 
 
 class SilentWriter:
-    """A file writer that discards everything, for a ``SummaryWriter`` on the other ranks."""
+    """A file writer that discards everything, for a ``SummaryWriter`` on ranks other than 0."""
 
     def __init__(self, logdir: str, *args: object, **kwargs: object) -> None:
         self._logdir = logdir
@@ -132,9 +132,9 @@ class SilentWriter:
 
 
 class OneWriter:
-    """On the other ranks, writers write nothing.
+    """Silences the script's ``SummaryWriter`` on all ranks except rank 0.
 
-    A script that has asked for its rank may have a writer for each: they are left as they are.
+    A script that has read its rank may want a writer on each rank, so its writers are not silenced.
     """
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""torchbus-tpu: EXPERIMENTAL, never run on a TPU. TPUs by torch_tpu, for any loop."""
+"""torchbus-tpu: EXPERIMENTAL, never run on a TPU. Training on TPUs by torch_tpu."""
 
 from __future__ import annotations
 

@@ -29,12 +29,13 @@ NO_TPU = (
 
 
 class TPU(Strategy):
-    """EXPERIMENTAL, never run on a TPU. Each rank has one TPU, and its share of the data.
+    """EXPERIMENTAL, never run on a TPU. Each rank trains on one TPU, on its share of the data.
 
-    Gradients are averaged by one all-reduce of torch_tpu for each dtype, after backward.
+    After backward, gradients are averaged by one all-reduce of torch_tpu for each dtype.
 
     Args:
-        backend: torch.distributed backend; None: the one that torch_tpu registers.
+        backend: the torch.distributed backend. None means TORCHBUS_BACKEND, or else the one that
+            torch_tpu registers.
         loss_reduction: whether losses are a "mean" or a "sum" over samples. "auto" reads this from
             the loss's graph, and assumes a mean if the graph does not show it.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
@@ -42,13 +43,15 @@ class TPU(Strategy):
         sync_loss: whether the loss tensor holds the mean (sum) over all ranks after ``backward``.
 
     Raises:
-        UsageError: torch_tpu is not installed, or the device is not a TPU.
+        UsageError: an option has another type or value. When the ranks start: torch_tpu is not
+            installed, the device is not a TPU, or a launcher has not called
+            ``set_tpu_launch_env``.
 
     Source: https://github.com/google-pytorch/torch_tpu, release 0.2.0.
     """
 
     name = "tpu"
-    form = "script"  # torch_tpu refuses a process that was forked after it had begun
+    form = "script"  # torch_tpu refuses a process that was forked after torch_tpu's start
     engine = f"{STATE}: gradients are averaged by all-reduces after backward"
 
     def __init__(
@@ -85,31 +88,31 @@ class TPU(Strategy):
     def session_start(self, session: Context) -> None:
         if session.world_size > 1:
             session.on_close.enter_context(rank_environment(session.world))
-            mine = torch.accelerator.current_device_index()  # a process has one TPU, and keeps it
+            mine = torch.accelerator.current_device_index()  # a process has only one TPU
             session.change_world(device=torch.device("tpu", mine))
         super().session_start(session)
 
     def average(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its mean over ranks, in its dtype. All ranks call it."""
+        """Replace each tensor in place by its mean over ranks, in its dtype. All ranks call it."""
         averaging.mean_over(tensors)
 
 
 def _set_launch_env() -> Callable[..., None]:
-    """torch_tpu's function, which chooses what the ranks of a host must have in common."""
+    """Return torch_tpu's function that sets the environment variables for the ranks of a host."""
     tpu: Any = accelerators.module("tpu")
     found: Callable[..., None] = tpu.distributed.set_tpu_launch_env
     return found
 
 
 def _ranks(session: Context) -> int | None:
-    """How many ranks this host will have; None: one for each TPU."""
+    """Return the number of ranks on this host, or None for one rank for each TPU."""
     if session.options["devices"] == "auto":
         return None
     return session.launcher.ranks_asked_for // int(session.options["num_nodes"])
 
 
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
-"""One address for each rank. Only the process that starts the ranks can choose them."""
+"""The variable with one address for each rank, which the process that starts the ranks sets."""
 NOT_PREPARED = (
     "the ranks were started by {}, and {} is not set: call"
     " torch.tpu.distributed.set_tpu_launch_env() in the process that starts them"
@@ -118,7 +121,7 @@ NOT_PREPARED = (
 
 @contextmanager
 def prepared(set_launch_env: Callable[..., None], ranks: int | None) -> Iterator[None]:
-    """Inside, the environment is what ``ranks`` ranks of this host must inherit."""
+    """Inside, the variables that ``ranks`` ranks of this host must inherit are set."""
     before = dict(os.environ)
     set_launch_env(nproc_per_node=ranks)
     made = {name: value for name, value in os.environ.items() if before.get(name) != value}
@@ -130,7 +133,7 @@ def prepared(set_launch_env: Callable[..., None], ranks: int | None) -> Iterator
 
 
 def rank_environment(world: World) -> AbstractContextManager[None]:
-    """Inside, torch_tpu reads this rank's place, in torchrun's words."""
+    """Inside, torchrun's variables, which torch_tpu reads, have this rank's place."""
     return environment_variables(
         {"RANK": world.rank, "WORLD_SIZE": world.world_size, "LOCAL_RANK": world.local_rank}
     )

@@ -1,4 +1,4 @@
-"""The logger "aim"."""
+"""The logger "aim": one Aim run for all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = {
     "log_system_params": False,
     "capture_terminal_logs": False,
 }
-"""Aim captures nothing of the process: it would store the environment unredacted."""
+"""Options that stop Aim from capturing the process: it would store the environment unredacted."""
 
 
 class AimLogger(RunOfProject):
@@ -28,10 +28,11 @@ class AimLogger(RunOfProject):
     ``experiment`` is the ``aim.Run``.
 
     Args:
-        repo: a folder, whose ``.aim`` has the runs, or the address of a server ("aim://...").
+        repo: a folder, whose ``.aim`` contains the runs, or the address of a server ("aim://...").
         project: the name of the Aim experiment.
-        resume: a run hash.
-        options: of ``aim.Run``.
+        offline: write to ``.aim`` in the current folder instead of a server.
+        resume: the hash of a run.
+        options: further arguments of ``aim.Run``.
         name, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``.
 
     Source: https://aimstack.readthedocs.io/en/latest/refs/sdk.html

@@ -1,4 +1,4 @@
-"""The logger "clearml"."""
+"""The logger "clearml": one ClearML task for all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = {
     "auto_connect_streams": False,
     "auto_resource_monitoring": False,
 }
-"""ClearML patches no framework, and does not store the arguments of the command line."""
+"""Options that stop ClearML from patching frameworks, and from storing the command line."""
 
 
 class ClearMLLogger(RunOfProject):
@@ -31,8 +31,8 @@ class ClearMLLogger(RunOfProject):
         project: the ClearML project; None: "torchbus".
         name: the task's name; None: "run".
         offline: write an archive for ``Task.import_offline_session``.
-        resume: a task's id.
-        options: of ``Task.init``.
+        resume: the id of a task.
+        options: further arguments of ``Task.init``.
         on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``.
 
     Source: https://clear.ml/docs/latest/docs/references/sdk/task
@@ -69,12 +69,12 @@ class ClearMLLogger(RunOfProject):
             logger.report_scalar(name, name, iteration=step, value=value)
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """Needs pillow."""
+        """Send a picture. It needs pillow."""
         logger = self.experiment.get_logger()
         logger.report_image(name, name, iteration=step, image=image.rgb().numpy())
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
-        """The labels of the bins are their lower edges."""
+        """Send a histogram. The bins are labelled with their lower edges."""
         labels = [f"{edge:.6g}" for edge in histogram.edges[:-1]]
         logger = self.experiment.get_logger()
         logger.report_histogram(name, name, histogram.counts, iteration=step, xlabels=labels)
@@ -87,5 +87,5 @@ class ClearMLLogger(RunOfProject):
             run.mark_failed(status_reason="an exception left the session")
         run.close()
         if run.is_offline():
-            with suppress(Exception):  # without an account it raises, once it has done its work
+            with suppress(Exception):  # without an account it raises at its end
                 run.set_offline(False)

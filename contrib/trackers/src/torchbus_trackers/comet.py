@@ -1,4 +1,4 @@
-"""The logger "comet"."""
+"""The logger "comet": one Comet experiment for all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = {
     "auto_metric_logging": False,
     "display_summary_level": 0,
 }
-"""comet_ml captures nothing of the script: it would store the command line unredacted."""
+"""Options that stop comet_ml from capturing the script: it would store the command line as is."""
 
 
 class CometLogger(RunOfProject):
@@ -33,10 +33,11 @@ class CometLogger(RunOfProject):
     ``experiment`` is the ``comet_ml.CometExperiment``.
 
     Args:
-        project: the Comet project; None: comet_ml's own default.
+        project: the Comet project; None: comet_ml's default.
         offline: write an archive for ``comet upload``.
-        resume: an experiment key.
-        options: of ``comet_ml.start``: ``api_key``, ``workspace``, ``experiment_config``.
+        resume: the key of an experiment.
+        options: further arguments of ``comet_ml.start``, such as ``api_key``, ``workspace`` and
+            ``experiment_config``.
         name, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``.
 
     Source: https://www.comet.com/docs/v2/api-and-sdk/python-sdk/reference/start/
@@ -66,12 +67,12 @@ class CometLogger(RunOfProject):
         self.experiment.log_metrics(metrics, step=step, epoch=epoch)
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """Raises RuntimeError if comet_ml does not take it, which only logs why."""
+        """Send a picture. Raises RuntimeError if comet_ml rejects it; comet_ml only logs why."""
         if self.experiment.log_image(BytesIO(image.png()), name=name, step=step) is None:
             raise RuntimeError(f"comet_ml did not accept the picture {name!r}")
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
-        """Comet computes its own bins: each of ours counts at its midpoint."""
+        """Send a histogram. Comet makes other bins, in which each of ours counts at its middle."""
         from comet_ml.data_structure import Histogram as CometHistogram
 
         edges = histogram.edges

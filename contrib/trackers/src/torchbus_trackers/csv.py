@@ -20,14 +20,14 @@ Row = Mapping[str, object]
 
 
 class CsvTable:
-    """A CSV file whose rows may bring new columns.
+    """Appends rows to a CSV file. A row may have new columns.
 
-    A row is appended, and is whole or not there: what a failed call has left is cut off by the
-    next. New columns rewrite the file, beside the old one, which is replaced at once.
+    Each call first cuts off the part of a row that a failed call has left. A new column rewrites
+    the file to a second one, which then replaces the first atomically.
 
     Args:
-        path: the file. If it is there, the rows in it stay.
-        columns: those that come first.
+        path: the file. If it exists, its rows stay.
+        columns: the first columns.
     """
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class CsvTable:
             self._columns = _read(self._whole())[0] or self._columns
 
     def add(self, row: Row) -> None:
-        """Append a row."""
+        """Append a row. Raises OSError if it can't be written."""
         new = [name for name in row if name not in self._columns]
         if new or not self._size:
             self._columns += new
@@ -51,12 +51,12 @@ class CsvTable:
         self._size = self._path.stat().st_size
 
     def cut(self, column: str, at: int) -> None:
-        """Leave out the rows whose number in ``column`` is ``at`` or larger."""
+        """Remove the rows whose number in ``column`` is ``at`` or larger."""
         if self._size:
             self._write(lambda row: float(row[column] or 0) < at)
 
     def _write(self, keep: Callable[[dict[str, str]], bool]) -> None:
-        """Rewrite the file, with all columns and the rows to keep."""
+        """Rewrite the file with all columns, and with the rows for which ``keep`` is true."""
         rows = [row for row in _read(self._whole())[1] if keep(row)]
         again = self._path.with_name(f"{self._path.name}.new")
         again.write_bytes(
@@ -66,7 +66,7 @@ class CsvTable:
         self._size = self._path.stat().st_size
 
     def _whole(self) -> bytes:
-        """The content of the file, up to the end of the last whole row."""
+        """Return the content of the file, up to the end of the last complete row."""
         return self._path.read_bytes()[: self._size] if self._size else b""
 
     def _lines(self, rows: Iterable[Row]) -> bytes:
@@ -76,7 +76,7 @@ class CsvTable:
 
 
 def _read(whole: bytes) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the rows of a file's content."""
+    """Return the columns and the rows of a file's content."""
     reader = csv.DictReader(io.StringIO(whole.decode(), newline=""))
     return list(reader.fieldnames or ()), list(reader)
 
@@ -85,8 +85,8 @@ def _read(whole: bytes) -> tuple[list[str], list[dict[str, str]]]:
 class Files:
     """The files of a run.
 
-    ``folder`` is their folder. ``metrics`` has one row for each step, with the columns ``step``,
-    ``epoch`` and the values by name. ``system`` has measurements of the machine, with the column
+    ``folder`` contains them. ``metrics`` has one row for each step, with the columns ``step``,
+    ``epoch`` and one for each metric. ``system`` has measurements of the machine, by the column
     ``time_s``.
     """
 
@@ -101,11 +101,11 @@ class CSVLogger(OneRun):
     ``experiment`` is the run's ``Files``; ``experiment.folder`` is the folder.
 
     Args:
-        root: each run gets a folder in it.
-        name: the folder's name, by default date and time. If there is one of that name, it gets
-            "-2", "-3" and so on.
-        resume: the name of a folder in ``root`` to continue. The first step that is logged
-            replaces the rows of this and all later steps.
+        root: the folder in which each run gets a folder.
+        name: the name of the run's folder, by default date and time. If that folder exists, the
+            name gets "-2", "-3" and so on.
+        resume: the name of a folder in ``root`` to continue. The first logged step replaces the
+            rows of this step and of all later ones.
         on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.
     """
 
@@ -133,7 +133,7 @@ class CSVLogger(OneRun):
         return False
 
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Files:
-        """Return the run. Raises FileNotFoundError if the run to resume has no folder."""
+        """Return the run's files. Raises FileNotFoundError if the run to resume has no folder."""
         folder = self._new_folder() if self._resume is None else self._root / self._resume
         if not folder.is_dir():
             raise FileNotFoundError(

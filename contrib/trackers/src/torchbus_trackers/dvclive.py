@@ -1,4 +1,4 @@
-"""The logger "dvclive"."""
+"""The logger "dvclive": the files of DVCLive."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class DVCLiveLogger(OneRun):
 
     Args:
         root: the folder of the files.
-        name: of the DVC experiment.
+        name: the name of the DVC experiment.
         resume: the ``root`` of a run to continue.
-        options: of ``dvclive.Live``. Its default ``save_dvc_exp=True`` makes a DVC experiment of
-            the Git repository when the session ends.
+        options: further arguments of ``dvclive.Live``. Its default ``save_dvc_exp=True`` makes a
+            DVC experiment of the Git repository when the session ends.
         on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.
 
     Source: https://dvc.org/doc/dvclive/live
@@ -62,14 +62,14 @@ class DVCLiveLogger(OneRun):
         run.make_summary()
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """DVCLive keeps one picture of a name, so each step has its own. Needs pillow."""
+        """Write a picture to a file for each step, as DVCLive stores one per name. Needs pillow."""
         self.experiment.log_image(f"{name}/{step}.png", image.rgb().numpy())
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.log_params(values)
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        """Keep the last measurements only: DVCLive has one axis, the steps."""
+        """Store only the last measurements, because DVCLive's only axis is the steps."""
         for name, value in metrics.items():
             self.experiment.log_metric(f"system/{name}", value, plot=False)
 

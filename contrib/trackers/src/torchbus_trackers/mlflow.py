@@ -1,4 +1,4 @@
-"""The logger "mlflow"."""
+"""The logger "mlflow": one MLflow run for all ranks."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Item = TypeVar("Item")
 class MLflowLogger(RunOfProject):
     """One MLflow run for all ranks, which rank 0 writes.
 
-    ``experiment`` is the run, an ``mlflow.entities.Run``; ``client`` is the ``MlflowClient`` that
-    writes it. The run is not the process's "active run", so ``mlflow.log_metric`` of the script
-    writes to a separate run.
+    ``experiment`` is the ``mlflow.entities.Run``, and ``client`` the ``MlflowClient`` that writes
+    it. The run is not the process's "active run", so the script's calls of ``mlflow.log_metric``
+    write to another run.
 
     Args:
-        tracking_uri: the server or the store; None: MLflow's own default
-            (``MLFLOW_TRACKING_URI``, or a local file).
+        tracking_uri: the server or the store; None: MLflow's default (``MLFLOW_TRACKING_URI``, or
+            a local file).
         project: the name of the MLflow experiment; None: MLflow's default experiment.
         offline: write to ``mlflow-offline.db``, as if the server did not answer.
         name, resume, options, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``;
             ``options`` are those of ``MlflowClient.create_run``.
 
-    MLflow accepts a parameter once. If another value comes later, it is the tag ``later.<name>``.
+    MLflow accepts a parameter once. A later value becomes the tag ``later.<name>``.
 
     Source: https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
     """
@@ -82,7 +82,7 @@ class MLflowLogger(RunOfProject):
             self.client.log_batch(self.run_id, metrics=part)
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """Needs pillow."""
+        """Send a picture. It needs pillow."""
         pixels = image.pixels().numpy()
         self.client.log_image(self.run_id, pixels, key=_name(name), step=step, synchronous=True)
 
@@ -103,7 +103,7 @@ class MLflowLogger(RunOfProject):
         self.client.set_terminated(run.info.run_id, "FAILED" if failed else "FINISHED")
 
     def _client(self, uri: str | None) -> MlflowClient:
-        """Return the client. Raises UsageError for a URI that can't be right, without a look."""
+        """Return the client. Raises UsageError for an invalid URI, without a request."""
         import mlflow
         from mlflow.exceptions import MlflowException
 
@@ -114,7 +114,7 @@ class MLflowLogger(RunOfProject):
         try:
             return mlflow.MlflowClient(uri)
         except Exception as error:
-            # SQLAlchemy's names, which not every MLflow brings; a database may also be down
+            # by name, because mlflow-skinny lacks SQLAlchemy; other errors may be a database down
             is_wrong = type(error).__name__ in ("ArgumentError", "NoSuchModuleError")
             if not is_wrong and not isinstance(error, MlflowException | ImportError):
                 raise
@@ -125,7 +125,7 @@ class MLflowLogger(RunOfProject):
         if self._project is not None:
             found = client.get_experiment_by_name(self._project)
             number = found.experiment_id if found else client.create_experiment(self._project)
-        name = self._name or new_run_name()  # MLflow's would be the same for the same seed
+        name = self._name or new_run_name()  # MLflow draws its names from the seeded generator
         return client.create_run(number, **{"run_name": name, **self._options})
 
     def _old(self, client: MlflowClient) -> Run:
@@ -134,7 +134,7 @@ class MLflowLogger(RunOfProject):
 
 
 def _name(name: str) -> str:
-    """A name with only the characters that MLflow accepts."""
+    """Replace the characters that MLflow rejects in a name by "_"."""
     return re.sub(r"[^\w\-. /]", "_", name)[:250]
 
 

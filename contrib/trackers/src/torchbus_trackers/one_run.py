@@ -1,4 +1,4 @@
-"""Base classes of this package's loggers: one run for all ranks, by a client."""
+"""Base classes of this package's loggers: rank 0 writes one run for all ranks, by a client."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from torchbus_log.trackers.tracker import Tracker
 class OneRun(Tracker):
     """A run that rank 0 writes for all ranks, with the client in ``module``.
 
-    accelerate.tracking has classes for the same clients. This package calls the clients themselves:
-    those classes ask accelerate's process-wide state in each call, use the client's process-wide
+    accelerate.tracking has classes for the same clients. This package calls the clients directly:
+    those classes read accelerate's process-wide state in each call, use the client's process-wide
     "active run", and can neither resume a run nor continue offline.
 
     Args:
-        name: the run's name; None: the client makes one up.
+        name: the run's name; None: the client chooses one.
         resume: the ``run_id`` of a run to continue; None: a new run.
         offline: use only local files.
-        options: further keyword arguments of the client's own start function. They win over those
-            that the logger sets.
+        options: further keyword arguments of the client's start function. They take precedence over
+            those that the logger sets.
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
-    Raises UsageError if the client is not installed.
+    Raises:
+        UsageError: the client is not installed, or an option has another type or value.
     """
 
     module: ClassVar[str]
     """The name by which the client is imported."""
 
     secret_options: ClassVar[tuple[str, ...]] = ("api_key",)
-    """The client's options that must not appear anywhere."""
+    """The client's options whose values must not appear in messages."""
 
     def __init__(
         self,
@@ -63,15 +64,15 @@ class OneRun(Tracker):
 
     @property
     def run_id(self) -> str:
-        """The value for ``resume=`` to continue this run; "" on ranks that don't report."""
+        """The value of ``resume=`` that continues this run, or "" on ranks that don't report."""
         return self.id_of(self.experiment) if self.experiment else ""
 
     def id_of(self, run: Any) -> str:
-        """The client's identification of a run."""
+        """Return the client's id of a run. A subclass defines it."""
         raise NotImplementedError
 
     def import_client(self) -> None:
-        """Import the client. Some replace the standard streams meanwhile."""
+        """Import the client, and restore the standard streams, which some clients replace."""
         streams = sys.stdout, sys.stderr
         importlib.import_module(self.module)
         sys.stdout, sys.stderr = streams
@@ -80,7 +81,7 @@ class OneRun(Tracker):
         return not self._offline
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        """Send measurements as metrics "system/...", whose step is the second of the session."""
+        """Send measurements as metrics "system/<name>". The step is the second of the session."""
         named = {f"system/{name}": value for name, value in metrics.items()}
         self.send_metrics(named, int(time_s), None)
 
@@ -89,7 +90,7 @@ class OneRun(Tracker):
 
 
 class RunOfProject(OneRun):
-    """A run in a project.
+    """A ``OneRun`` in a project.
 
     Args:
         project: the project's name; None: the client's default, or "torchbus".
@@ -103,7 +104,7 @@ class RunOfProject(OneRun):
 
 
 def refuse_missing(name: str, module: str) -> None:
-    """Raise UsageError if a client can't be imported, before any rank starts."""
+    """Raise UsageError, before any rank starts, if a client is not installed."""
     if find_spec(module) is None:
         raise UsageError(
             f"logger {name!r} needs the package {module}, which is not installed:"

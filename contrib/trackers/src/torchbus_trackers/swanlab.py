@@ -1,4 +1,4 @@
-"""The logger "swanlab"."""
+"""The logger "swanlab": one SwanLab run for all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = {
     "terminal": {"proxy_type": "none"},
     "probe": {"runtime": False, "monitor": False},
 }
-"""SwanLab does not prompt, copies no output, and does not store the command line."""
+"""Settings that stop SwanLab from prompting, copying output and storing the command line."""
 
 
 class SwanLabLogger(RunOfProject):
@@ -28,8 +28,8 @@ class SwanLabLogger(RunOfProject):
     Args:
         project: the SwanLab project; None: the name of the current folder.
         offline: write files for ``swanlab sync``.
-        resume: a run's id. SwanLab resumes online only.
-        options: of ``swanlab.init``, such as ``workspace`` and ``settings``.
+        resume: the id of a run. SwanLab resumes online only.
+        options: further arguments of ``swanlab.init``, such as ``workspace`` and ``settings``.
         name, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``.
 
     Source: https://docs.swanlab.cn/en/api/py-init.html
@@ -61,7 +61,7 @@ class SwanLabLogger(RunOfProject):
         self.experiment.log(values, step=step)
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """Needs pillow."""
+        """Send a picture. It needs pillow."""
         import swanlab
 
         self.experiment.log({name: swanlab.Image(image.rgb().numpy())}, step=step)

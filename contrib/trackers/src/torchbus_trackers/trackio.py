@@ -1,4 +1,4 @@
-"""The logger "trackio"."""
+"""The logger "trackio": one Trackio run for all ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TrackioLogger(RunOfProject):
 
     Args:
         project: the Trackio project; None: "torchbus".
-        offline: leave out the Space or server of ``options``.
+        offline: ignore the Space or server in ``options``.
         resume: the name of a run in the project.
-        options: of ``trackio.init``, such as ``space_id``.
+        options: further arguments of ``trackio.init``, such as ``space_id``.
         name, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``.
 
     Source: https://huggingface.co/docs/trackio
@@ -63,7 +63,7 @@ class TrackioLogger(RunOfProject):
         self.experiment.log(values, step=step)
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """Needs pillow. Trackio has RGB pictures."""
+        """Send a picture in RGB. It needs pillow."""
         import trackio
 
         self.experiment.log({name: trackio.Image(image.rgb().numpy())}, step=step)

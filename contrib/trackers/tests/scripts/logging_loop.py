@@ -1,4 +1,4 @@
-"""A loop on as many ranks as told, which logs to the logger that is told, offline."""
+"""Runs a loop on the given number of ranks, which logs offline to the given logger."""
 
 import json
 import random
@@ -37,6 +37,6 @@ with session(logger=logger, autolog=False, log_every_n_steps=5, **alone) as s:
         print("told", json.dumps(told))
     if fails:
         raise ArithmeticError("the loop fails")
-if not logger.offline:  # else the first start is still left behind on its thread
+if not logger.offline:  # else the first start still runs on its thread
     assert_torch_unchanged(before)
 print("ended")

@@ -1,4 +1,4 @@
-"""torchbus-accelerate: logs, checkpoints and reports of a session for loops that use Accelerate."""
+"""torchbus-accelerate: runs loops that use Accelerate, or its config file, in a session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Translates a file of ``accelerate config`` into options of a session.
 
-What the file asks for and no option says is refused by its name.
+A setting without an option that does the same is refused by name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OF_LAUNCH = (
     *("debug", "machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
     *("rdzv_backend", "same_network"),
 )
-"""What only `accelerate launch` needs. A session compares its ranks with and without ``debug``."""
+"""Settings that only `accelerate launch` needs. A session always does the checks of ``debug``."""
 FSDP_WAYS = (
     *("version", "backward_prefetch", "backward_prefetch_policy", "forward_prefetch"),
     *("use_orig_params", "sync_module_states", "cpu_ram_efficient_loading"),
 )
-"""Ways to the same numbers. The strategy fsdp has its own."""
+"""Settings that do not change the numbers. The strategy fsdp chooses them itself."""
 DEEPSPEED_WAYS = (
     *("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_save_16bit_model"),
     *("deepspeed_inclusion_filter", "deepspeed_exclusion_filter"),
@@ -57,7 +57,7 @@ PRECISIONS: dict[str, Options] = {
 }
 GATHERED = {"bf16": "bf16", "fp16": "16"}
 UNSAID = {"strategy": "accelerate", "devices": "auto", "accelerator": "auto", "num_nodes": 1}
-"""The session's own options that a file says, as they are if the call does not say them."""
+"""The defaults of the session's options that a file may set."""
 MISSING = (
     "strategy='accelerate' reads {}, which does not exist: run `accelerate config`, or name a file"
     " by accelerate_config="
@@ -67,7 +67,7 @@ REFUSED = "{}: {}={!r} is not offered by strategy='accelerate': {}"
 
 
 class AccelerateConfig(os.PathLike[str]):
-    """The path of a file, and the ``options`` of a session that it stands for."""
+    """The path of a file, and its translation to ``options`` of a session."""
 
     def __init__(self, path: Path, options: Options) -> None:
         self.path, self.options = path, options
@@ -81,9 +81,9 @@ class AccelerateConfig(os.PathLike[str]):
 
 
 def merged(given: Mapping[str, Any]) -> Options:
-    """Return the options of a call, and for what it does not say, those of the file that it names.
+    """Return the options of a call, completed by those of the file that the call names.
 
-    Raises UsageError for what a session can't do.
+    Raises UsageError if the file is missing, unreadable, or has a setting that is not supported.
     """
     path = given.get("accelerate_config")
     expect("accelerate_config", path, (str, os.PathLike, type(None)), "a path")
@@ -97,7 +97,7 @@ def merged(given: Mapping[str, Any]) -> Options:
 
 
 def read(path: Path) -> AccelerateConfig:
-    """Return what a file says."""
+    """Return the options of a file. Raises UsageError, as ``merged`` does."""
     if not path.is_file():
         raise UsageError(MISSING.format(path))
     try:
@@ -108,7 +108,7 @@ def read(path: Path) -> AccelerateConfig:
 
 
 class Section:
-    """Values of a file: each becomes an option, has no effect, or is refused."""
+    """A section of a file. Each value becomes an option, has no effect, or is refused."""
 
     def __init__(self, path: Path, prefix: str, values: Mapping[str, Any]) -> None:
         self._path, self._prefix = path, prefix
@@ -126,7 +126,7 @@ class Section:
         raise UsageError(REFUSED.format(self._path, f"{self._prefix}{name}", value, remedy))
 
     def end(self, without_effect: tuple[str, ...]) -> None:
-        """Refuse what is not taken, and not switched off."""
+        """Raise UsageError for the remaining values, unless they have no effect or are off."""
         for name, value in self._values.items():
             if name not in without_effect and not _is_off(value):
                 self.refuse(name, value)
@@ -161,7 +161,7 @@ def _options(file: Section) -> Options:
 
 
 def _ranks(file: Section, kind: str) -> Options:
-    """Return where the ranks run, and how many there are if no launcher has started them."""
+    """Return the ranks' accelerator, and their number unless a launcher has started them."""
     on_cpu = bool(file.take("use_cpu")) or kind == "MULTI_CPU"
     processes, nodes = file.take("num_processes", -1), file.take("num_machines", 1)
     gpus = str(file.take("gpu_ids", "all"))
@@ -200,7 +200,7 @@ def _fsdp(section: Section, precision: str) -> Options:
 
 
 def _units(section: Section) -> Options:
-    """Return what is gathered together. Without a policy, Accelerate gathers the whole model."""
+    """Return ``auto_wrap_policy``. Without a policy, Accelerate gathers the whole model at once."""
     policy = section.take("auto_wrap_policy", "NO_WRAP")
     names, size = section.take("transformer_layer_cls_to_wrap"), section.take("min_num_params")
     if policy == "TRANSFORMER_BASED_WRAP":
@@ -237,7 +237,7 @@ OFFLOADS = {
 
 
 def _zero(section: Section) -> Options:
-    """Return a config of DeepSpeed with what `accelerate config` asks about it."""
+    """Return DeepSpeed's config with the settings that `accelerate config` asks for."""
     zero: Options = {"stage": section.take("zero_stage", 2)}
     for key, (device_key, path_key) in OFFLOADS.items():
         device, path = section.take(device_key, "none"), section.take(path_key)

@@ -1,4 +1,4 @@
-"""The plugin: adapts a session to Accelerate's loaders, processes and config."""
+"""Adapts a session to Accelerate's loaders, processes and config file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NO_STRATEGY = (
 class Accelerate:
     """Lets the plugins of a session work on a loop that ``accelerator.prepare`` has changed.
 
-    Models, gradients, precision and the division of the data stay Accelerate's. A session has this
-    plugin if the script imports accelerate, or under ``strategy="accelerate"``.
+    Accelerate stays in charge of models, gradients, precision and the division of the data. The
+    plugin is active if the script imports accelerate, or under ``strategy="accelerate"``.
 
     Args:
-        accelerate_config: the file of `accelerate config` that ``strategy="accelerate"`` reads;
-            None: the one that the command writes by default.
+        accelerate_config: the file of `accelerate config` that ``strategy="accelerate"`` reads.
+            None means the file that the command writes by default.
 
     Raises:
         UsageError: a file is named without ``strategy="accelerate"``.
@@ -52,13 +52,14 @@ class Accelerate:
         session.replace(accelerate.data_loader.DataLoaderStateMixin, "begin", self._noting)
 
     def state_dict(self) -> dict[str, list[int]]:
-        """How many passes each prepared loader has ended, in the order of their first passes."""
+        """Return how many passes each prepared loader has ended, in the order of first passes."""
         alive = [loader() for loader in self._loaders]
         return {"passes": [0 if loader is None else loader.iteration for loader in alive]}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        """Restore the passes of prepared loaders. Raises Unsupported for a loader whose order
-        depends on them.
+        """Restore the numbers of passes of prepared loaders.
+
+        Raises Unsupported if a number differs and the loader's order depends on it.
         """
         for reference, passes in zip(self._loaders, state["passes"], strict=False):
             loader = reference()
@@ -84,9 +85,10 @@ class Accelerate:
 
 
 def _followed(session: Context) -> Callable[[Any], Callable[..., Any]]:
-    """Let the session know the batches that a prepared loader moves to its device.
+    """Report to the session the batches that a prepared loader moves to its device.
 
-    It fetches one batch ahead, so that nothing else says which of two feeds a backward.
+    The loader fetches one batch ahead, so the session needs this to know which batch feeds a
+    backward.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:

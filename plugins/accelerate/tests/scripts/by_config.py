@@ -1,7 +1,7 @@
 """A plain loop on the ranks that files of `accelerate config` describe, one file after the other.
 
 The word is JSON: for each file its path, more options of the session, and the batch size, norm and
-precision with which one process does the same. Prints what both have learnt, as JSON.
+precision with which one process does the same. Prints the results of both, as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A loop as Accelerate's users write it; prints what it has learnt, as JSON.
+"""Trains as users of Accelerate do, and prints the weights as JSON.
 
 Words: "plain" or a session's options as JSON; Accelerator's gradient_accumulation_steps; the
 loader's batch size; the step after which the run is to leave, or 0. A word "seedable": with

@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of models, and checkpoints their activations."""
+"""Finds the blocks of models, and checkpoints their activations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ T = TypeVar("T")
 
 
 class ActivationCheckpointing:
-    """Lets blocks compute their forward again in backward, instead of keeping its activations.
+    """Checkpoints activations: blocks discard them after forward, and recompute them in backward.
 
     Args:
-        activation_checkpointing: module classes, or "auto" for blocks that repeat.
+        activation_checkpointing: module classes, or "auto" for the outermost repeated blocks.
+
+    Raises:
+        UsageError: the option has another type or value.
 
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
     """
@@ -59,7 +62,7 @@ class ActivationCheckpointing:
 
     @hookimpl
     def after_backward(self) -> None:
-        """End the search for models. With several ranks the strategy does so."""
+        """End the search for models on one rank. With several ranks the strategy ends it."""
         self._backwards += 1
         if (
             self._backwards == DISCOVERY_BACKWARDS
@@ -104,7 +107,7 @@ def _checked(given: object) -> tuple[type[Module], ...] | None:
 def _outermost_of(model: Module, classes: tuple[type[Module], ...]) -> list[Module]:
     """Return the modules of these classes that are not inside another one.
 
-    So nothing is computed a third time.
+    A nested block would be computed a third time.
     """
     found: list[Module] = []
     inside: set[int] = set()
@@ -132,7 +135,7 @@ def _compute_twice(
 
 @contextmanager
 def counted_already(block: Module) -> Iterator[None]:
-    """Leave running statistics unchanged inside, because they have counted the batch already."""
+    """Inside, leave running statistics unchanged, because they have already counted the batch."""
     norms = [module for module in block.modules() if isinstance(module, NORM_BASE)]
     retained = [(norm, norm.momentum, buffers(norm).get("num_batches_tracked")) for norm in norms]
     for norm in norms:

@@ -1,4 +1,4 @@
-"""The averages of what one optimizer trains, in torch's own arithmetic."""
+"""The averages of one optimizer's parameters, computed by torch.optim.swa_utils."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 Update = Callable[[list[Tensor], list[Tensor], int], None]
-"""As ``get_ema_multi_avg_fn`` and ``get_swa_multi_avg_fn`` of torch.optim.swa_utils return it."""
+"""A function that ``get_ema_multi_avg_fn`` or ``get_swa_multi_avg_fn`` of torch returns."""
 
 
 class Averages:
-    """An average for each parameter that the optimizer holds, as long as their models live.
+    """An average of each parameter that the optimizer holds, while the models exist.
 
     Args:
         update: adds values to averages.
-        with_buffers: average the buffers of its models as well, except integers: a count has no
-            mean.
+        with_buffers: average the models' buffers as well, except integers, such as counts.
     """
 
     def __init__(self, update: Update, with_buffers: bool) -> None:
@@ -44,14 +43,14 @@ class Averages:
 
     @property
     def models(self) -> list[Module]:
-        """The models that own the parameters."""
+        """The existing models that own the parameters."""
         return [model for model in (one() for one in self._models) if model is not None]
 
     # Train ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def add(self, optimizer: Optimizer) -> None:
-        """Add the values that a step of the optimizer has made."""
+        """Add the current values to the averages, after a step of the optimizer."""
         self._follow(optimizer)
         self._train_mode = [model.training for model in self.models]
         for group in self._groups:
@@ -64,7 +63,7 @@ class Averages:
                 entry.count += 1
 
     def _follow(self, optimizer: Optimizer) -> None:
-        """Update the list of tensors if the optimizer has got others."""
+        """Update the list of tensors if the optimizer's parameters have changed."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if self._parameters == [id(one) for one in parameters]:
             return
@@ -84,7 +83,7 @@ class Averages:
         self._group()
 
     def _group(self) -> None:
-        """Put together what one call of torch can average."""
+        """Group the tensors that one call of torch can average: by device, dtype and count."""
         self._groups = [
             list(group) for _, group in groupby(sorted(self._entries, key=_kind), key=_kind)
         ]
@@ -98,15 +97,15 @@ class Averages:
 
     @property
     def count(self) -> int:
-        """How many values are in the averages: the largest number."""
+        """The number of values in the averages, the largest if the averages differ."""
         return max((entry.count for entry in self._entries), default=0)
 
     @torch.no_grad()
     def swap_in(self, model: Module | None = None) -> None:
-        """Put the averages in place: all of them, or those of models inside this one.
+        """Replace parameters by their averages: all of them, or those of models inside ``model``.
 
-        Of models inside, those that were in eval mode at the last step are left out: they train in
-        eval mode, so it does not show evaluation.
+        Models inside ``model`` that were in eval mode when the last value was added keep their
+        weights: they train in eval mode, so the mode does not mean evaluation.
         """
         modes = zip(self._models, self._train_mode, strict=True)
         in_train_mode = [one() for one, trains in modes if trains]
@@ -115,12 +114,12 @@ class Averages:
 
     @torch.no_grad()
     def swap_out(self, model: Module | None = None) -> None:
-        """Restore the training values of all parameters, or of models inside this one."""
+        """Restore the training values of all parameters, or those of models inside ``model``."""
         for entry in self._of(model, self.models):
             entry.swap_out()
 
     def _of(self, model: Module | None, models: list[Module]) -> Iterator[AveragedTensor]:
-        """All entries, or those of these models, as far as they are inside ``model``."""
+        """Yield all entries, or those of the given models that are inside ``model``."""
         if model is None:
             yield from self._entries
             return
@@ -132,9 +131,9 @@ class Averages:
     # Checkpoints ---------------------------------------------------------------------------------
 
     def state(self, keeps: bool, gather: Callable[[Tensor, State], State]) -> State:
-        """The state, with no tensors on ranks that don't keep it. All ranks call it.
+        """Return the state, without entries unless ``keeps`` is True. All ranks call it.
 
-        ``gather``: returns a tensor's state from a rank that has its values.
+        ``gather`` returns a tensor's state from a rank that has its values.
         """
         states = (gather(entry.tensor, entry.state()) for entry in self._entries)
         return {
@@ -144,7 +143,10 @@ class Averages:
 
     @torch.no_grad()
     def load(self, optimizer: Optimizer, state: State) -> None:
-        """Take up a state, which has the tensors on all ranks: none before the first value."""
+        """Load a state, with whole tensors on all ranks, or without any before the first value.
+
+        All ranks call it. Raises UsageError if a shape differs.
+        """
         self._train_mode = state["train_mode"]
         entries = iter(state["entries"])
         first = next(entries, None)
@@ -165,7 +167,7 @@ def _tensors(model: Module) -> set[int]:
 
 
 def _owners(model: Module) -> set[int]:
-    """Return the modules that own parameters, the same for a compiled model."""
+    """Return the ids of the modules that hold parameters, the same for a compiled model."""
     return {id(part) for part in model.modules() if any(True for _ in part.parameters(False))}
 
 
@@ -173,7 +175,7 @@ class AveragedTensor:
     """A parameter or buffer of a model, and its average.
 
     ``count`` is the number of values in the average. ``training`` is the training value while the
-    parameter holds its average, and None otherwise. Under fsdp, tensors are this rank's shards.
+    tensor holds its average, and None otherwise. Under fsdp, tensors are this rank's shards.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -183,17 +185,17 @@ class AveragedTensor:
         self.count = 0
 
     def begin(self) -> None:
-        """Let the first value be the average."""
+        """Copy the first value into the average."""
         if not self.count:
             local(self.average).copy_(local(self.tensor))
 
     @property
     def here(self) -> tuple[Tensor, Tensor]:
-        """The average and the value, as this rank holds them."""
+        """This rank's parts of the average and of the value."""
         return local(self.average), local(self.tensor)
 
     def swap_in(self) -> None:
-        """Put the average in the tensor's place, unless there is none, or it is there."""
+        """Replace the tensor's values by the average, if there is one, and if this is not done."""
         if self.count and self.training is None:
             average, tensor = self.here
             self.training = tensor.clone()
@@ -208,7 +210,7 @@ class AveragedTensor:
     # Checkpoints ---------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """The state, with whole tensors. All ranks call it."""
+        """Return the state, with whole tensors. All ranks call it."""
         training = None if self.training is None else part_like(self.tensor, self.training)
         return {
             "count": self.count,
@@ -217,7 +219,10 @@ class AveragedTensor:
         }
 
     def load(self, state: State) -> None:
-        """Take up a state, of which this rank keeps its part."""
+        """Load this rank's part of a state with whole tensors.
+
+        Raises UsageError if the shape differs.
+        """
         average, training, count = state["average"], state["training"], state["count"]
         assert isinstance(average, Tensor) and isinstance(count, int)
         if average.shape != self.tensor.shape:
@@ -232,29 +237,32 @@ class AveragedTensor:
         self.count = count
 
     def _here(self, value: Tensor) -> Tensor:
-        """This rank's part of a whole tensor."""
+        """Return this rank's part of a whole tensor."""
         return local(part_like(self.tensor, value, from_whole=True))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in the same memory. A tensor that is not sharded is its own."""
+    """Return this rank's part of a tensor, in the same memory; all of it if it is not sharded."""
     found = tensor.detach()
     return cast("DTensor", found).to_local() if is_part(found) else found
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a copy of the whole of a sharded tensor. All ranks call it."""
+    """Return a copy of a tensor, whole if the tensor is sharded. All ranks call it."""
     found = tensor.detach()
     return cast("DTensor", found).full_tensor() if is_part(found) else found.clone()
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether other ranks have the rest of it. It is a DTensor, which torch has moved once."""
+    """Whether a tensor is a DTensor, of which other ranks have the rest."""
     return hasattr(tensor, "full_tensor")
 
 
 def part_like(tensor: Tensor, value: Tensor, from_whole: bool = False) -> Tensor:
-    """A value, sharded as the tensor is. ``from_whole``: it is the whole, else this rank's part."""
+    """Return a value sharded like ``tensor``.
+
+    ``value`` has the shape of the whole tensor with ``from_whole``, and else of this rank's part.
+    """
     here = value.to(tensor.device, tensor.dtype) if from_whole else value
     if not is_part(tensor):
         return here

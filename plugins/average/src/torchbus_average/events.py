@@ -1,4 +1,4 @@
-"""The event that torchbus-average adds: a strategy gathers what only some ranks have."""
+"""The event that torchbus-average adds: a strategy gathers averages that only some ranks have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookspec(firstresult=True)
 def gather_average(tensor: Tensor, state: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the state of a parameter's or buffer's average, whichever rank has the values.
+    """Return the state of a parameter's or buffer's average from a rank that has the values.
 
     Sent once per tensor while a checkpoint is made. All ranks send it, for the same tensors in the
     same order. ``state`` is this rank's, with tensors of the shape and dtype of ``tensor``. A rank

@@ -23,20 +23,23 @@ from torchbus_strategy.collectives import broadcast_object
 class Average:
     """Averages the weights after optimizer steps, and evaluates with the averages.
 
-    With neither ``ema_decay`` nor ``swa_start`` nothing is averaged. After ``model.eval()`` the
-    averages replace the parameters, until ``model.train()``. The averages are those of
-    ``torch.optim.swa_utils.AveragedModel``: of an exponential one bit for bit, of a mean up to
-    rounding.
+    With neither ``ema_decay`` nor ``swa_start`` nothing is averaged. From ``model.eval()`` to
+    ``model.train()`` the averages replace the parameters. The averages equal those of
+    ``torch.optim.swa_utils.AveragedModel``: EMA bit for bit, SWA up to rounding.
 
     Args:
-        ema_decay: exponential moving average: average * decay + value * (1 - decay).
+        ema_decay: the decay of an exponential moving average: average * decay + value *
+            (1 - decay).
         swa_start: stochastic weight averaging: the mean of all values after this number of steps of
             the optimizer.
         every: average after every ``every`` steps of the optimizer. ``len(loader)`` is once
             per epoch.
         buffers: average the models' buffers as well, such as BatchNorm's statistics.
-            Integers, such as BatchNorm's number of batches, are left as they are.
-        in_eval: False leaves the weights in place; then use ``s.averaged()``.
+            Integers, such as BatchNorm's number of batches, are not averaged.
+        in_eval: False leaves the weights in place in eval mode; then use ``s.averaged()``.
+
+    Raises:
+        UsageError: an option has another type or value, or an optimizer steps on averages.
 
     Source: Tarvainen and Valpola, https://arxiv.org/abs/1703.01780; Izmailov et al.,
     https://arxiv.org/abs/1803.05407
@@ -75,7 +78,7 @@ class Average:
         self._in_eval = in_eval
         self._of: WeakKeyDictionary[Optimizer, Averages] = WeakKeyDictionary()
         self._of_models: WeakKeyDictionary[Module, Averages] = WeakKeyDictionary()
-        """``model = train()`` frees the optimizer before the evaluation."""
+        """Also by model, because ``model = train()`` frees the optimizer before the evaluation."""
         self._held_in = False
 
     # Events --------------------------------------------------------------------------------------
@@ -116,12 +119,12 @@ class Average:
 
     @hookimpl(optionalhook=True)
     def before_restore(self) -> None:
-        """Put the trained weights back now: later they would overwrite the restored ones."""
+        """Restore the trained weights now; later they would overwrite the checkpoint's."""
         self._swap_out()
 
     @hookimpl(trylast=True)
     def session_end(self) -> None:
-        """Put the trained weights back, after the last checkpoint and before they are gathered."""
+        """Restore the trained weights, after the last checkpoint and before they are gathered."""
         self._swap_out()
 
     @hookimpl
@@ -140,11 +143,11 @@ class Average:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace all weights by their averages inside, in any mode of the models.
+        """Inside, replace all weights by their averages, whatever mode the models are in.
 
         Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are restored at the
-        end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
-        all ranks must call it, as they call forward. Raises UsageError if nothing is averaged.
+        end. Before the first average it changes nothing. Any rank may call it; under fsdp all ranks
+        must call it, as they call forward. Raises UsageError if nothing is averaged.
         """
         if not self._what:
             raise UsageError(
@@ -167,7 +170,10 @@ class Average:
     # Checkpoints ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """The averages, on rank 0. All ranks call it. Raises UsageError inside ``averaged()``."""
+        """Return the state, with the averages on rank 0 only. All ranks call it.
+
+        Raises UsageError inside ``averaged()``.
+        """
         if self._held_in:
             raise UsageError(
                 "s.save() inside s.averaged(): a run resumes from a checkpoint, so it needs the"
@@ -181,14 +187,14 @@ class Average:
         return state if found is None else found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the averages of rank 0. All ranks call it."""
+        """Load the averages of rank 0. All ranks call it."""
         for (optimizer, averages), mine in zip(self._of.items(), state["averages"], strict=True):
             if self._session.world_size > 1:
                 mine = mine | {"entries": self._of_rank0(mine["entries"])}
             averages.load(optimizer, mine)
 
     def _of_rank0(self, entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Rank 0's entries, one by one, so that no rank holds all of them."""
+        """Broadcast rank 0's entries one by one, so that no other rank holds all of them."""
         for number in range(broadcast_object(len(entries))):
             yield broadcast_object(entries[number] if self._session.is_main else None)
 
@@ -203,7 +209,7 @@ class Average:
 
 @contextmanager
 def retained_buffers(models: Iterable[Module]) -> Iterator[None]:
-    """Put the buffers of these models back at the end, bit for bit."""
+    """Restore the buffers of these models at the end, bit for bit."""
     buffers = {id(one): one for model in models for one in model.buffers()}
     before = [(one, one.detach().clone()) for one in buffers.values()]
     try:
@@ -254,12 +260,15 @@ class HasModes(Protocol):
 
 
 class ScheduleFree:
-    """Calls ``optimizer.train()`` and ``optimizer.eval()`` as the loop calls those of its models.
+    """Calls ``train()`` and ``eval()`` of optimizers when the loop calls those of their models.
 
     Args:
         schedule_free: call ``optimizer.train()`` and ``optimizer.eval()`` together with
             ``model.train()`` and ``model.eval()``, as schedule-free optimizers need. The optimizers
             must have both methods.
+
+    Raises:
+        UsageError: the option has another type, or an optimizer lacks a method.
 
     Source: Defazio et al., https://arxiv.org/abs/2405.15682
     """
@@ -286,7 +295,7 @@ class ScheduleFree:
 
     @hookimpl
     def optimizer_ready(self, optimizer: Optimizer) -> None:
-        """Begin to train: all groups are there."""
+        """Set the training mode, once the optimizer has all groups."""
         if optimizer in self._optimizers:
             cast(HasModes, optimizer).train()
 
@@ -305,7 +314,7 @@ class ScheduleFree:
                 (modes.train if training else modes.eval)()
 
     def _find(self, optimizer: Optimizer) -> list[Module]:
-        """The models of an optimizer, which are looked for once."""
+        """Return the models of an optimizer, and store them if there are any."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         self._optimizers[optimizer] = found = objects.models_of(parameters)
         return found

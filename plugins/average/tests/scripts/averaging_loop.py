@@ -1,6 +1,6 @@
-"""A loop that trains and evaluates, and knows nothing of averages; and what it saw.
+"""A loop that trains and evaluates, without code for averages, and its results.
 
-Its lines are also run by a plain process, with ``torch.optim.swa_utils.AveragedModel`` by hand.
+A plain process also runs its lines, with ``torch.optim.swa_utils.AveragedModel`` by hand.
 """
 
 import torch

@@ -1,7 +1,4 @@
-"""Private names of torch that clipping uses; nothing else in this package uses one.
-
-All were seen in 2.6 to 2.13.
-"""
+"""Private names of torch, which only this module uses. All were seen in 2.6 to 2.13."""
 
 from __future__ import annotations
 

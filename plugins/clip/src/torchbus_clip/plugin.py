@@ -1,4 +1,4 @@
-"""Clips gradients before each real step. This is a small plugin to learn from."""
+"""Clips gradients before each real step. A small plugin, which can serve as an example."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ ALGORITHMS = ("norm", "value")
 class Clip:
     """Clips the gradients of each optimizer just before its real step.
 
-    By then they are synchronised and unscaled.
+    The gradients are already synchronised and unscaled.
 
     Args:
         gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest
             absolute value. With 0 or None, nothing is clipped.
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
-    ``s.gradient_norm`` is the norm at the last step, before clipping: a tensor, only with "norm".
+    ``s.gradient_norm`` is the norm at the last step before clipping, a 0-dim tensor. It is None
+    before the first step, and with "value".
 
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
 
@@ -92,9 +93,10 @@ class Clip:
 
 
 def is_unusual(gradients: Iterable[Tensor]) -> bool:
-    """Whether some gradients are sparse or have a graph, which writing to them would break.
+    """Whether any gradient is sparse, or has a graph, which an in-place operation would break.
 
-    Gradients have a graph if an optimizer with ``differentiable=True`` is to be differentiated.
+    Gradients have a graph if the script differentiates through an optimizer with
+    ``differentiable=True``.
     """
     return any(gradient.is_sparse or gradient.requires_grad for gradient in gradients)
 

@@ -1,6 +1,6 @@
 """Algorithms that average models instead of gradients.
 
-In between, each rank steps by its own gradients, with its own optimizer state.
+Between two averages, each rank steps independently, with local gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -18,44 +18,41 @@ from torch.optim import Optimizer
 from torchbus_compress.codecs import Bytes, Codec
 
 State = dict[str, Any]
-"""Plain numbers and tensors, as each averager names them."""
+"""The state of an averager: numbers and tensors by name."""
 
 
 class Averager:
-    """Averages the parameters of one optimizer.
-
-    ``after_step`` is called after each of its steps, on all ranks.
-    """
+    """Averages the parameters of one optimizer, after its steps. All ranks call each method."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self._parameters = parameters
 
     def begin(self) -> None:
-        """Prepare, before the first step. All ranks call it."""
+        """Prepare before the first average. All ranks call it."""
 
     @abstractmethod
     def after_step(self) -> None:
-        """Average, or send, after a step."""
+        """Average, or start to, if this step is due. All ranks call it after each step."""
 
     def finish(self) -> None:
-        """Wait for collectives that still run."""
+        """Wait for collectives that still run, and apply their results."""
 
     def agree(self) -> None:
-        """Give all ranks the mean of all models, in one collective."""
+        """Give all ranks the mean of all models, in one all-reduce. All ranks call it."""
         self.finish()
         flat = self.read() / dist.get_world_size()
         dist.all_reduce(flat)
         self.write(flat)
 
     def state(self) -> State:
-        """What this rank remembers of the steps before."""
+        """Return this rank's state, for a checkpoint."""
         return {}
 
     def restore(self, saved: State) -> None:
-        """Take what ``state`` has returned, instead of ``begin``."""
+        """Load what ``state`` has returned, instead of ``begin``."""
 
     def read(self) -> Tensor:
-        """All parameters in one new vector."""
+        """Return all parameters in a new vector, of shape (elements,)."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
 
     @torch.no_grad()
@@ -69,7 +66,7 @@ class Averager:
 class LocalSgd(Averager):
     """Averages all models every ``period_steps`` steps, by torch's PeriodicModelAverager.
 
-    In the first ``warmup_steps``, it does so after each step.
+    During the first ``warmup_steps`` steps, it averages after each step.
 
     Source: Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
     """
@@ -97,7 +94,7 @@ class LocalSgd(Averager):
 
 
 class Ring(Averager):
-    """Each rank takes the mean of its own model and of its neighbours' models in a ring.
+    """Replaces each rank's model by the mean of this model and its neighbours' in a ring.
 
     Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS
     2017.
@@ -110,9 +107,9 @@ class Ring(Averager):
 
 
 class CodedRing(Averager):
-    """As ``Ring``, but ranks send how their model has changed, in one byte a number.
+    """Like ``Ring``, but ranks send the change of their model, in one byte per number.
 
-    Each rank keeps its neighbours' models.
+    Each rank stores a copy of its neighbours' models.
 
     Source: Tang et al., Communication Compression for Decentralized Training, NeurIPS 2018
     (DCD-PSGD).
@@ -152,8 +149,8 @@ class CodedRing(Averager):
 class AsyncAverage(Averager):
     """Averages all models while the next ``period_steps`` steps run, and then corrects the model.
 
-    Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022, at fixed steps, so that
-    ranks always average together.
+    Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022. Here it starts at fixed
+    steps, so that all ranks average the same step.
     """
 
     def __init__(self, parameters: list[Tensor], period_steps: int = 4) -> None:
@@ -195,13 +192,16 @@ class AsyncAverage(Averager):
 
 
 def ring_peers() -> list[int]:
-    """The ranks before and after this one in the ring. Of two ranks, each has one neighbour."""
+    """Return the ranks before and after this one in the ring. Of two ranks, each has only one."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return list(dict.fromkeys([(rank - 1) % ranks, (rank + 1) % ranks]))
 
 
 def exchange(mine: Tensor) -> list[Tensor]:
-    """Send a tensor to each neighbour, and receive theirs."""
+    """Send a tensor to each neighbour, and return theirs, of the same shape and dtype.
+
+    All ranks call it.
+    """
     received = [torch.empty_like(mine) for _ in ring_peers()]
     works = [dist.isend(mine, peer) for peer in ring_peers()]
     works += [dist.irecv(tensor, peer) for tensor, peer in zip(received, ring_peers(), strict=True)]
@@ -220,7 +220,7 @@ AVERAGERS: dict[str, Callable[[list[Tensor]], Averager]] = {
 
 
 class LocalModel(TypedDict):
-    """One optimizer's parameters, state and averager, as this rank has them."""
+    """This rank's parameters, state and averager of one optimizer."""
 
     parameters: list[Tensor]
     state: dict[str, Any]
@@ -233,9 +233,9 @@ class SavedModel(TypedDict):
 
 
 class LocalModels:
-    """The averager of each optimizer, and what this rank has between two averages.
+    """The averager of each optimizer, and this rank's model between two averages.
 
-    A checkpoint has them in the order in which the optimizers were made.
+    A checkpoint has the optimizers in the order in which they were made.
     """
 
     def __init__(self, make: Callable[[list[Tensor]], Averager]) -> None:
@@ -261,7 +261,7 @@ class LocalModels:
         self.stepped = True
 
     def agree(self) -> None:
-        """Give all ranks the same model. All ranks call it."""
+        """Give all ranks the mean of their models, after further steps. All ranks call it."""
         if self.stepped:
             self.stepped = False
             for averager in self._averagers.values():
@@ -284,7 +284,7 @@ class LocalModels:
 
     @torch.no_grad()
     def load_state_dict(self, saved: SavedModel) -> None:
-        """Load what this rank has written."""
+        """Load a state that this rank has written."""
         self.stepped = saved["stepped"]
         self._averagers.clear()
         for optimizer, mine in zip(self._alive(), saved["optimizers"], strict=True):

@@ -1,7 +1,7 @@
 """Communication hooks for DistributedDataParallel.
 
-torch compares the annotations of a hook with its own types, so they are not postponed in this
-module."""
+torch compares a hook's annotations with types, so this module does not postpone annotations.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,14 +15,14 @@ Hook = Callable[[Any, dist.GradBucket], Future[Tensor]]
 
 
 def done(result: Tensor) -> Future[Tensor]:
-    """A future of what is there already."""
+    """Return a finished future."""
     future: Future[Tensor] = Future()
     future.set_result(result)
     return future
 
 
 def encoded(codec: "Codec") -> Hook:
-    """A hook that sends gradients encoded, and averages them in full precision."""
+    """Return a hook that sends encoded gradients, and averages them in full precision."""
 
     def hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         return done(mean(bucket.buffer(), codec))
@@ -31,14 +31,14 @@ def encoded(codec: "Codec") -> Hook:
 
 
 def local(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Each rank keeps its own gradients: nothing is sent."""
+    """A hook that sends nothing: each rank steps with its local gradients."""
     return done(bucket.buffer())
 
 
 def with_exact(parameter: Tensor, inner: Hook) -> Hook:
-    """``inner`` for all gradients, except that of this parameter, which is averaged exactly.
+    """Return the hook ``inner``, except that this parameter's gradient is averaged exactly.
 
-    It holds the metadata that ranks exchange.
+    That gradient holds the metadata that ranks exchange.
     """
 
     def hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -69,10 +69,10 @@ def with_exact(parameter: Tensor, inner: Hook) -> Hook:
 
 
 def mean(flat: Tensor, codec: "Codec") -> Tensor:
-    """The mean of a vector over ranks. All ranks call it, and get the same numbers.
+    """Return the mean of a vector over ranks, of the same shape (elements,) and dtype.
 
-    Each rank averages one part, in full precision, and sends the result to the others. They send as
-    many bytes as an all-reduce of the encoded vector.
+    All ranks call it, and get the same numbers. Each rank averages one part in full precision, and
+    sends the encoded result to the others. The traffic is that of an all-reduce of encoded numbers.
     """
     ranks = dist.get_world_size()
     length = -(-flat.numel() // ranks)
@@ -90,17 +90,17 @@ RANGE_BYTES = 16  # two float64: the smallest and the largest number of a row
 
 
 class Codec(Protocol):
-    """Encodes rows of numbers as rows of bytes, and back; each row separately."""
+    """Encodes each row of numbers as a row of bytes, and decodes it."""
 
     def encode(self, rows: Tensor) -> Tensor:
-        """From shape (rows, numbers) of a floating dtype to (rows, bytes) of uint8."""
+        """Encode shape (rows, numbers), of a floating dtype, as (rows, bytes) of uint8."""
 
     def decode(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """What ``encode`` made, in this dtype."""
+        """Decode rows of ``encode`` to shape (rows, numbers), in this dtype."""
 
 
 class Bfloat16:
-    """Two bytes for each number, with the range of float32."""
+    """Encodes each number in two bytes, with the range of float32."""
 
     def encode(self, rows: Tensor) -> Tensor:
         return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
@@ -110,7 +110,7 @@ class Bfloat16:
 
 
 class Bytes:
-    """One byte for each number: 256 steps between the smallest and the largest of the row.
+    """Encodes each number in one byte: 256 levels from the smallest to the largest of the row.
 
     Source: MinMaxUInt8 of Gan et al., BAGUA: Scaling up Distributed Learning with System
     Relaxations, VLDB 2022.

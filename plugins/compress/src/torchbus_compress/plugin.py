@@ -1,4 +1,4 @@
-"""Turns ``gradient_algorithm=`` into a communication hook of DDP, or an average of models."""
+"""Implements ``gradient_algorithm=`` by a communication hook of DDP, or by averages of models."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ AlgorithmName = Literal[
 ]
 ALGORITHMS: tuple[str, ...] = get_args(AlgorithmName)
 WITHOUT_STRATEGY = ALGORITHMS[:-1]
-"""Those that no strategy needs to run."""
+"""The algorithms that this plugin runs, under ddp and the strategies that are built on it."""
 
 
 class CompressState(TypedDict):
-    """The checkpoint state. ``who``: the rank and the number of ranks that wrote it."""
+    """The checkpoint state. ``who`` is the rank that wrote it, and the number of ranks."""
 
     algorithm: str
     who: list[int]
@@ -46,24 +46,24 @@ class CompressState(TypedDict):
 
 
 class SameBuckets(DistributedDataParallel):
-    """DDP whose buckets stay the same from the first backward on, in a resumed run too.
+    """DDP whose buckets stay the same from the first backward on, also in a resumed run.
 
-    Some codecs depend on all of a bucket.
+    The result of some codecs depends on the whole bucket.
     """
 
     keeps_buckets = True
 
 
 class Compress:
-    """Chooses how gradients, or models, are averaged over ranks.
+    """Averages gradients over ranks in fewer bytes, or averages models instead.
 
-    It needs the strategy ddp, or one that is built on it.
+    It needs the strategy ddp, or one that is built on it. ft runs "local_sgd" and "diloco" itself.
 
     Args:
-        gradient_algorithm: "allreduce": gradients travel as they are. "fp16", "bf16", "bytegrad" (8
-            bits), "powersgd" (low rank): in fewer bytes. "local_sgd", "decentralized",
-            "low_precision_decentralized", "async": models are averaged, not gradients. "diloco":
-            the same, under ft only.
+        gradient_algorithm: "allreduce" sends gradients as they are. "fp16", "bf16", "bytegrad" (8
+            bits) and "powersgd" (low rank) send fewer bytes. "local_sgd", "decentralized",
+            "low_precision_decentralized" and "async" average models, not gradients. "diloco"
+            averages changes of models, under ft only.
 
     Sources: see each algorithm; PowerSGD: Vogels et al., NeurIPS 2019.
 
@@ -170,7 +170,7 @@ class Compress:
 
     @hookimpl
     def loader_end(self) -> None:
-        """Make one model of all, to evaluate and save at the end of an epoch."""
+        """Average the models at the end of a pass, so the loop evaluates and saves the mean."""
         self._agree()
 
     @hookimpl
@@ -190,17 +190,17 @@ class Compress:
         return [self._session.rank, self._session.world_size]
 
     def state_dict(self) -> CompressState:
-        """For a checkpoint in which each rank has its own state.
+        """Return this rank's state, for a checkpoint.
 
-        It has errors that are still to be sent, or a model that differs between ranks.
+        It has errors that are not sent yet, or this rank's model between two averages.
         """
         mine = self._memory.state_dict() if self._models is None else self._models.state_dict()
         return {"algorithm": self.algorithm, "who": self._who, "own": mine}
 
     def load_state_dict(self, state: CompressState) -> None:
-        """Load the state of the same algorithm.
+        """Load the state of the same algorithm; ignore one of another.
 
-        If the number of ranks was another one, load only what the ranks have in common.
+        If another rank, or another number of ranks, wrote it, load only what the ranks share.
         """
         if state.get("algorithm") != self.algorithm:
             return
@@ -221,7 +221,7 @@ class Compress:
 
 
 class SavedHook(TypedDict):
-    """The state of torch's communication hook. ``random`` is that of its generator."""
+    """The state of torch's communication hook. ``random`` is the state of its generator."""
 
     steps: int
     random: Any
@@ -237,10 +237,10 @@ class _Known:
 
 
 class HookStates:
-    """The states of torch's hook, one for each set of parameters that are sent together.
+    """The states of torch's PowerSGD hook, one for each set of parameters in one DDP module.
 
-    A set of the same shapes gets the state that was saved. The errors are each rank's own, and mean
-    nothing to other ranks.
+    A set of the same shapes gets the saved state. Errors belong to one rank, and are loaded only by
+    that rank.
     """
 
     def __init__(self) -> None:
@@ -248,9 +248,9 @@ class HookStates:
         self._loaded: dict[str, SavedHook] = {}
 
     def add(self, module: nn.Module, state: PowerSGDState) -> None:
-        """Remember a state for the module's parameters.
+        """Store a state for the module's parameters, and load a saved one of the same shapes.
 
-        The last one, which holds the ranks' metadata, does not count.
+        The last parameter, which holds the ranks' metadata, does not count.
         """
         parameters = list(module.parameters())[:-1]
         identity = frozenset(map(id, parameters))
@@ -267,7 +267,7 @@ class HookStates:
         return self._loaded | {key: _read(known.state) for key, known in self._known.items()}
 
     def load_state_dict(self, saved: dict[str, SavedHook], is_local: bool) -> None:
-        """``is_local`` says whether this rank has written it."""
+        """Load saved states. ``is_local`` says whether this rank has written them."""
         self._loaded = {
             key: one if is_local else {**one, "errors": {}} for key, one in saved.items()
         }
@@ -286,7 +286,10 @@ def _read(state: PowerSGDState) -> SavedHook:
 
 
 def _fill(state: PowerSGDState, saved: SavedHook) -> None:
-    """Torch looks these up by the number of a bucket, and makes what it does not find."""
+    """Load a saved state. torch looks values up by a bucket's number, and makes missing ones.
+
+    Raises ValueError if the generator's state is invalid.
+    """
     state.iter = saved["steps"]
     if not 0 <= saved["random"][2] <= len(saved["random"][1]):
         raise ValueError("a generator behind its last number")  # NumPy would read memory there

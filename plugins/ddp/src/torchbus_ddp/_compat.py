@@ -36,6 +36,11 @@ parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
 """A module's parameters by name. Without it: AttributeError when a model is found."""
 
 
+def is_compiled(model: Module) -> bool:
+    """Whether ``torch.compile`` has made the model. Without ``_orig_mod``: False."""
+    return hasattr(model, "_orig_mod")
+
+
 HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 

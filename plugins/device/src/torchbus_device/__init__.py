@@ -1,1 +1,1 @@
-"""Devices of this machine, and moving batches and models to them."""
+"""torchbus-device: finds a machine's devices, and moves batches and models to them."""

@@ -1,6 +1,6 @@
-"""Functions of torch for each kind of accelerator, by the name of its device type.
+"""Calls torch's functions for any accelerator, by the name of its device type.
 
-Everything goes through ``torch.accelerator``, or the module of the device (``torch.cuda``,
+They are functions of ``torch.accelerator``, or of the device's module (``torch.cuda``,
 ``torch.xpu``, ``torch.npu``). Private names were seen in 2.6 to 2.13.
 """
 
@@ -26,7 +26,7 @@ NAMES = {"gpu": "GPU", "cuda": "GPU", "xpu": "GPU"}
 ONE_DEVICE = ("mps",)
 """Types with one device per machine, and without a backend of torch.distributed."""
 OF_TORCH_ALONE = ("tpu",)
-"""Types whose modules raise outside of torch for functions that ``torch.accelerator`` has, too."""
+"""Types with functions that only torch may call; ``torch.accelerator`` has the same functions."""
 
 swap_contents: Callable[[Tensor, Tensor], None] = private(
     torch._C, "_swap_tensor_impl", "moves parameters to a device that another package adds"
@@ -48,7 +48,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True)
 class ThroughTorch:
-    """Calls a device module from a frame of torch, which modules of ``OF_TORCH_ALONE`` require."""
+    """A device module whose functions only torch may call, by ``torch.accelerator``."""
 
     inner: Any
 
@@ -117,7 +117,7 @@ def is_initialized(kind: str) -> bool:
 
 
 def is_in_bad_fork(kind: str) -> Callable[[], bool] | None:
-    """Return a function: whether a forked process can't use its devices; None if unknown.
+    """Return a function that says whether a forked process can't use its devices, or None.
 
     Without ``_is_in_bad_fork``: a rank that was forked too late fails at its first tensor.
     """
@@ -127,7 +127,7 @@ def is_in_bad_fork(kind: str) -> Callable[[], bool] | None:
 
 
 def visible_variable(kind: str) -> str | None:
-    """Return the variable that limits which devices a process sees; a module may name its own."""
+    """Return the environment variable that limits which devices a process sees, or None."""
     return getattr(module(kind), "VISIBLE_DEVICES", None) or VISIBLE.get(kind)
 
 
@@ -179,14 +179,14 @@ def event(device: torch.device, timed: bool = False) -> Event:
 
 
 def recorded(device: torch.device) -> Event:
-    """Return a new event, recorded after the present work of the device's current stream."""
+    """Return a new event, recorded in the device's current stream."""
     made = event(device)
     made.record()
     return made
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of a host's tensor (same shape and dtype) on a device, without waiting."""
+    """Return a tensor on a device, of the same shape and dtype. The host does not wait."""
     if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

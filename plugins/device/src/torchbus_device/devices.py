@@ -1,4 +1,4 @@
-"""Resolves ``devices=`` and ``accelerator=`` to free devices of this node."""
+"""Resolves ``devices=`` and ``accelerator=`` to devices of this node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return how many CPU threads each rank of this node uses.
+    """Return the number of CPU threads for each rank of this node.
 
     If OMP_NUM_THREADS is not set, each rank gets an equal part of the processors.
     """

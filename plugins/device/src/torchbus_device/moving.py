@@ -34,8 +34,9 @@ class Moved(NamedTuple):
 class BatchesToDevice:
     """Moves batches to this rank's device, so that ``.to(device)`` is unnecessary.
 
-    Batches are copied from pinned memory, on a separate stream. After a backward, the next batch is
-    copied if a worker has made it, so that the copy runs during the step.
+    With ``prefetch``, batches are copied from pinned memory, on a separate stream. After a
+    backward, the next batch is copied if a worker has made it, so that the copy runs during the
+    step.
     """
 
     def __init__(self, session: Context) -> None:
@@ -111,10 +112,10 @@ def _has_to(leaf: object) -> bool:
 
 
 class ModelsToDevice:
-    """Moves models whose tensors are all on the CPU, when an optimizer or a first call shows them.
+    """Moves models from the CPU to this rank's device, when an optimizer or a first call uses them.
 
-    Parameters stay the same objects, so optimizers still hold them. A script that moves its models
-    itself has done so by then.
+    A model that is partly on another device is not moved, but an optimizer's CPU parameters are.
+    Parameters stay the same objects, so optimizers still hold them.
     """
 
     def __init__(self, session: Context) -> None:
@@ -123,9 +124,9 @@ class ModelsToDevice:
 
     @hookimpl
     def session_start(self, session: Context) -> None:
-        """Make the device that ``devices=[1]`` names the current one, which ``.cuda()`` uses.
+        """On one rank, make the device that ``devices=[1]`` names the current one, for ``.cuda()``.
 
-        With several ranks, each sees only its own device.
+        Of several ranks, each sees only one device.
         """
         device = session.device
         if session.world_size == 1 and device.index:
@@ -166,7 +167,7 @@ class ModelsToDevice:
 
 
 def move_data(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Give tensors of the CPU their values on the device; they stay the same objects."""
+    """Move CPU tensors and their gradients to the device in place; they stay the same objects."""
     for tensor in tensors:
         if tensor.device.type == "cpu":
             gradient, tensor.grad = tensor.grad, None
@@ -175,7 +176,7 @@ def move_data(tensors: Iterable[Tensor], device: torch.device) -> None:
 
 
 def _give(tensor: Tensor, values: Tensor) -> None:
-    """Give a tensor other values. If a device of another package can't replace its data, swap."""
+    """Replace a tensor's data. Some devices of other packages need a swap of the tensors."""
     try:
         tensor.data = values
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Decides whether a series of values still improves."""
+"""Decides when training ends: values that do not improve, a number of steps, or a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = ("min", "max")
 
 
 class StopJudge:
-    """Judges values, one after the other. ``best`` and ``waited`` are its state."""
+    """Judges whether a series of values still improves. ``best`` and ``waited`` are its state."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class StopJudge:
         stopping_threshold: float | None,
         divergence_threshold: float | None,
     ) -> None:
-        """The arguments of ``EarlyStop``. Raises UsageError for a wrong one."""
+        """Check the arguments, which are those of ``EarlyStop``. Raises UsageError."""
         expect("patience", patience, int, "a number of values")
         expect("min_delta", min_delta, (int, float), "a number")
         optional = (int, float, type(None))
@@ -52,7 +52,7 @@ class StopJudge:
         self.best, self.waited = math.inf, 0
 
     def ends(self, value: float) -> bool:
-        """Judge a value. Return whether the loop ends with it."""
+        """Judge a value, and return whether the loop ends."""
         if self._sign * value < self.best - self._min_delta:
             self.best, self.waited = self._sign * value, 0
         else:
@@ -77,8 +77,8 @@ class StopJudge:
 class MaxSteps:
     """Calls ``stop`` after ``max_steps`` real steps of the loop, those of earlier runs included.
 
-    Whatever the loop then does, no further step begins, and no optimizer that it makes steps.
-    ``has_left_out``: it has called a further step.
+    Afterwards it skips all steps, of new optimizers too. Only optimizers that step in turn may
+    finish the last step. ``has_left_out`` is True if the loop has called a step that was skipped.
     """
 
     def __init__(self, session: Context, max_steps: int, stop: Callable[[], None]) -> None:
@@ -112,7 +112,7 @@ class MaxSteps:
 
 
 class MaxTime:
-    """Calls ``stop`` when the time by rank 0's clock is up, on all ranks after the same step."""
+    """Calls ``stop`` after a time by rank 0's clock, on all ranks after the same step."""
 
     def __init__(self, session: Context, seconds: float, stop: Callable[[], None]) -> None:
         ends_s = time.monotonic() + seconds
@@ -126,7 +126,10 @@ class MaxTime:
 
 
 def seconds(max_time: str | float | timedelta) -> float:
-    """Convert "02:00:00", "1:02:00:00" with days, a timedelta or seconds. Raises UsageError."""
+    """Convert "02:00:00", "1:02:00:00" with days, a timedelta or a number to seconds.
+
+    Raises UsageError for another type or value.
+    """
     limit: float | None = None
     if isinstance(max_time, str):
         limit = clock_seconds("max_time", max_time)

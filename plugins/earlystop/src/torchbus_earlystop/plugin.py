@@ -1,4 +1,4 @@
-"""Early stopping, ``max_steps`` and ``max_time``, and ``s.should_stop``."""
+"""Ends training early: early stopping, ``max_steps``, ``max_time``, and ``s.should_stop``."""
 
 from __future__ import annotations
 
@@ -38,29 +38,34 @@ class StopState(TypedDict):
     "strict",
 )
 class EarlyStop:
-    """Ends the loop when a value given to ``s.log`` has not improved for a while.
+    """Ends the loop when a logged value stops improving, or after a number of steps or a time.
 
     Args:
-        monitor: the name of the value. All ranks log it. The value that is written decides: its
-            mean over ranks, and with ``on_epoch`` over the epoch. So all ranks stop together.
-        patience: how many values in a row without an improvement end the loop.
+        monitor: the name of a value given to ``s.log``. All ranks log it. The value that is written
+            decides: its mean over ranks, and with ``on_epoch`` over the epoch. So all ranks stop
+            together.
+        patience: the number of values in a row without an improvement after which the loop ends.
         mode: whether smaller ("min") or larger ("max") is better.
         min_delta: by how much a value must improve to count. NaN never counts.
         stopping_threshold: a value that is better than this ends the loop at once.
         divergence_threshold: a value that is worse than this ends the loop at once.
-        check_on_train_epoch_end: judge one value for each pass over the training data, the first
-            that is written when it has ended.
+        check_on_train_epoch_end: judge one value for each pass over the training data: the first
+            that is written after the pass.
         strict: whether a name that is never logged is an error.
-        max_steps: after how many real optimizer steps the loop ends, those of earlier runs
-            included. None and -1: any number.
-        max_time: after what time the loop ends: "02:00:00", "1:12:00:00" with days, a timedelta,
-            or seconds.
+        max_steps: the number of real optimizer steps after which the loop ends, those of earlier
+            runs included. None and -1 mean any number.
+        max_time: the time after which the loop ends: "02:00:00", "1:12:00:00" with days, a
+            timedelta, or seconds.
 
-    Then ``s.should_stop`` is True, ``s.epochs`` ends, and passes that would train have no batches:
-    those over a loader that has fed a backward, and over one that the loop makes for each epoch. So
-    a loop over ``range`` runs through its other epochs without training. Evaluation still works.
-    After ``max_steps`` and ``max_time``, the pass that runs ends too, and a checkpoint is written
-    from which a run with larger ones continues.
+    At the end, ``s.should_stop`` is True, ``s.epochs`` ends, and training passes have no batches.
+    These are passes over a loader that has fed a backward, or that the loop makes for each epoch.
+    So a loop over ``range`` runs its remaining epochs without training. Evaluation still works.
+    ``max_steps`` and ``max_time`` also end the current pass. With ``checkpoint=``, a checkpoint is
+    written, from which a run with a larger limit resumes.
+
+    Raises:
+        UsageError: an option has another type or value, or the loop does not end after training
+            has ended.
     """
 
     owns = ("early stopping",)
@@ -129,11 +134,11 @@ class EarlyStop:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is to end."""
+        """Whether the loop should end."""
         return self._is_no_better or self._is_cut
 
     def _cut(self) -> None:
-        """End the loop with this step, on all ranks."""
+        """End the loop after this step. All ranks call it after the same step."""
         self._is_cut = True
 
     @hookimpl(optionalhook=True)
@@ -218,22 +223,22 @@ def from_options(
     max_steps: int | None = None,
     max_time: str | float | timedelta | None = None,
 ) -> EarlyStop:
-    """``session(early_stop="val_loss", patience=3)``.
+    """Return the plugin for ``session(early_stop="val_loss", patience=3)``.
 
     Args:
-        early_stop: the value given to ``s.log`` to monitor.
-        patience: how many times in a row the value may be no better.
+        early_stop: the name of a value given to ``s.log`` that must improve.
+        patience: the number of values in a row without an improvement after which the loop ends.
         early_stop_mode: whether smaller ("min") or larger ("max") is better.
-        min_delta: how much better a value must be to count.
+        min_delta: by how much a value must improve to count.
         stopping_threshold: a value that is better than this ends the loop at once.
         divergence_threshold: a value that is worse than this ends the loop at once.
-        check_on_train_epoch_end: judge one value for each pass over the training data, the first
-            that is written when it has ended.
+        check_on_train_epoch_end: judge one value for each pass over the training data: the first
+            that is written after the pass.
         early_stop_strict: whether a name that is never logged is an error.
-        max_steps: after how many real optimizer steps the loop ends, those of earlier runs
-            included. None and -1: any number.
-        max_time: after what time the loop ends: "02:00:00", "1:12:00:00" with days, a timedelta,
-            or seconds.
+        max_steps: the number of real optimizer steps after which the loop ends, those of earlier
+            runs included. None and -1 mean any number.
+        max_time: the time after which the loop ends: "02:00:00", "1:12:00:00" with days, a
+            timedelta, or seconds.
     """
     return EarlyStop(
         early_stop,

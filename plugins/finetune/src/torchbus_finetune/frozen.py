@@ -1,4 +1,4 @@
-"""The schedule of frozen modules, and its application to models."""
+"""Parses the schedule of frozen modules, and applies it to models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
 
 def rate(factor: float) -> float:
-    """Return the option ``unfreeze_lr``, or raise UsageError."""
+    """Return the option ``unfreeze_lr``. Raises UsageError unless it is positive and finite."""
     expect("unfreeze_lr", factor, (int, float), "what learning rates are multiplied by")
     if not 0 < factor < float("inf"):
         raise UsageError(f"unfreeze_lr={factor}: it must be positive")
@@ -27,7 +27,7 @@ def rate(factor: float) -> float:
 class ScheduleCheck:
     """Checks the schedule against the models once, when the loop first calls backward.
 
-    ``problem`` returns what only the plugin knows to be wrong, or "".
+    ``problem`` returns a message about the other options, or "". Raises UsageError.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ScheduleCheck:
 
 
 def refuse_strategy(session: Context) -> None:
-    """Raise Unsupported under a strategy whose parameters stay frozen, if they ever were."""
+    """Raise Unsupported under a strategy that can't unfreeze parameters."""
     if not all(getattr(plugin, "unfreezes", True) for _, plugin in session.bus.plugins()):
         raise Unsupported(
             f"unfreeze=... with strategy={session.options['strategy']!r}: it trains only parameters"
@@ -60,7 +60,7 @@ def refuse_strategy(session: Context) -> None:
 
 
 def refuse_unknown(schedule: Schedule, frozen: FrozenModels) -> None:
-    """Raise UsageError for an entry that names nothing in any model."""
+    """Raise UsageError for an entry that names no parameter of any model."""
     named = [
         entry for model in frozen.models for entry, mine in frozen.named(model).items() if mine
     ]
@@ -75,7 +75,7 @@ def refuse_unknown(schedule: Schedule, frozen: FrozenModels) -> None:
 
 
 def refuse_all_frozen(model: Module) -> None:
-    """Raise UsageError if nothing of a model would be trained: backward would raise."""
+    """Raise UsageError if all parameters of a model are frozen, because backward would raise."""
     parameters = list(model.parameters())
     if not any(one.requires_grad for one in parameters):
         raise UsageError(
@@ -86,10 +86,10 @@ def refuse_all_frozen(model: Module) -> None:
 
 
 class FrozenModels:
-    """Sets ``requires_grad`` of what the schedule names, and keeps the statistics of norm layers.
+    """Freezes and unfreezes the parameters that the schedule names, and their norm layers.
 
     Args:
-        schedule: what is frozen until when.
+        schedule: the frozen modules, and when each is unfrozen.
         keeps_statistics: whether frozen layers with running statistics are in eval mode.
     """
 
@@ -98,7 +98,7 @@ class FrozenModels:
         self._keeps_statistics = keeps_statistics
         self._waiting: WeakKeyDictionary[Module, Schedule] = WeakKeyDictionary()
         self.next_step = math.inf
-        """The number of real steps after which a module is to be unfrozen."""
+        """The number of real steps after which the next module is unfrozen."""
 
     @property
     def models(self) -> list[Module]:
@@ -106,16 +106,16 @@ class FrozenModels:
         return list(self._waiting)
 
     def named(self, model: Module) -> dict[FrozenModules, dict[str, Parameter]]:
-        """What each entry names in a model, frozen now or not."""
+        """Return the parameters that each entry names in a model, whether frozen now or not."""
         return parameters(model, self._schedule)
 
     def have(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether all of these parameters belong to models that are known."""
+        """Whether all of these parameters belong to known models."""
         known = {id(one) for model in self._waiting for one in model.parameters()}
         return all(id(one) in known for one in parameters)
 
     def put(self, model: Module, steps: int, epoch: int) -> None:
-        """Freeze in a model what is frozen after ``steps`` real steps, in this epoch."""
+        """Freeze and unfreeze a model's parameters as after ``steps`` real steps, in this epoch."""
         self._waiting[model] = tuple(one for one in self._schedule if not one.is_due(steps, epoch))
         for entry, parameters in self.named(model).items():
             for parameter in parameters.values():
@@ -126,7 +126,7 @@ class FrozenModels:
     def unfreeze(
         self, model: Module, steps: int, epoch: int
     ) -> dict[FrozenModules, list[Parameter]]:
-        """Unfreeze what is due, and return it."""
+        """Unfreeze the parameters that are due, and return them by entry."""
         due = [one for one in self._waiting[model] if one.is_due(steps, epoch)]
         if not due:
             return {}
@@ -141,7 +141,7 @@ class FrozenModels:
         return {entry: list(named[entry].values()) for entry in due}
 
     def keep_statistics(self, model: Module) -> None:
-        """Put the norm layers that are frozen in eval mode."""
+        """Put the frozen norm layers in eval mode."""
         norms = self._norms(model)
         for entry in self._waiting[model]:
             for norm in norms[entry]:
@@ -163,8 +163,8 @@ COMPILED = "_orig_mod."
 def parameters(model: Module, schedule: Schedule) -> dict[FrozenModules, dict[str, Parameter]]:
     """Return the parameters that each entry names, by name, each parameter once.
 
-    A parameter that a model uses in several places has several names. Of all entries that name it,
-    the one that spells out most decides.
+    A parameter that a model uses in several places has several names. Of all entries that match it,
+    the one with the most characters that are not wildcards decides.
     """
     held: dict[Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -190,13 +190,13 @@ def norms(model: Module, schedule: Schedule) -> dict[FrozenModules, list[Module]
 
 
 def _prefixes(name: str) -> list[str]:
-    """Return ``a``, ``a.b`` and ``a.b.c`` of ``a.b.c``: the modules around it, and itself."""
+    """Return ``a``, ``a.b`` and ``a.b.c`` for ``a.b.c``: the enclosing modules, and the name."""
     parts = name.replace(COMPILED, "").split(".")
     return list(accumulate(parts, "{}.{}".format))
 
 
 def _entry_of(names: list[str], schedule: Schedule) -> FrozenModules | None:
-    """Return the entry that decides, or None. Raises UsageError if two say it differently."""
+    """Return the entry that decides, or None. Raises UsageError if two decide differently."""
     naming = [
         entry for entry in schedule if any(fnmatchcase(name, entry.pattern) for name in names)
     ]
@@ -234,8 +234,7 @@ class FrozenModules:
     """Modules that are frozen until a step, or until an epoch.
 
     ``pattern`` is a name, or a pattern with ``*``, ``?`` and ``[...]``. ``step`` is the number of
-    real steps that the loop makes before. ``epoch`` is a number of ``s.epochs``, from 0. One of the
-    two is None.
+    real steps before. ``epoch`` is a number of ``s.epochs``, from 0. One of the two is None.
     """
 
     pattern: str
@@ -244,12 +243,12 @@ class FrozenModules:
 
     @property
     def when(self) -> str:
-        """Description of the moment."""
+        """The step or epoch as text."""
         return f"epoch {self.epoch}" if self.step is None else f"step {self.step}"
 
     @property
     def detail(self) -> int:
-        """How much of a name the pattern spells out: the number of characters but wildcards."""
+        """The number of the pattern's characters that are not wildcards."""
         return len(WILD.sub("", self.pattern))
 
     def is_due(self, steps: int, epoch: int) -> bool:
@@ -263,7 +262,7 @@ Schedule = tuple[FrozenModules, ...]
 
 
 def read(unfreeze: Mapping[str, int | str] | None) -> Schedule:
-    """Return what the option says. Raises UsageError if it is invalid."""
+    """Return the schedule of the option ``unfreeze``. Raises UsageError if it is invalid."""
     if unfreeze is None:
         return ()
     expect(

@@ -21,7 +21,7 @@ NO_EPOCH = -1
 
 
 class FinetuneState(TypedDict):
-    """Where the loop was: its real steps, and the epoch of ``s.epochs``, or -1."""
+    """The place in the schedule: the real steps, and the epoch of ``s.epochs``, or -1."""
 
     steps: int
     epoch: int
@@ -32,14 +32,19 @@ class Finetune:
     """Freezes modules at the beginning, and unfreezes them at given steps or epochs.
 
     Args:
+    Args:
         unfreeze: names of modules, or patterns such as "backbone.*", and when to unfreeze them: a
             number of real optimizer steps, or an epoch of ``s.epochs``, such as "epoch 2".
-        unfreeze_lr: factor of the first group's learning rate, for modules that the optimizer
-            lacks and the session adds.
-        freeze_batchnorm: whether frozen layers keep their running statistics, in eval mode.
+        unfreeze_lr: the factor by which the first group's learning rate is multiplied, for
+            parameters that the session adds to the optimizer.
+        freeze_batchnorm: whether frozen layers with running statistics stay in eval mode.
 
     Frozen parameters have ``requires_grad=False``. All ranks unfreeze them after the same real step
     of an optimizer of the same model.
+
+    Raises:
+        UsageError: an option has another type or value, or names no parameter.
+        Unsupported: the strategy can't unfreeze parameters.
 
     Source: Howard and Ruder, Universal Language Model Fine-tuning for Text Classification, 2018,
     https://arxiv.org/abs/1801.06146
@@ -91,9 +96,10 @@ class Finetune:
 
     @hookimpl
     def optimizer_ready(self, optimizer: Optimizer) -> None:
-        """Give it the parameters that it is to train later: torch leaves out what has no gradient.
+        """Add the frozen parameters that the optimizer lacks, in one more group.
 
-        So schedulers and checkpoints know the group from the beginning.
+        So schedulers and checkpoints know the group from the beginning. The optimizer skips them
+        until they have gradients.
         """
         if optimizer not in self._added:
             return
@@ -111,7 +117,7 @@ class Finetune:
             self.optimizer_ready(optimizer)
 
     def _problem(self) -> str:
-        """Return what is wrong with the options in this loop, or ""."""
+        """Return a message about options that do not fit this loop, or ""."""
         later = next((one for one in self._schedule if one.epoch is not None), None)
         if later is not None and self._epoch == NO_EPOCH:
             return (
@@ -163,11 +169,11 @@ class Finetune:
     # State ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> FinetuneState:
-        """The place in the schedule, for checkpoints."""
+        """Return the place in the schedule, for checkpoints."""
         return {"steps": self._steps.count, "epoch": self._epoch}
 
     def load_state_dict(self, state: FinetuneState) -> None:
-        """Let all models be as they are to be at this place."""
+        """Freeze and unfreeze all models as at this place in the schedule."""
         self._epoch = state["epoch"]
         for model in self._frozen.models:
             self._frozen.put(model, state["steps"], self._epoch)
@@ -187,10 +193,10 @@ class Finetune:
 
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-"""The keys of groups that are learning rates."""
+"""The keys of a parameter group that are learning rates."""
 RATES_BY_GROUP = ("base_lrs", "max_lrs")
 OTHERS_BY_GROUP = ("lr_lambdas", "min_lrs", "base_momentums", "max_momentums")
-"""Lists of torch's schedulers with one value for each group."""
+"""Attributes of torch's schedulers that are lists with one value for each group."""
 
 
 def groups_missing(
@@ -201,7 +207,7 @@ def groups_missing(
 ) -> dict[str, Parameter]:
     """Return the parameters of an optimizer's model that are unfrozen later, and in no optimizer.
 
-    Raises UsageError if several optimizers train the model: any of them could get them.
+    Raises UsageError if there are any and several optimizers train the model.
     """
     mine = {id(one) for one in model.parameters()}
     training = [one for one in known if mine & groups_held(one)]
@@ -226,7 +232,8 @@ def groups_held(optimizer: Optimizer) -> set[int]:
 def add(optimizer: Optimizer, parameters: dict[str, Parameter], factor: float) -> None:
     """Add a group with the first group's hyperparameters, and its learning rates times ``factor``.
 
-    Each scheduler continues as if the group had existed before. Raises UsageError if it can't.
+    Each scheduler continues as if the group had existed before. Raises UsageError for a scheduler
+    that is not torch's.
     """
     schedulers = [one for one in objects.alive(LRScheduler) if one.optimizer is optimizer]
     _refuse_unknown(schedulers, optimizer)
@@ -236,7 +243,7 @@ def add(optimizer: Optimizer, parameters: dict[str, Parameter], factor: float) -
     named = "param_names" in first  # torch accepts names for all groups or for none
     added = list(parameters.items()) if named else list(parameters.values())
     optimizer.add_param_group({"params": added, **copied})
-    # a listener may scale the rates of a new group, but these rates are scaled already
+    # a listener may have scaled the new group's rates, which were already scaled
     optimizer.param_groups[-1].update(copied)
     for scheduler in schedulers:
         _extend(scheduler, before, factor)
@@ -250,7 +257,7 @@ def _extend(scheduler: Any, groups: int, factor: float) -> None:
 
 
 def _refuse_unknown(schedulers: list[LRScheduler], optimizer: Optimizer) -> None:
-    """Of torch's own schedulers it is known what they keep for each group."""
+    """Raise UsageError for a scheduler that is not torch's, whose lists by group are unknown."""
     for one in schedulers:
         if not type(one).__module__.startswith("torch.optim."):
             raise UsageError(

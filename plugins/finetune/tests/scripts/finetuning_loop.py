@@ -1,4 +1,4 @@
-"""A loop over a model with a backbone, with a hook for those who unfreeze by hand."""
+"""A loop over a model with a backbone, with a hook to unfreeze by hand."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

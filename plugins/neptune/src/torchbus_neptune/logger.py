@@ -1,4 +1,4 @@
-"""The logger "neptune"; and one run, rank 0's, for a script that calls ``init_run`` itself."""
+"""The logger "neptune", and one run for scripts that call ``init_run`` themselves."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ class NeptuneLogger(Tracker):
 
     ``experiment`` is the client's run.
 
-    Neptune's hosted service was shut down in March 2026. Still supported are ``mode="offline"``, a
+    Neptune's hosted service was shut down in March 2026. These still work: ``mode="offline"``, a
     self-hosted server (its address is in the API token), and servers with the same protocol.
 
     Args:
         project, api_token, custom_run_id, tags: as in ``neptune.init_run``.
-        mode: "async", "sync", "offline" or "debug"; None: the client's default.
-        run: a run that the script has made itself. The session does not stop it at the end.
-        client: a module with ``init_run`` to use instead of ``neptune``.
-        ranks: "main", or "all": every rank writes into the same run, by one ``custom_run_id``.
+        mode: "async", "sync", "offline", "read-only" or "debug"; None: the client's default.
+        run: a run that the script has made. The session does not stop it at the end.
+        client: a module with ``init_run``, instead of ``neptune``.
+        ranks: "main" if rank 0 reports for all ranks. "all" if every rank writes to the same run,
+            by one ``custom_run_id``.
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Metrics are series ``metrics/<name>``. Measurements of the machine are under
-    ``system/rank<r>/``, and those of the client under ``monitoring/rank<r>/``. Settings are under
-    ``parameters/`` and ``torchbus/``.
+    ``system/rank<r>/``, and those of the client under ``monitoring/rank<r>/``. Hyperparameters are
+    under ``parameters/``, and the session's configuration is under ``torchbus/``.
 
     Source: https://docs-legacy.neptune.ai/api/neptune
 
@@ -108,7 +109,7 @@ class NeptuneLogger(Tracker):
         super().session_start(session)
 
     def _has_no_server(self) -> bool:
-        """Whether the client would look for the hosted service, which is closed."""
+        """Whether the client would connect to the hosted service, which was shut down."""
         token = self._token or os.environ.get("NEPTUNE_API_TOKEN")
         mine = self._run is not None or self._client is not None
         return not (mine or token) and self.needs_network()
@@ -153,7 +154,7 @@ class NeptuneLogger(Tracker):
             self._series.append(self.experiment, "metrics/epoch", epoch, step)
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        """Append to a series of files; the client's format of pictures needs no other package."""
+        """Append to a series of files, because the client's pictures would need another package."""
         from neptune.types import File
 
         picture = File.from_content(image.png(), extension="png")
@@ -210,8 +211,8 @@ class NeptuneRun(Protocol):
 class SeriesAppender:
     """Appends to the series of a run.
 
-    A value whose step is not larger than the last one of its series gets a place a thousandth of a
-    step after that. The server refuses NaN and infinities, so these are counted instead.
+    If a step is not larger than the last one of its series, the value is stored a thousandth of a
+    step after the last one. The server refuses NaN and infinities, so these are only counted.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class SeriesAppender:
         self.not_finite: Counter[str] = Counter()
 
     def append(self, run: NeptuneRun, path: str, value: float, step: float) -> None:
-        """Append one number, unless it is not finite."""
+        """Append a number. Count it instead if it is not finite."""
         if not math.isfinite(value):
             self.not_finite[path] += 1
             return
@@ -229,9 +230,9 @@ class SeriesAppender:
 
 
 def storable(values: Mapping[str, object]) -> dict[str, object]:
-    """Plain JSON as Neptune stores it: nested dicts of strings, numbers and booleans.
+    """Return values as Neptune stores them: nested dicts of strings, numbers and booleans.
 
-    Lists and None become text.
+    Lists and None become text. A "/" in a key becomes "_".
     """
     return {
         key.replace("/", "_") or "_": (
@@ -249,9 +250,9 @@ FOLDER = "NEPTUNE_DATA_DIRECTORY"  # the client reads it when a run begins
 
 
 class OneNeptuneRun:
-    """On the other ranks, runs have the client's mode "debug": they send nothing.
+    """Silences the script's runs on ranks other than 0, by the client's mode "debug".
 
-    What that mode writes goes to a temporary folder.
+    This mode sends nothing. Its files go to a temporary folder.
     """
 
     @hookimpl

@@ -11,7 +11,7 @@ ENTRIES = 100_000
 
 
 def is_recording() -> bool:
-    """Whether a profiler records already, in this thread: torch has one at a time.
+    """Whether a profiler already records in this thread. Torch allows only one at a time.
 
     Without ``_profiler_enabled``: ImportError when the plugin is imported.
     """
@@ -19,20 +19,20 @@ def is_recording() -> bool:
 
 
 def can_snapshot(device: torch.device) -> bool:
-    """Whether memory snapshots can be taken. Without the name: no, and the option is refused."""
+    """Whether torch can make memory snapshots. Without the name: False, and an error says so."""
     return device.type == "cuda" and hasattr(torch.cuda.memory, "_record_memory_history")
 
 
 def remember_allocations() -> None:
-    """Begin to record allocations, with their stacks. Without the name it is not called."""
+    """Start to record allocations, with their stacks. Without the name it is not called."""
     torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
 
 
 def forget_allocations() -> None:
-    """Record no longer. Without the name it is not called."""
+    """Stop recording allocations. Without the name it is not called."""
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def write_snapshot(path: Path) -> None:
-    """Write what is known of allocations. Without the name it is not called."""
+    """Write a snapshot of the recorded allocations. Without the name it is not called."""
     torch.cuda.memory._dump_snapshot(str(path))

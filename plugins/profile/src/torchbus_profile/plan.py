@@ -14,15 +14,15 @@ from torchbus.plugin import UsageError, expect
 
 
 class Recording:
-    """Warms the profiler up, records some steps, and hands it to ``ready``.
+    """Warms the profiler up, records some steps, and passes the profiler to ``ready``.
 
-    Begin and end it in the thread of the loop.
+    Make and end it in the loop's thread.
     """
 
     def __init__(
         self, plan: ProfilePlan, device: torch.device, ready: Callable[[profile, int], None]
     ) -> None:
-        """``ready`` gets the profiler and the number of steps that it has recorded."""
+        """Start the profiler. ``ready`` gets it, and the number of recorded steps."""
         self._left = plan.warmup + plan.active
         self._active = plan.active
         self._ready = ready
@@ -33,7 +33,7 @@ class Recording:
             **plan.facts,
         )
         with warnings.catch_warnings():
-            # torch 2.11 warns in the first cycle of what concerns only later ones
+            # torch 2.11 warns in the first cycle, although this concerns only later ones
             warnings.filterwarnings("ignore", ".*Profiler clears events")
             self._profiler.start()
 
@@ -42,7 +42,7 @@ class Recording:
         return self._left <= 0
 
     def stepped(self) -> None:
-        """A real step is over."""
+        """Count a real step. After the last one, stop the profiler and call ``ready``."""
         self._left -= 1
         self._profiler.step()
         if self.is_over:
@@ -55,7 +55,7 @@ class Recording:
             self._profiler.stop()
 
     def cut(self) -> None:
-        """The loop ends, perhaps in the middle."""
+        """Stop at the end of the loop, and call ``ready`` if some steps were recorded."""
         recorded = self._active - self._left
         self._left = 0
         self._profiler.stop()
@@ -70,7 +70,7 @@ FACTS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_mo
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """Which real steps are recorded. ``facts``: keywords of ``torch.profiler.profile``."""
+    """Which real steps are recorded, with ``facts`` as keywords of ``torch.profiler.profile``."""
 
     skip_first: int
     wait: int
@@ -87,7 +87,7 @@ class ProfilePlan:
 
     @property
     def first_step(self) -> int:
-        """The first step that is recorded, from 1."""
+        """The number of the first recorded step, counted from 1."""
         return self.skip_first + self.wait + self.warmup + 1
 
     def described(self) -> str:
@@ -101,7 +101,10 @@ class ProfilePlan:
 
 
 def plan(given: object) -> ProfilePlan | None:
-    """Read the option. Raises UsageError. None: nothing is recorded."""
+    """Parse the option ``profile``. None means that nothing is recorded.
+
+    Raises UsageError for another type or value.
+    """
     expect(
         "profile", given, (bool, Mapping, type(None)), 'True, or a dict such as {"skip_first": 100}'
     )

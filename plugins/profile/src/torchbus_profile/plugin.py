@@ -1,4 +1,4 @@
-"""Records the steps that ``profile=`` names; ``s.range`` and ``s.profiled``."""
+"""Records the steps that ``profile=`` names, and offers ``s.range`` and ``s.profiled``."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ MOST_RANGES = 1000  # a loop may make a name for each step
 
 @needs("profile", "profile_folder", "memory_snapshot", verbs=("profiled",))
 class Profile:
-    """Records some real steps with torch.profiler on each rank, and sums them up.
+    """Records some real steps with torch.profiler on each rank, and summarises them.
 
-    Each rank writes a trace. Rank 0 prints, when the session ends, what the time of each rank went
-    to, and its own ten longest operators. A failure of the profiler warns, and training continues.
+    Each rank writes a trace. At the end of the session, rank 0 prints the shares of each rank's
+    time, and rank 0's ten longest operators. If the profiler fails, the session warns, and training
+    continues.
 
     Args:
         profile: True, or a dict: ``skip_first``, ``wait``, ``warmup``, ``active`` and ``repeat`` of
             ``torch.profiler.schedule`` in real optimizer steps; ``record_shapes``,
             ``profile_memory``, ``with_stack``, ``with_flops`` and ``with_modules`` of
             ``torch.profiler.profile``.
-        profile_folder: the folder in which each session gets its own.
+        profile_folder: the folder in which each session gets a folder.
         memory_snapshot: also record the allocations of CUDA's memory, and write a snapshot with
             each trace, and after an error.
+
+    Raises:
+        UsageError: an option has another type or value, or the device has no memory snapshots.
 
     Source: https://pytorch.org/docs/stable/profiler.html
     """
@@ -66,12 +70,12 @@ class Profile:
 
     # Events --------------------------------------------------------------------------------------
 
-    @hookimpl(trylast=True)  # the loggers have begun, and close after this
+    @hookimpl(trylast=True)  # loggers start before this, and close after it
     def session_start(self, session: Context) -> None:
         self._session = session
         self._seen = session.steps.follow().count
         if session.is_inside:
-            self._plan = None  # only this rank has begun, by the verb
+            self._plan = None  # the verb has activated the plugin, perhaps on this rank only
         if self._plan is None:
             return
         if self._snapshots and not _compat.can_snapshot(session.device):
@@ -86,7 +90,7 @@ class Profile:
             _compat.remember_allocations()
         self._begin()
 
-    @hookimpl(trylast=True)  # what other listeners do after a step belongs to it
+    @hookimpl(trylast=True)  # the work of other listeners after a step is part of the step
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         count = self._session.steps.count
         if self._plan is None or count == self._seen:
@@ -119,10 +123,10 @@ class Profile:
     # Verbs ---------------------------------------------------------------------------------------
 
     def range(self, name: str) -> record_function:
-        """Name a part of the loop, in every profiler: ``with s.range("augment"):``.
+        """Name a part of the loop for all profilers: ``with s.range("augment"):``.
 
-        It may also decorate a function. Any rank may call it. If steps are recorded, their table
-        has the range.
+        It may also decorate a function. Any rank may call it. The printed tables list the ranges of
+        the recorded steps. Raises UsageError if the name is not a text.
 
         Source: https://pytorch.org/docs/stable/generated/torch.autograd.profiler.record_function.html
         """
@@ -132,7 +136,7 @@ class Profile:
         return record_function(name)
 
     def profiled(self) -> Profiled | None:
-        """Return what the last recording of this rank shows, or None before its end.
+        """Return the result of this rank's last recording, or None before its end.
 
         Any rank may call it.
         """
@@ -189,7 +193,7 @@ class Profile:
             warn(f"profile: {type(error).__name__}: {error}. Training continues")
 
     def _close(self) -> None:
-        """Called when all ranks are done. Rank 0 prints the result, unless the loop has failed."""
+        """Print the result on rank 0, unless the loop has failed. All ranks have published."""
         if self._snapshots:
             _compat.forget_allocations()
         if self._failed or not self._session.is_main or self._plan is None:

@@ -1,4 +1,4 @@
-"""The profile's result: time for computing, and for waiting for ranks, data or the host."""
+"""The result of a recording: time of computing, and of waiting for ranks, data or the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchbus.plugin import Context, SharedStore
 from torchbus_cli.parser import table
 
 MOST_OPERATORS = 10
-STEP = "ProfilerStep*"  # the profiler's own name of all its steps
+STEP = "ProfilerStep*"  # the profiler's name for each of its steps
 LOADER = "enumerate(DataLoader)#"
 COLLECTIVES = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 KERNELS_OF_COLLECTIVES = ("nccl", "rccl", "oneccl")
@@ -26,7 +26,7 @@ US_PER_S = 1e6
 
 
 def read(profiler: profile, ranges: Collection[str], last_step: int, steps: int) -> Profiled:
-    """Sum a recording up. ``ranges``: names of ``s.range``. ``steps``: how many it has."""
+    """Summarise a recording of ``steps`` steps. ``ranges`` are the names of ``s.range``."""
     events: Sequence[Any] = profiler.events() or ()
     window = _window(events)
     seconds = (window.end_us - window.start_us) / US_PER_S
@@ -58,7 +58,7 @@ def read(profiler: profile, ranges: Collection[str], last_step: int, steps: int)
 
 
 def _window(events: Iterable[Any]) -> ProfilerSpan:
-    """From the start of the first recorded step to the end of the last one."""
+    """Return the time from the start of the first recorded step to the end of the last one."""
     steps = [event.time_range for event in events if event.name == STEP and not _on_device(event)]
     starts, ends = [one.start for one in steps], [one.end for one in steps]
     return ProfilerSpan(min(starts, default=0.0), max(ends, default=0.0))
@@ -75,7 +75,7 @@ def _is_collective(event: Any) -> bool:
 
 
 def _computes(event: Any) -> bool:
-    """Whether an event on a CPU is the work of an operation."""
+    """Whether a CPU event is an operation that computes."""
     if event.is_async or event.name.startswith((*COLLECTIVES, *NOT_COMPUTING)):
         return False
     return "::" in event.name or event.name.startswith(COMPILED)
@@ -125,7 +125,7 @@ Row = tuple[str, ...]
 
 
 def of_ranks(parts: Mapping[int, tuple[float, Shares]]) -> list[Row]:
-    """A row for each rank, below the heads."""
+    """Return a table with a row for each rank, below the heads."""
     heads = ("rank", "ms", *Shares._fields)
     return [
         heads,
@@ -137,7 +137,7 @@ def of_ranks(parts: Mapping[int, tuple[float, Shares]]) -> list[Row]:
 
 
 def of_operators(word: str, operators: Sequence[Operator]) -> list[Row]:
-    """A row for each operator or range, below the heads."""
+    """Return a table with a row for each operator or range, below the heads."""
     return [
         (word, "calls", "ms", "share"),
         *(
@@ -148,7 +148,7 @@ def of_operators(word: str, operators: Sequence[Operator]) -> list[Row]:
 
 
 def text(found: Profiled, parts: Mapping[int, tuple[float, Shares]]) -> str:
-    """What is printed at the end of the session."""
+    """Return the text that rank 0 prints at the end of the session."""
     tables = [of_ranks(parts), of_operators("operator", found.operators)]
     tables += [of_operators("range", found.ranges)] if found.ranges else []
     where = f"; traces beside {found.trace}" if found.trace else ""
@@ -161,7 +161,7 @@ def _percent(share: float) -> str:
 
 
 class StepTimeExchange:
-    """Each rank writes how long its steps took, and their shares. Rank 0 reads them all."""
+    """Exchanges the time and shares of each rank's steps: ranks publish, and rank 0 reads."""
 
     def __init__(self, session: Context) -> None:
         self._rank, self._count = session.rank, session.world_size
@@ -170,15 +170,15 @@ class StepTimeExchange:
         )
 
     def publish(self, found: Profiled) -> None:
-        """Write this rank's part. Does not wait."""
+        """Write this rank's time and shares to the store, without waiting."""
         if self._store is not None:
             reported = json.dumps([found.last_step, found.seconds, *found.shares])
             self._store.set(str(self._rank), reported)
 
     def known(self, local: Profiled) -> dict[int, tuple[float, Shares]]:
-        """Return seconds and shares of the same steps, by rank, once all ranks have reported.
+        """Return seconds and shares of the same steps, by rank, once all ranks have published.
 
-        Until then, it returns this rank's. Rank 0 asks for all others at once.
+        Until then, return only this rank's. The store answers for all ranks at once.
         """
         keys = [str(rank) for rank in range(self._count)]
         reported = None if self._store is None else self._store.read_all(keys)
@@ -192,9 +192,9 @@ class StepTimeExchange:
 class Operator(NamedTuple):
     """An operator, or a range of ``s.range``.
 
-    ``calls``: in the recorded steps. ``seconds``: of an operator, without those that it called; on
-    an accelerator, of its kernels. Of a range, from its start to its end on the host. ``share``:
-    its part of the recorded time, from 0 to 1.
+    ``calls`` is the number in the recorded steps. ``seconds`` of an operator is its self time, on
+    an accelerator that of its kernels; of a range it is the time from start to end on the host.
+    ``share`` is the part of the recorded time, from 0 to 1.
     """
 
     name: str
@@ -207,9 +207,9 @@ class Operator(NamedTuple):
 class Profiled:
     """The recorded steps, from ``first_step`` to ``last_step``.
 
-    ``seconds``: how long they took, with the profiler. ``shares``: what they went to.
-    ``operators``: the ten that took longest. ``ranges``: those of ``s.range``, by their names.
-    ``trace``: the file, or "" if it could not be written.
+    ``seconds`` is their time with the profiler, and ``shares`` divides it. ``operators`` are the
+    ten with the longest self time. ``ranges`` are those of ``s.range``, sorted by name. ``trace``
+    is the path of the trace, or "" if it could not be written.
     """
 
     first_step: int
@@ -222,17 +222,17 @@ class Profiled:
 
 
 class ProfilerSpan(NamedTuple):
-    """A stretch of time, in microseconds of the profiler's clock."""
+    """A span of time, in microseconds of the profiler's clock."""
 
     start_us: float
     end_us: float
 
 
 class Shares(NamedTuple):
-    """Parts of the time, from 0 to 1, which add up to 1.
+    """Parts of the recorded time, from 0 to 1, which add up to 1.
 
     ``compute``: operations ran. ``ranks``: only a collective ran. ``data``: the loop waited for its
-    loader. ``host``: none of these, so Python ran, or the device waited for it.
+    loader. ``host``: none of these, so Python ran, or the device waited for Python.
     """
 
     compute: float
@@ -242,9 +242,10 @@ class Shares(NamedTuple):
 
 
 def shares(window: ProfilerSpan, spans: Mapping[str, Iterable[ProfilerSpan]]) -> Shares:
-    """Share the time of a window out. If several kinds of spans overlap, the first one counts.
+    """Divide the time of a window among the kinds of spans. Where kinds overlap, the first counts.
 
-    ``spans``: of kinds "compute", "ranks" and "data", the most important first.
+    ``spans`` has the kinds "compute", "ranks" and "data", in the order of precedence. The remaining
+    time is "host".
     """
     elapsed = dict.fromkeys(Shares._fields, 0.0)
     for length_us, kinds in _stretches(window, spans):
@@ -256,7 +257,7 @@ def shares(window: ProfilerSpan, spans: Mapping[str, Iterable[ProfilerSpan]]) ->
 def _stretches(
     window: ProfilerSpan, spans: Mapping[str, Iterable[ProfilerSpan]]
 ) -> Iterator[tuple[float, set[str]]]:
-    """Yield the length of each stretch in which the same kinds run, and these kinds."""
+    """Yield the length of each interval in which the same kinds run, and these kinds."""
     changes: list[tuple[float, str, int]] = [(edge, "", 0) for edge in window]
     for kind, found in spans.items():
         for start, end in found:

@@ -1,7 +1,4 @@
-"""Private names of torch that this package uses; nothing else in it uses one.
-
-Seen in 2.6 to 2.13.
-"""
+"""Private names of torch, which only this module uses. They were seen in 2.6 to 2.13."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from torch import nn
 
 
 class LoadingLinear(nn.Linear):
-    """Looks at a ``state_dict`` before torch takes this layer's values out of it.
+    """Calls ``before_load`` with a ``state_dict`` before torch loads this layer's values from it.
 
     Without ``_load_from_state_dict``: torch refuses float weights by their shape.
     """
@@ -25,4 +22,4 @@ class LoadingLinear(nn.Linear):
 
     @abstractmethod
     def before_load(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Change the dict, which is a copy of the script's own."""
+        """Change the dict, which is a copy of the script's dict."""

@@ -1,4 +1,4 @@
-"""Chooses the layers to quantise, and checks at the first backward that there were any."""
+"""Chooses the layers to quantise, and checks at the first backward that any were found."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class LayerChoice(NamedTuple):
-    """The layers to quantise, by name, and the reasons why others are not."""
+    """The layers to quantise by name, and for the other ``nn.Linear`` layers the reason why not."""
 
     layers: dict[str, nn.Linear]
     left: dict[str, str]
 
 
 def choose(model: Module, name: str, skip: Collection[str], library: Library) -> LayerChoice:
-    """Choose the layers. Raises UsageError for a frozen layer that has no values yet."""
+    """Choose the layers of a model. Raises UsageError for a frozen layer on the meta device."""
     layers: dict[str, nn.Linear] = {}
     left: dict[str, str] = {}
     owners = Counter(
@@ -72,12 +72,12 @@ def _why_not(
 
 
 def _reads_weights(parent: Module) -> bool:
-    """Whether torch's own code computes with the weights of its parts, past their ``forward``."""
+    """Whether code of torch reads the weights of its parts without calling their ``forward``."""
     return type(parent).__module__.startswith("torch.") and not isinstance(parent, CONTAINERS)
 
 
 def _adapters(model: Module) -> Iterator[Module]:
-    """The parts that peft has added: an adapter that is off is frozen, and trained later."""
+    """Yield peft's adapters. A disabled adapter is frozen, but may be trained later."""
     for module in model.modules():
         for name in getattr(module, "adapter_layer_names", ()):
             part = getattr(module, name, None)
@@ -94,7 +94,7 @@ def _refuse_meta(layer: nn.Linear, path: str, name: str) -> None:
 
 
 def trained(model: Module) -> list[str]:
-    """The linear layers with a trained weight."""
+    """Return the names of the linear layers with a trained weight."""
     return [
         path
         for path, layer in model.named_modules()
@@ -105,7 +105,10 @@ def trained(model: Module) -> list[str]:
 
 
 class EffectCheck:
-    """Looks once, when the loop first calls backward, whether the options had an effect."""
+    """Checks once, when the loop first calls backward, that the options had an effect.
+
+    Raises UsageError otherwise.
+    """
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class EffectCheck:
             self._refuse_empty()
 
     def _refuse_empty(self) -> None:
-        """Raise UsageError: no layer is quantised."""
+        """Raise UsageError, because no layer is quantised."""
         found = "; ".join(
             f"{type(model).__name__}: {_why(model, done)}" for model, done in self._done.items()
         )
@@ -144,7 +147,7 @@ def _why(model: Module, done: QuantizedLayers) -> str:
 
 
 def refuse_companions(session: Context, name: str) -> None:
-    """Raise Unsupported beside a strategy or a plugin that needs float weights."""
+    """Raise Unsupported or UsageError beside a strategy or an option that needs float weights."""
     for registered, plugin in session.bus.plugins():
         if not getattr(plugin, "takes_bytes", True):
             raise Unsupported(
@@ -175,7 +178,7 @@ def refuse_unknown(skip: tuple[str, ...], models: list[Module]) -> None:
 
 
 def refuse_not_finite(weight: Tensor, path: str, name: str) -> None:
-    """Raise UsageError for a weight that no scale fits."""
+    """Raise UsageError for a weight with NaN or infinities, for which no scale exists."""
     if not torch.isfinite(weight).all():
         raise UsageError(
             f"quantize={name!r}: {path}.weight has numbers that are not finite, so no scale fits"
@@ -188,7 +191,7 @@ SHOWN = 4
 
 @dataclass
 class QuantizedLayers:
-    """The layers of a model that are quantised, those that are left, and bytes."""
+    """The quantised layers of a model, the others with the reasons, and the bytes of weights."""
 
     layers: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
@@ -201,7 +204,7 @@ class QuantizedLayers:
         self.after += after
 
     def describe(self, name: str, library: str) -> str:
-        """For ``explain()``."""
+        """Return the line for ``explain()``."""
         if not self.layers:
             return "nothing quantised: no frozen linear layer"
         sizes = f"{_bytes(self.before)} are now {_bytes(self.after)}"
@@ -212,7 +215,7 @@ class QuantizedLayers:
 
 
 def reasons(left: dict[str, str]) -> str:
-    """The layers by reason, the first few of them."""
+    """Return the first few layers by reason, as text."""
     by_reason: dict[str, list[str]] = {}
     for path, why in left.items():
         by_reason.setdefault(why, []).append(path or "the model itself")

@@ -19,7 +19,7 @@ from torchbus_quantize._compat import LoadingLinear
 
 
 class Form(NamedTuple):
-    """The encoding of a quantised weight. ``settings``: those of the library."""
+    """The encoding of a quantised weight. ``settings`` are the library's."""
 
     name: str
     library: str
@@ -29,17 +29,17 @@ class Form(NamedTuple):
     settings: Any
 
     def head(self) -> bytes:
-        """What the bytes begin with, so that those of another form are recognised."""
+        """Return the header of the bytes, which identifies the encoding."""
         return f"{self.name}:{crc32(repr(self[:-1]).encode()):08x}".encode().ljust(HEAD, b"\0")
 
     def values(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight again, rounded."""
+        """Return the dequantised weight, of the original shape, in this dtype."""
         tensors = unpack(packed, self.parts)
         return libraries.load(self.library).dequantise(tensors, self.settings).to(dtype)
 
 
 class QuantizedLinear(LoadingLinear):
-    """``nn.Linear`` with a frozen weight in few bits. Its ``weight`` is a parameter of bytes."""
+    """``nn.Linear`` with a frozen, quantised weight. Its ``weight`` is a parameter of bytes."""
 
     quantized: Form
 
@@ -55,7 +55,7 @@ class QuantizedLinear(LoadingLinear):
         return f"{super().extra_repr()}, quantized={form.name!r} by {form.library}"
 
     def before_load(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Quantise a float weight. Raises UsageError for bytes that mean something else."""
+        """Quantise a float weight. Raises UsageError for bytes of another encoding."""
         given = state_dict.get(f"{prefix}weight")
         if not isinstance(given, Tensor):
             return
@@ -74,7 +74,7 @@ class QuantizedLinear(LoadingLinear):
 
 
 class _Linear(torch.autograd.Function):
-    """Saves the quantized bytes for backward, and dequantizes the weight in both passes."""
+    """Saves the quantised bytes for backward, and dequantises the weight in both passes."""
 
     @staticmethod
     def forward(input: Tensor, packed: Tensor, form: Form) -> Tensor:
@@ -93,14 +93,14 @@ class _Linear(torch.autograd.Function):
 
 @torch.no_grad()
 def quantised(weight: Tensor, name: str, library: str) -> tuple[Tensor, Form]:
-    """The bytes of a weight, and what they mean."""
+    """Return the bytes of a weight, of shape (bytes,) and dtype uint8, and their encoding."""
     tensors, settings = libraries.load(library).quantise(name, weight)
     form = Form(name, library, tuple(weight.shape), weight.dtype, layout(tensors), settings)
     return pack(tensors, form.parts, form.head()), form
 
 
 def quantize_layer(layer: nn.Linear, name: str, library: str) -> None:
-    """Change a layer in place. Its weight stays the same object, with other data."""
+    """Quantise a layer in place. Its weight stays the same object, with other data."""
     packed, form = quantised(layer.weight.detach(), name, library)
     layer.weight.data = packed
     layer.__class__ = QuantizedLinear
@@ -110,10 +110,10 @@ def quantize_layer(layer: nn.Linear, name: str, library: str) -> None:
 
 @torch.no_grad()
 def dequantize(model: Module) -> None:
-    """Make the quantised layers of a model plain ``nn.Linear`` again, in place.
+    """Turn the quantised layers of a model into plain ``nn.Linear`` layers, in place.
 
-    The weights are those that the layers computed with, and stay frozen. Call it after the block,
-    before you merge adapters, for example.
+    The weights keep the rounded values, in the dtype from before, and stay frozen. Call it after
+    the block, for example before you merge adapters. Raises Unsupported if ranks share a weight.
     """
     for path, layer in model.named_modules():
         if not isinstance(layer, QuantizedLinear):
@@ -152,7 +152,7 @@ class TensorSlot(NamedTuple):
 
 
 def layout(tensors: Mapping[str, Tensor]) -> tuple[TensorSlot, ...]:
-    """Where each tensor will be. All begin at an address at which every dtype may."""
+    """Return the place of each tensor in the bytes. Each is aligned for every dtype."""
     parts: list[TensorSlot] = []
     start = HEAD
     for name, tensor in tensors.items():
@@ -171,7 +171,7 @@ def pack(tensors: Mapping[str, Tensor], parts: tuple[TensorSlot, ...], head: byt
 
 
 def unpack(packed: Tensor, parts: tuple[TensorSlot, ...]) -> dict[str, Tensor]:
-    """Views of the tensors."""
+    """Return the tensors by name, as views of the bytes."""
     return {
         part.name: packed[part.start : part.end].view(part.dtype).view(part.shape) for part in parts
     }

@@ -1,4 +1,4 @@
-"""Quantises the frozen linear layers that the options choose."""
+"""Quantises the frozen linear layers of models, as the options choose."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ LibraryName = Literal["auto", "torchao", "bitsandbytes"]
 
 @needs("quantize", "quantize_library", "quantize_skip")
 class Quantize:
-    """Keeps the weights of frozen linear layers in 4 or 8 bits.
+    """Quantises the weights of frozen linear layers to 4 or 8 bits.
 
     Args:
         quantize: "nf4" for 4 bits, "int8" for 8 bits with one scale per row; None: no weight.
         quantize_library: "torchao", "bitsandbytes", or "auto" for the first that is installed.
-        quantize_skip: names of layers, or patterns such as "*.gate", that stay as they are.
+        quantize_skip: names of layers, or patterns such as "*.gate", that are not quantised.
 
-    A layer computes with the weight that its bytes stand for. Its trained neighbours, as of LoRA,
-    stay in their own dtype.
+    A layer computes with the dequantised weight. Trained layers, such as LoRA's, keep their dtype.
+
+    Raises:
+        UsageError: an option has another type or value, or no supported library is installed.
 
     Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, NeurIPS 2023,
     https://arxiv.org/abs/2305.14314
@@ -59,7 +61,7 @@ class Quantize:
 
     @hookimpl(tryfirst=True)
     def launch(self, session: Context) -> None:
-        """Before any rank starts."""
+        """Refuse strategies and options that need float weights, before any rank starts."""
         if self._name is not None:
             checks.refuse_companions(session, self._name)
 
@@ -75,7 +77,7 @@ class Quantize:
     def parameters_added(
         self, optimizer: Optimizer | None, parameters: list[Tensor]
     ) -> Generator[None, object, object]:
-        """Quantise after a change of precision, and before any strategy takes the model."""
+        """Quantise after a change of precision, and before a strategy changes the model."""
         name = self._name
         if name is not None and optimizer is not None and self._session.captures(optimizer):
             for model in objects.models_of(parameters):

@@ -78,7 +78,7 @@ def bases(model):
 
 
 def by_torchao(weight, name):
-    """A tensor of torchao's own, with which a plain layer computes."""
+    """A tensor of torchao, with which a plain layer computes."""
     from torchao.quantization import Int8Tensor, PerRow, to_nf4
 
     return to_nf4(weight, 64, 2) if name == "nf4" else Int8Tensor.from_hp(weight, PerRow())
@@ -103,7 +103,7 @@ def quantize_by_hand(model, name, library="torchao"):
 
 
 def by_hand(name, library="torchao", batch_size=6, epochs=2, dtype=torch.float32, device="cpu"):
-    """One process that knows nothing of torchbus."""
+    """One process without torchbus."""
     model, optimizer = make(dtype, device)
     quantize_by_hand(model, name, library)
     train(model, optimizer, batch_size, epochs)

@@ -1,4 +1,4 @@
-"""Hides secrets in everything that torchbus writes.
+"""torchbus-redaction: hides secrets in everything that torchbus writes.
 
 One redactor serves configurations, errors, warnings, ``explain()``, logs, reports and trackers.
 """

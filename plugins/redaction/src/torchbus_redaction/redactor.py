@@ -28,24 +28,24 @@ CODE = re.compile(r'[ |+-]*File "|  rank \d+ ')
 
 
 def redacted(text: str) -> str:
-    """Return a text that is fit to be shown: without secrets, and without control characters.
+    """Return a text for output: without secrets, and with control characters escaped.
 
-    Hidden are the secrets of the environment and the command line, and parts of the text that look
+    It hides the secrets of the environment and the command line, and parts of the text that look
     like secrets or are assigned to names of secrets.
     """
     return printable(Redactor().text(text))
 
 
 def redacted_traceback(error: BaseException) -> str:
-    """Return a traceback that is fit to be shown. Code such as ``login(key=key)`` is not hidden."""
+    """Return a traceback for output. Code such as ``login(key=key)`` is not hidden."""
     return redacted_output("".join(traceback.format_exception(error)))
 
 
 def redacted_output(text: str) -> str:
-    """Return a program's output so that it is fit to be shown.
+    """Return a program's output without secrets, and with control characters escaped.
 
-    In lines of code, as in a traceback or in a report of the ranks' positions, only known secrets
-    and quoted texts are hidden.
+    In lines of code, as in a traceback or in a report of the ranks' positions, only known secrets,
+    texts that look like secrets, and quoted texts after names of secrets are hidden.
     """
     redactor, is_code = Redactor(), False
     parts: list[tuple[bool, list[str]]] = []
@@ -67,7 +67,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape every character that is not printable, such as the end of a line in a file's name."""
+    """Escape every character that is not printable, such as a line break in a file's name."""
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
 
 
@@ -76,7 +76,7 @@ def _escaped(found: str | re.Match[str]) -> str:
 
 
 def of_session(session: object) -> Redactor:
-    """Return a redactor, which learns secrets during a session."""
+    """Return a redactor, which learns secrets during the session."""
     return Redactor()
 
 
@@ -92,10 +92,10 @@ COMMON = re.compile(
 
 
 def worth_hiding(value: str, sure: bool) -> bool:
-    """Return whether to hide the value wherever it appears.
+    """Return whether to hide a value wherever it appears, and not only next to its name.
 
-    A common word is hidden only next to its name. If the name is not ``sure`` to mean a secret,
-    the same holds for every value that does not look like a secret.
+    A common or short word is hidden only next to its name. If the name is not ``sure`` to mean a
+    secret, so is every value that does not look like one.
     """
     if (
         not SHORTEST <= len(value) <= LONGEST
@@ -111,7 +111,7 @@ def worth_hiding(value: str, sure: bool) -> bool:
 
 
 def spellings(value: str) -> set[str]:
-    """Return the value as text, JSON, ``repr`` and addresses write it, and its lines."""
+    """Return the spellings of a value in text, JSON, ``repr`` and addresses, and its lines."""
     found = {
         value,
         json.dumps(value)[1:-1],
@@ -212,11 +212,11 @@ class _Finds(NamedTuple):
 class Redactor:
     """Hides known secrets wherever they appear.
 
-    Known are values in the environment and on the command line whose names mean secrets, and values
-    that ``plain`` has found under such a name.
+    It knows values in the environment and on the command line whose names mean secrets, values that
+    ``plain`` has found under such a name, and those that ``learn`` got.
 
     Args:
-        secrets: further values that are secret.
+        secrets: further secret values.
     """
 
     def __init__(self, secrets: Iterable[str | None] = ()) -> None:
@@ -227,7 +227,10 @@ class Redactor:
         self._learn_phrases(sys.orig_argv[1:])
 
     def learn(self, secrets: Iterable[str | None], sure: bool = True) -> None:
-        """Hide these values from now on."""
+        """Hide these values from now on, if they are long and rare enough.
+
+        Unless ``sure``, hide only those that look like secrets.
+        """
         self._known |= {secret for secret in secrets if secret and worth_hiding(secret, sure)}
 
     def text(self, text: str) -> str:
@@ -239,9 +242,9 @@ class Redactor:
         return texts.without_literals(self.values(text))
 
     def values(self, text: str) -> str:
-        """Return a text without known values, passwords in addresses, and the like.
+        """Return a text without known values, and without values that look like secrets.
 
-        Values are not hidden because of their names here.
+        The names beside values do not count here.
         """
         self._look_around()
         finds = self._found()
@@ -256,10 +259,10 @@ class Redactor:
         ]
 
     def plain(self, value: object) -> Any:
-        """Return a value in the types of JSON, without secrets.
+        """Return a value without secrets, in the types of JSON.
 
-        These are dicts, lists, strings, numbers, booleans and None. Any other object, and NaN and
-        infinities, become text. A value that its name hides in one place is hidden everywhere.
+        These are dicts, lists, strings, numbers, booleans and None. Any other object, NaN and
+        infinities become text. A value that is hidden by its name is hidden in all places.
         """
         self.learn(secrets_in(value))
         return self._built(value, ())
@@ -267,7 +270,7 @@ class Redactor:
     # Inside --------------------------------------------------------------------------------------
 
     def _found(self) -> _Finds:
-        """Return the patterns for the known values, made again only after new ones were learned."""
+        """Return the patterns for the known values, which change only with these values."""
         finds = self._finds
         if finds.num_known != len(self._known):
             known = self._known.copy()  # another thread may add secrets
@@ -350,7 +353,7 @@ class Redactor:
             self.learn([value] if texts.is_hidden(name, value, False) else [], speaks(name) is SURE)
 
     def _look_around(self) -> None:
-        """Learn the secrets of the environment again, because the loop may have changed it."""
+        """Learn new secrets of the environment, because the loop may have changed it."""
         for name in list(os.environ):
             value = os.environ.get(name)  # another thread may have deleted it
             if value is not None and self._seen.get(name) != value:
@@ -371,5 +374,5 @@ class _Learner(Redactor):
 
 
 def secrets_in(value: object) -> set[str]:
-    """Return the values that ``plain`` hides by their names, and then in all other places."""
+    """Return the values that ``plain`` hides by their names."""
     return _Learner(value)._known

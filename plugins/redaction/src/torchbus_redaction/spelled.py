@@ -1,7 +1,7 @@
-"""Finds known values however they are written: escaped, encoded, quoted, spaced or wrapped.
+"""Finds known values in any spelling: escaped, encoded, quoted, spaced or wrapped.
 
-Texts and values are compared by their letters and digits alone, after escapes are decoded. For a
-value of short words, the other characters must agree, too.
+It compares only letters and digits, after it has decoded escapes. For a value of short words, the
+other characters must agree too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BETWEEN = re.compile(r"[ \t]*\r?\n[ \t>]*|[ \t]*[|│┃][ \t]*|, ?|[\\\"'`\u00a
 
 
 class Spelled(NamedTuple):
-    """A pattern of bare texts. ``exact`` has, by bare form, whole forms that must match, too."""
+    """A pattern of bare texts. ``exact`` has, by bare form, whole forms that must also match."""
 
     finds: re.Pattern[str]
     exact: dict[str, set[str]]
@@ -50,14 +50,14 @@ def whole(text: str) -> str:
 
 
 def is_one(value: str) -> bool:
-    """Return whether a value can be found by its letters and digits alone."""
+    """Return whether the letters and digits of a value identify it."""
     plain, words = bare(value), re.findall("[0-9A-Za-z]*", READ.sub("-", value))
     is_mixed = not plain.isdigit() and not plain.isalpha()
     return is_mixed and len(plain) >= SHORTEST and max(map(len, words)) >= LONGEST_WORD
 
 
 def is_exact(value: str) -> bool:
-    """Return whether a value can be found if its other characters are compared, too."""
+    """Return whether all characters of a value together identify it."""
     plain = bare(value)
     shortest = SHORTEST_OF_LETTERS if plain.isalpha() else SHORTEST_OF_SHORT
     return len(plain) >= shortest and not plain.isdigit()

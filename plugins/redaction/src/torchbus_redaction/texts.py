@@ -1,4 +1,4 @@
-"""Finds secrets in texts: passwords, tokens and values assigned to telling names."""
+"""Finds secrets in texts: passwords, tokens, and values assigned to names of secrets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FLAG_PAIR = re.compile(
 ROW = re.compile(
     rf"""(?P<before>(?i:\b\w{{0,20}}(?:name|key|field|type))["']?\s{{0,4}}[:=]\s{{0,4}}["']?(?P<name>{WORD})["']?\s{{0,4}}(?:,|\s)\s{{0,40}}["']?(?i:\w{{0,20}}(?:value|val|data|default|content))["']?\s{{0,4}}[:=]\s{{0,4}})(?P<value>{QUOTED}|[^\s,;<>"'}}]+)"""
 )
-"""Of JSON and Python, of YAML (``- name: KEY``, ``value: ...`` below), of attributes in XML."""
+"""A field with a name, and one with its value: in JSON, Python, YAML and attributes of XML."""
 TABLE = re.compile(
     rf"(?P<before>(?:^|[|│┃])[ \t]{{0,40}}[`*]{{0,2}}(?P<name>{WORD})[`*]{{0,2}}"
     r"[ \t]{0,80}[|│┃][ \t]{0,40})(?P<value>[^\s|│┃]+)(?=[ \t]{0,80}(?:[|│┃]|$))",
@@ -146,15 +146,12 @@ AFTER_END = re.compile(r"[^\w\n]{0,20}(?:\w{1,20}[^\w\n]{1,8})?")
 NEAR = 60
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 DOTTED = re.compile(r"[A-Za-z_]\w{0,30}(?:\.\w{1,30}){2,}")
-"""The name of a parameter."""
+"""The dotted name of a model's parameter."""
 LONG_USER, LONGEST_BRACKET = 16, 10_000
 
 
 def without_assigned(text: str) -> str:
-    """Hide values whose names mean secrets.
-
-    A value that is not secret may contain a secret: ``C(d={'key': 'x'})``.
-    """
+    """Hide values whose names mean secrets, also inside other values: ``C(d={'key': 'x'})``."""
     text = COLOURS.sub("", text)
     for layout in LAYOUTS:
         text = layout.sub(_laid_out, text)
@@ -169,7 +166,7 @@ def without_assigned(text: str) -> str:
 
 
 def without_literals(code: str) -> str:
-    """Hide texts that lines of code assign to such names; ``login(key=key)`` is not changed."""
+    """Hide quoted texts after names of secrets in code; ``login(key=key)`` is not changed."""
     reported, done = [], 0
     for found, value in _assigned(code):
         if value != _bare(value) and any(map(str.isalnum, value)):
@@ -187,7 +184,7 @@ def _without_plain(text: str) -> str:
 
 
 def without_given_away(text: str) -> str:
-    """Hide passwords in addresses, signatures, and values whose own form shows a secret."""
+    """Hide passwords in addresses, signatures, and values in the form of a known token."""
     text = (
         ADDRESS.sub(_address, GIVEN_AWAY.sub(HIDDEN, text))
         if "://" in text or GIVEN_AWAY.search(text)
@@ -448,11 +445,11 @@ BEFORE_CREDENTIALS = _word_set(
 EMPTY_VALUES = _word_set("| |- |+ lambda None True False null true false ...") | {""}
 ALWAYS = _word_set("pwd psk creds bearer authorization jwt cookie cookies otp sas")
 OFTEN = _word_set("key token auth oauth pat pass pw")
-"""Words with other meanings, too: they hide a text or a long number, unless the name is one of a
-model or table.
+"""Words with several meanings. They hide a text or a long number, unless another word of the name
+is in ``PLAIN``.
 """
 MANY = _word_set("keys tokens")
-"""Words that hide a value if the name also has one of ``HOLDERS``."""
+"""Words that hide a value only if another word of the name is in ``HOLDERS``."""
 HOLDERS = (
     "api access auth private secret ssh gpg wandb hf huggingface hub neptune comet mlflow clearml"
     " aws azure gcp google github gh gitlab openai anthropic slack discord telegram bot kaggle"

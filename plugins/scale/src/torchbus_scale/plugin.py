@@ -1,4 +1,4 @@
-"""Scaled and warmed-up learning rates; ``s.find_batch_size`` and ``s.find_lr``."""
+"""Scales and warms up learning rates, and offers ``s.find_batch_size`` and ``s.find_lr``."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from torchbus_scale import range_test, rates
 from torchbus_scale.rates import LearningRates
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
-LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
+LARGE_BATCH = 8192  # beyond it, the linear rule fails in Goyal et al.
 
 
 class Scale:
-    """Scales the learning rates of an unchanged script to its effective batch.
+    """Scales the learning rates of an unchanged script to its effective batch size.
 
-    Each step sees (ranks x accumulation) times the samples.
+    Each step sees (ranks x accumulation) times the samples of the script's batch.
 
     Args:
         scale_lr: multiply the script's learning rates by the growth of the effective batch
             ("linear"), or by its square root ("sqrt").
-        warmup_steps: real steps over which learning rates grow linearly: with ``scale_lr`` from the
-            script's own to the scaled one, else from almost 0 to the script's own.
+        warmup_steps: the number of real steps over which learning rates grow linearly: with
+            ``scale_lr`` from the script's rate to the scaled one, otherwise from almost 0 to the
+            script's rate.
 
-    ``s.effective_batch_size`` is the number of samples behind one real step.
-    ``s.find_batch_size(function, start)`` finds the largest batch size that fits.
-    ``s.find_lr(function, optimizer, loader)`` tries learning rates. ``state_dict()`` and
-    ``load_state_dict(state)`` are for checkpoints.
+    ``s.effective_batch_size`` is the number of samples in one real step.
+    ``s.find_batch_size(function, start)`` finds a batch size that fits in memory.
+    ``s.find_lr(function, optimizer, loader)`` tries learning rates.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017.
 
@@ -83,7 +83,7 @@ class Scale:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        """Scale the rates of an optimizer, and the base rates of schedulers that it already has."""
+        """Scale the rates of an optimizer, and the base rates of its existing schedulers."""
         if (
             optimizer is None
             or self._session is None
@@ -100,7 +100,10 @@ class Scale:
 
     @hookimpl(tryfirst=True)
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Set the rate for only this step: the loop and its schedulers see it without warm-up."""
+        """Set the rate for only this step. The loop and its schedulers see it without warm-up.
+
+        Raises UsageError while ``find_batch_size`` runs on several ranks.
+        """
         if self._searching:
             raise UsageError(
                 "find_batch_size: the function calls optimizer.step(), in which all ranks would"
@@ -114,7 +117,10 @@ class Scale:
                 group["lr"] = group["lr"] * part
 
     def _part_of_rate(self, step: int) -> float:
-        """Return what a step of the warm-up takes of the rate. Alone, the first takes 1 / steps."""
+        """Return the factor of the rate in a step of the warm-up, counted from 0.
+
+        Without ``scale_lr`` it grows from 1 / ``warmup_steps``, otherwise from 1 / scale.
+        """
         if self._warms_alone:
             return (step + 1) / self._warmup_steps
         return (1.0 + (self._factor - 1.0) * step / self._warmup_steps) / self._factor
@@ -127,18 +133,18 @@ class Scale:
 
     @hookimpl
     def step_failed(self, optimizer: Optimizer) -> None:
-        """Put the rates back. A step that has failed does not count."""
+        """Restore the rates. A step that has failed does not count."""
         if self._rates:
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
             self._rates = []
 
     def state_dict(self) -> dict[str, list[int]]:
-        """The steps of the warm-up that each optimizer has made, in the order of the optimizers."""
+        """Return the number of warm-up steps of each optimizer, in the order of the optimizers."""
         return {"steps": [min(step, self._warmup_steps) for step in self._steps.values()]}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        """Load the steps of the optimizers that there are, in order, and of those to come.
+        """Load the steps of existing optimizers, in order, and of those that are made later.
 
         All ranks call it with the same state, inside the block.
         """
@@ -171,9 +177,9 @@ class Scale:
 
     @property
     def effective_batch_size(self) -> int:
-        """Number of samples behind one real step: batch x ranks x accumulation. Any rank may ask.
+        """The number of samples in one real step: batch x ranks x accumulation.
 
-        Raises UsageError before a DataLoader with a ``batch_size`` exists.
+        Any rank may read it. Raises UsageError if no DataLoader with a ``batch_size`` exists.
         """
         if self._batch_size is None:
             sizes = [batch_size_of(loader) for loader in objects.alive(DataLoader)]
@@ -186,12 +192,13 @@ class Scale:
         return self._batches * self._batch_size
 
     def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
-        """Return the largest batch size, in samples per rank, that fits in memory on every rank.
+        """Return the first batch size, in samples per rank, that fits in memory on every rank.
 
         It tries ``start``, and then smaller sizes. ``function`` gets a size, and makes a forward
-        and a backward, which does not communicate. The loop clears the gradients. All ranks call
-        it. With several ranks it needs torchbus-accumulate. Raises UsageError if ``start`` is not a
-        number of samples, or if ``function`` steps an optimizer.
+        and a backward, which does not communicate. Clear the gradients afterwards. All ranks call
+        it. With several ranks it needs torchbus-accumulate. Raises UsageError if accelerate is not
+        installed, if ``start`` is not a number of samples, or, with several ranks, if ``function``
+        steps an optimizer.
 
         Source: ``accelerate.utils.find_executable_batch_size``, whose sizes it tries.
         """
@@ -218,13 +225,13 @@ class Scale:
         max_lr: float = 10.0,
         steps: int = 100,
     ) -> LearningRates:
-        """The learning-rate range test: a real step at each rate, from the smallest to the largest.
+        """Run the learning-rate range test: a real step at each rate, in increasing order.
 
         ``function`` does what the loop does with one batch, with forward, backward and
         ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
-        The test stops once the smoothed loss is four times its best. Then, and after an error, all
-        is restored bit for bit: models, optimizers, scalers, random numbers, and the generators of
-        the loader. All ranks call it.
+        The test stops once the smoothed loss exceeds four times its best. Afterwards, and after an
+        error, these are restored bit for bit: models, optimizers, scalers, random numbers, and the
+        generators of the loader. All ranks call it.
 
         Raises:
             UsageError: the rates, the number of steps or the function are invalid, or a window of
@@ -266,7 +273,7 @@ class Scale:
 
 
 def refuse_without_rate(optimizer: Optimizer, option: str) -> None:
-    """Raise UsageError for an optimizer that has no rate to scale, or finds its own."""
+    """Raise UsageError for an optimizer whose groups have no number ``lr``."""
     if not all(
         isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups
     ):
@@ -277,7 +284,10 @@ def refuse_without_rate(optimizer: Optimizer, option: str) -> None:
 
 
 def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
-    """Scale the rates of the groups from number ``done`` on, and those of existing schedulers."""
+    """Scale the rates of the groups from number ``done`` on.
+
+    If ``done`` is 0, scale the base rates of existing schedulers too.
+    """
     for group in optimizer.param_groups[done:]:
         for name in ("lr", "initial_lr"):
             if name in group:
@@ -289,9 +299,9 @@ def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
 
 
 def parts_of_step(session: Context) -> int:
-    """How many of the script's batches the ranks take in one step.
+    """Return how many of the script's batches the ranks process in one step.
 
-    One, if they divide the script's own batch, or compute it together.
+    It is 1 if the ranks divide the script's batch, or compute it together.
     """
     plugins = [plugin for _, plugin in session.bus.plugins()]
     whole = any(getattr(plugin, "divides_own_batch", False) for plugin in plugins)
@@ -304,7 +314,7 @@ def batch_size_of(loader: DataLoader[object]) -> int | None:
 
 
 Function = Callable[[int], object]
-OUT_OF_MEMORY = "CUDA out of memory."  # the errors after which accelerate retries with less
+OUT_OF_MEMORY = "CUDA out of memory."  # after an error with this text, accelerate tries less
 
 
 def search(
@@ -313,7 +323,10 @@ def search(
     session: Context,
     unsynchronised: Callable[[], AbstractContextManager[object]],
 ) -> int:
-    """accelerate's find_executable_batch_size, which tries less if any rank runs out of memory."""
+    """Return the first size that fits on all ranks, by accelerate's find_executable_batch_size.
+
+    All ranks call it. Raises UsageError if accelerate is not installed, or for a wrong argument.
+    """
     try:
         from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
     except ImportError:

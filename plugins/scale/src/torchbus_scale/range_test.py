@@ -1,4 +1,4 @@
-"""The learning-rate range test: one rate per step."""
+"""The learning-rate range test: makes real steps at increasing rates, and undoes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PutBack = Callable[[], object]
 
 @contextmanager
 def restored(loader: DataLoader[object]) -> Iterator[None]:
-    """Restore all models, optimizers and scalers at the end, and the generators of a loader."""
+    """At the end, restore all models, optimizers and scalers, and the generators of a loader."""
     with ExitStack() as stack, torch.no_grad():
         modules = objects.alive(Module)
         stack.callback(_tensors(modules))
@@ -43,7 +43,7 @@ def restored(loader: DataLoader[object]) -> Iterator[None]:
 
 
 def _tensors(modules: list[Module]) -> PutBack:
-    """All parameters and buffers, copied to main memory, and the gradients."""
+    """Copy all parameters and buffers to host memory, and the gradients on their devices."""
     held = [
         one for module in modules for one in (*module.parameters(False), *module.buffers(False))
     ]
@@ -96,7 +96,7 @@ def _optimizer(optimizer: Optimizer) -> PutBack:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy with separate tensors. Parameters inside, as of LBFGS, are not copied."""
+    """Return a deep copy of tensors, dicts, lists and tuples; other objects are shared."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -107,7 +107,7 @@ def _copied(value: Any) -> Any:
 
 
 def _here(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     found: Any = tensor.detach()
     part: Tensor = found.to_local() if hasattr(found, "full_tensor") else found
     return part
@@ -126,7 +126,7 @@ CURVE = ("learning rate", "loss, smoothed")
 
 
 class Trial:
-    """The plugin during the test: disables schedulers, and counts steps."""
+    """Disables schedulers during the test, and counts the optimizer's steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -142,7 +142,7 @@ class Trial:
 
 
 def check(session: Context, function: object, optimizer: object, loader: object) -> None:
-    """Raise UsageError for other things than these, and inside a window of accumulation."""
+    """Raise UsageError for arguments of other types, and in an open window of accumulation."""
     if not callable(function):
         raise UsageError(
             f"find_lr({function!r}): pass a function of a batch that makes a forward, a backward"
@@ -162,10 +162,10 @@ def check(session: Context, function: object, optimizer: object, loader: object)
 
 @contextmanager
 def without_effect(session: Context) -> Iterator[None]:
-    """Inside, counters, logs and checkpoints ignore the block.
+    """Inside, plugins do not count, log or save steps.
 
-    Plugins with ``hears_trials = False`` get no events. At the end the random numbers and the
-    states of all others are restored. Models and optimizers are the caller's.
+    Plugins with ``hears_trials = False`` get no events. At the end, the random state and the states
+    of all other plugins are restored. The caller restores models and optimizers.
     """
     plugins: list[Any] = [one for _, one in session.bus.plugins()]
     hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
@@ -188,7 +188,7 @@ def run(
     loader: DataLoader[object],
     rates: tuple[float, float, int],
 ) -> LearningRates:
-    """Return what ``s.find_lr`` returns. All ranks call it."""
+    """Run the range test, and return its result. All ranks call it."""
     with without_effect(session), restored(loader):
         trial = Trial(optimizer)
         session.bus.register(trial, "scale.trial")
@@ -198,7 +198,7 @@ def run(
             session.bus.unregister(trial)
     if session.is_main and session.bus.has_listeners("table_ready"):
         rows = tuple(zip(found.lrs, found.smoothed, strict=True))
-        # the loss at which the test stopped would flatten the curve, or is not a number
+        # the last loss of a diverged test would flatten the curve, or is not finite
         curve = LoggedTable(CURVE, rows[:-1] if found.diverged else rows, CURVE)
         session.bus.hook.table_ready(name="find_lr", table=curve, step=session.steps.count)
     return found
@@ -244,7 +244,7 @@ def _endless(loader: DataLoader[object]) -> Iterator[object]:
 
 
 def _ratios(optimizer: Optimizer) -> list[float]:
-    """Each group's rate in terms of the first group's, or 1 if that is 0."""
+    """Return the ratio of each group's rate to the first group's, or 1 if that is 0."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return [rate / rates[0] if rates[0] else 1.0 for rate in rates]
 
@@ -258,7 +258,10 @@ def _set(optimizer: Optimizer, lr: float, ratios: list[float]) -> None:
 
 
 def _loss(session: Context, returned: object, lr: float, first: bool) -> float:
-    """Return the mean over ranks of the loss that the function returned."""
+    """Return the mean over ranks of the loss that the function returned. All ranks call it.
+
+    Raises UsageError if it is not one number, or if the first one is not finite.
+    """
     value = returned.detach() if isinstance(returned, Tensor) else returned
     if not isinstance(value, int | float | Tensor) or torch.as_tensor(value).numel() != 1:
         raise UsageError(

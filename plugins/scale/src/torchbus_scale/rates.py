@@ -23,7 +23,7 @@ class LearningRates:
     ``lrs`` are the learning rates of the first group, and ``losses`` the loss at each, the mean
     over ranks. ``suggestion`` is the rate where the loss falls most steeply over log(lr), or None
     if it falls nowhere. ``diverged`` is True if the test stopped early, because the smoothed loss
-    was four times its best, or not a number.
+    exceeded four times its best, or was not finite.
     """
 
     lrs: tuple[float, ...]
@@ -36,15 +36,15 @@ class LearningRates:
 
     @property
     def smoothed(self) -> tuple[float, ...]:
-        """Exponential means of the losses, with the bias of the beginning corrected."""
+        """Exponential moving averages of the losses, with bias correction."""
         return tuple(smooth(self.losses))
 
     @property
     def suggestion(self) -> float | None:
-        """The rate where the loss falls most steeply, before it is lowest.
+        """The rate where the loss falls most steeply, before its lowest point, or None.
 
-        The slope over log(lr) is that of a line through a third of the losses around each: through
-        fewer, the noise of single batches decides.
+        The slope over log(lr) is that of a line through the third of the losses around a rate. With
+        fewer losses, the noise of single batches would decide.
         """
         half = max(1, len(self.losses) // WIDTH)
         around = [
@@ -78,13 +78,13 @@ class LearningRates:
 
 
 def _slope(values: Sequence[float]) -> float:
-    """Return the slope of the least-squares line, up to a factor that depends on their number."""
+    """Return the slope of the least-squares line, up to a factor that depends on the length."""
     half = len(values) // 2
     return sum((number - half) * value for number, value in enumerate(values))
 
 
 def smooth(losses: Sequence[float]) -> Iterator[float]:
-    """Yield the mean at each loss, of this one and those before."""
+    """Yield the exponential moving average at each loss, with bias correction."""
     means = accumulate(
         losses, lambda mean, loss: SMOOTHING * mean + (1 - SMOOTHING) * loss, initial=0.0
     )
@@ -94,7 +94,7 @@ def smooth(losses: Sequence[float]) -> Iterator[float]:
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether the last smoothed loss is not a number, or four times the best one."""
+    """Whether the last smoothed loss is not finite, or exceeds four times the best one."""
     values = list(smooth(losses))
     return not math.isfinite(values[-1]) or values[-1] > DIVERGED * abs(min(values))
 
@@ -105,7 +105,7 @@ def spread(min_lr: float, max_lr: float, steps: int) -> list[float]:
 
 
 def check(min_lr: object, max_lr: object, steps: object) -> None:
-    """Raise UsageError if no range test can be made of these."""
+    """Raise UsageError unless the rates are positive and increasing, and steps are at least 10."""
     for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise UsageError(f"find_lr({name}={value!r}): it must be a positive learning rate")

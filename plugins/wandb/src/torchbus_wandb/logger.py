@@ -1,4 +1,4 @@
-"""The logger "wandb"; and one run, rank 0's, for a script that calls ``wandb.init`` itself."""
+"""The logger "wandb", and one run for scripts that call ``wandb.init`` themselves."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from torchbus_log.trackers.values import Histogram, Image
 MODES = ("online", "offline", "disabled", "shared")
 MARGIN_S = 5.0
 LOGIN_S = 10.0
-"""How long wandb waits for a server that does not answer, before ``init_timeout`` begins.
+"""How long wandb waits for a server that does not answer before ``init_timeout`` starts to count.
 
 wandb asks the server twice who owns the key.
 """
 
 
 def step_as_metric(original: Callable[..., None]) -> Callable[..., None]:
-    """Let the script's ``log(..., step=)`` write its step as a metric, as the logger does.
+    """Let the script's ``log(..., step=)`` write its step as the metric "step", like the logger.
 
-    wandb drops values whose ``step=`` is not larger than the last one's.
+    wandb drops values whose ``step=`` is not larger than the last one.
     """
 
     def log(
@@ -60,11 +60,11 @@ class WandbLogger(Tracker):
     Args:
         project, entity, name, id, group, tags: as in ``wandb.init``.
         mode: "online", "offline", "disabled" or "shared"; None: wandb's default.
-        settings: a ``wandb.Settings`` or a dict of them. They win over the logger's own.
-        log_checkpoints: at the end, upload each file that ``torch.save`` wrote, in its last
-            version, as an artifact.
-        ranks: "main", or "all": every rank writes into the same run, by wandb's shared mode
-            (offline: a run for each rank, in one group).
+        settings: a ``wandb.Settings``, or a dict of settings. They override the logger's.
+        log_checkpoints: at the end, upload the last version of each file that ``torch.save`` wrote,
+            as an artifact.
+        ranks: "main" if rank 0 reports for all ranks. "all" if every rank writes to the same run,
+            by wandb's shared mode; offline, each rank writes a separate run, in one group.
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Source: https://docs.wandb.ai/models/track/log/distributed-training
@@ -122,7 +122,7 @@ class WandbLogger(Tracker):
             session.replace(self.experiment, "log", step_as_metric)
 
     def _same_run(self, original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
-        """Let ``wandb.init`` in the script return the session's run: one run, not two."""
+        """Let the script's ``wandb.init`` return the logger's run, so that there is only one."""
 
         def init(*args: object, **kwargs: object) -> wandb.Run:
             config = kwargs.get("config")
@@ -156,7 +156,7 @@ class WandbLogger(Tracker):
         return run
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
-        """Send the session's step as a metric like others."""
+        """Send metrics, with the session's step as the metric "step"."""
         self.experiment.log(
             {**metrics, "step": step, **({} if epoch is None else {"epoch": epoch})}
         )
@@ -182,7 +182,7 @@ class WandbLogger(Tracker):
         self.experiment.log({f"system/{name}": value for name, value in found.items()})
 
     def close_run(self, run: wandb.Run, failed: bool) -> None:
-        """End the run. Raises TimeoutError if the client does not end in time."""
+        """End the run. Raises TimeoutError if the client has not sent all calls in time."""
         if self._checkpoints is not None:
             self._checkpoints.upload(run)
         try:
@@ -205,7 +205,10 @@ class WandbLogger(Tracker):
         return [getattr(settings, "api_key", None)]
 
     def _place(self, session: Context, mode: str | None) -> dict[str, Any]:
-        """The run of a rank, if several ranks report: one for all, or one of a group."""
+        """Return the arguments that choose this rank's run, if all ranks report.
+
+        It is one run for all ranks; offline it is a separate run in one group.
+        """
         if self._id is None:
             return {}
         if mode == "offline":
@@ -216,7 +219,7 @@ class WandbLogger(Tracker):
         return {"id": self._id, "mode": "disabled" if mode == "disabled" else "shared"}
 
     def _all_settings(self, session: Context) -> wandb.Settings:
-        """The logger's settings, and the caller's, which win."""
+        """Return the logger's settings, overridden by the caller's."""
         import wandb
 
         given = self._settings if isinstance(self._settings, dict) else {}
@@ -226,7 +229,7 @@ class WandbLogger(Tracker):
         return settings
 
     def _limits(self) -> dict[str, float | bool]:
-        """wandb's own time limits, a little below the logger's, so that it ends before."""
+        """Return time limits for wandb below the logger's, so that wandb gives up first."""
         return {
             "init_timeout": max(self._start_timeout_s - LOGIN_S - MARGIN_S, 1.0),
             "login_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),
@@ -255,7 +258,7 @@ class WandbLogger(Tracker):
 class Checkpoints:
     """Notes the files that ``torch.save`` writes, and uploads each once, when the run ends.
 
-    So a run has one version of each file, however often it was overwritten.
+    So a run has one version of each file, even if the file was overwritten.
     """
 
     def __init__(self) -> None:
@@ -276,9 +279,9 @@ class Checkpoints:
 
 
 def physical_gpu(device: torch.device) -> int | None:
-    """The driver's number of a rank's GPU.
+    """Return the driver's number of a rank's GPU.
 
-    None for a CPU, or if CUDA_VISIBLE_DEVICES does not hold numbers.
+    Returns None for a CPU, or if CUDA_VISIBLE_DEVICES does not contain numbers.
     """
     if device.type != "cuda" or device.index is None:
         return None
@@ -296,17 +299,15 @@ def physical_gpu(device: torch.device) -> int | None:
 
 SHARED_FIELDS = ("id", "name", "dir")
 RANK0_WITHIN_S = 60.0
-"""How long another rank waits for rank 0's run. It may have none: the script may ask for it."""
+"""How long another rank waits for rank 0's run. The script may not make one on rank 0."""
 
 
 class OneWandbRun:
-    """Disables wandb on the other ranks until the session ends, as ``WANDB_MODE=disabled`` does.
+    """Disables wandb on ranks other than 0 until the session ends, like ``WANDB_MODE=disabled``.
 
-    There ``wandb.log`` and everything else still work, and do nothing. If the script has imported
-    wandb before the block, this holds also for calls with another ``mode=``.
-
-    There a run has the id, the name and the folder of rank 0's: what the script saves in it, or
-    under its id, has one place.
+    On these ranks all calls of wandb still work, and do nothing. If the script has imported wandb
+    before the block, this also holds for calls with another ``mode=``. A run has the id, name and
+    folder of rank 0's run, so all ranks use the same paths.
 
     Source: https://docs.wandb.ai/models/track/environment-variables
     """
@@ -337,7 +338,7 @@ class OneWandbRun:
         return init
 
     def _agree(self, session: Context, run: wandb.Run) -> wandb.Run:
-        """Send the run's name to the other ranks, or give this run rank 0's name."""
+        """Give the run of every rank the id, name and folder of rank 0's run."""
         self._runs += 1
         key, store = f"wandb/run/{self._runs}", session.world.shared
         if session.is_main:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -20,14 +21,15 @@ from torchbus_ddp.dp.exchange import Joins, part
 from torchbus_ddp.dp.outputs import OutputLayout
 from torchbus_ddp.dp.rows import (
     Leaf,
+    Rows,
     count_samples,
     count_sharers,
-    failing,
     has_rows,
     map_numbers,
     numbers_in,
     refuse_time_first,
     share_rows,
+    unbatched_calls,
 )
 from torchbus_ddp.dp.team import RankGroup
 from torchbus_strategy import random_streams
@@ -41,6 +43,10 @@ CONSTANT = (
     " has a row for each sample. If each sample needs all rows (prototypes, class embeddings),"
     " make it a buffer of the model"
 )
+NUMBER = (
+    "If it is a mean (a sum) over samples, pass loss_reduction='mean' ('sum'), and it is divided"
+)
+FAILS = "fails for {} of the {} rows that its inputs have in dim {} ({})"
 
 
 class DividedForward:
@@ -138,19 +144,12 @@ class DividedForward:
         known, form = self._layouts[model], _form(model, args, kwargs)
         layout = known.get(form)
         if layout is None:
-            if not self._dim_is_said:
-                refuse_time_first(model)
-            outputs = forward(*args, **kwargs)
-            known[form] = OutputLayout(type(model).__name__, outputs, total, self._dim)
-            known[form].learned_before = self._job.backwards + 1
+            with unbatched_calls(model) as unbatched:
+                outputs = forward(*args, **kwargs)
+            known[form] = self._learned(model, outputs, total, unbatched)
             known[form].given = [weakref.ref(leaf) for leaf in self._batched(args, kwargs, total)]
-            self._warn(model, known[form])
             return outputs
-        if (
-            self._computed_whole(layout)
-            or _only_updates_buffers(model)
-            or self._may_be_again(layout)
-        ):
+        if layout.whole_because or _only_updates_buffers(model) or self._may_be_again(layout):
             return forward(*args, **kwargs)
         if layout.is_new:
             self._ask_of_constant(model, layout, self._batched(args, kwargs, total))
@@ -162,43 +161,74 @@ class DividedForward:
             return leaf
 
         local_args, local_kwargs = map_numbers((tuple(args), kwargs), take)
-        with (
-            self._stream.drawn_from(model),
-            failing(model, rows, self._dim) if layout.is_new else nullcontext(),
-        ):
-            outputs = forward(*local_args, **local_kwargs)
+        with self._stream.drawn_from(model):
+            outputs = self._computed(
+                model, layout, rows, partial(forward, *local_args, **local_kwargs)
+            )
+        if layout.whole_because:
+            return forward(*args, **kwargs)
         self._joins.used_by(_tensors(outputs))
         common = layout.join(outputs, rows, self._team, self._reduction)
         self._joins.add(_tensors(common))
         return common
 
+    def _learned(
+        self, model: Module, outputs: object, total: int, unbatched: Sequence[str]
+    ) -> OutputLayout:
+        """Return what the first call of a form shows."""
+        layout = OutputLayout(type(model).__name__, outputs, total, self._dim)
+        layout.learned_before = self._job.backwards + 1
+        if unbatched:
+            layout.whole_because = f"takes one sequence without a batch ({unbatched[0]})"
+        elif layout.has_numbers and self._reduction is None:
+            layout.whole_because = "returns a number for the whole batch"
+            self._warn(model, layout, NUMBER)
+        if not self._dim_is_said and not unbatched:
+            refuse_time_first(model)
+        return layout
+
+    def _computed(
+        self, model: Module, layout: OutputLayout, rows: Rows, compute: Callable[[], Any]
+    ) -> Any:
+        """Compute this rank's rows.
+
+        In the first such call, the ranks find out whether it fails on any of them. Then no call of
+        this form is divided, and the buffers are as before.
+        """
+        if not layout.is_new:
+            return compute()
+        before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        outputs, error = None, ""
+        try:
+            outputs = compute()
+        except (RuntimeError, IndexError, ValueError) as raised:
+            error = str(raised)
+        if not any(failed for (failed,) in self._team.gather([bool(error)])):
+            return outputs
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+        layout.whole_because = FAILS.format(rows.computed, rows.total, self._dim, error)
+        if torch.is_grad_enabled():
+            self._warn(model, layout, "If the batch is in another dimension, pass batch_dim=")
+        return None
+
     def _may_be_again(self, layout: OutputLayout) -> bool:
         """Whether a backward may compute the first call again (``torch.utils.checkpoint``)."""
         return torch.is_grad_enabled() and layout.learned_before > self._job.backwards
 
-    def _computed_whole(self, layout: OutputLayout) -> bool:
-        return layout.has_numbers and self._reduction is None
-
-    def _warn(self, model: Module, layout: OutputLayout) -> None:
-        if (
-            self._computed_whole(layout)
-            and self._session.is_main
-            and not self._warned
-            and _is_large(model)
-        ):
+    def _warn(self, model: Module, layout: OutputLayout, remedy: str) -> None:
+        if self._session.is_main and not self._warned and _is_large(model):
             self._warned = True
-            warn(
-                f"{_whole_phrases(model)}. If it is a mean (a sum) over samples, pass"
-                " loss_reduction='mean' ('sum'), and it is divided"
-            )
+            warn(f"{_whole_phrases(model, layout)}. {remedy}")
 
     @hookimpl(tryfirst=True)
     def describe(self, thing: object) -> str | None:
         if not isinstance(thing, Module) or thing not in self._layouts:
             return None
         layouts = list(self._layouts[thing].values())
-        if any(self._computed_whole(layout) for layout in layouts):
-            return _whole_phrases(thing)
+        if whole := next((layout for layout in layouts if layout.whole_because), None):
+            return _whole_phrases(thing, whole)
         if not layouts:
             return "its forward was not called yet; other methods are computed whole by every rank"
         return (
@@ -244,10 +274,10 @@ def _is_large(model: Module) -> bool:
     return any(parameter.dim() > 1 for parameter in model.parameters())
 
 
-def _whole_phrases(model: Module) -> str:
+def _whole_phrases(model: Module, layout: OutputLayout) -> str:
     return (
-        f"{type(model).__name__}.forward returns a number for the whole batch, so every rank"
-        " computes all of it, and nothing is gained"
+        f"{type(model).__name__}.forward {layout.whole_because}, so every rank computes all of it,"
+        " and nothing is gained"
     )
 
 

@@ -33,6 +33,7 @@ class OutputLayout:
     It is learned from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
     ``is_new`` is True until a call was divided. ``learned_before`` is the number of the backward
     after the call that was learned from. ``given`` has the tensors that were that call's batch.
+    ``whole_because`` says why no call can be divided, or is empty.
     """
 
     def __init__(self, name: str, outputs: object, total: int, dim: int) -> None:
@@ -43,6 +44,7 @@ class OutputLayout:
         self._kinds = [_kind(leaf, total, dim) for leaf in numbers_in(outputs)]
         self._sure = False
         self.is_new = True
+        self.whole_because = ""
         self.learned_before = 0
         self.given: list[weakref.ref[Tensor]] = []
 

@@ -9,8 +9,10 @@ from typing import TypeGuard, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Unsupported, UsageError
+from torchbus.plugin import UsageError
 from torchbus.tree import leaves, map_leaves
+
+from torchbus_ddp._compat import is_compiled
 
 
 def refuse_time_first(model: Module) -> None:
@@ -29,17 +31,31 @@ def refuse_time_first(model: Module) -> None:
 
 
 @contextmanager
-def failing(model: Module, rows: Rows, dim: int) -> Iterator[None]:
-    """Explain an error in the first divided forward. The one of the whole batch has succeeded."""
+def unbatched_calls(model: Module) -> Iterator[list[str]]:
+    """Yield a list of the parts of ``model`` that are called with one sequence and no batch.
+
+    Their dim 0 is time (torch.nn.LSTM, MultiheadAttention). A compiled model is not watched,
+    because it would be compiled again.
+    """
+    found: list[str] = []
+
+    def look(module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        first = next(iter((*args, *kwargs.values())), None)
+        if isinstance(first, Tensor) and first.dim() == 2:
+            found.append(type(module).__name__)
+
+    watched = [] if is_compiled(model) else filter(_is_recurrent, model.modules())
+    hooks = [one.register_forward_pre_hook(look, with_kwargs=True) for one in watched]
     try:
-        yield
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise Unsupported(
-            f"strategy='dp': {type(model).__name__}.forward fails for {rows.computed} of the"
-            f" {rows.total} rows that its inputs have in dim {dim} ({error}). If the batch is in"
-            " another dimension, pass batch_dim=; if forward mixes the rows, or needs all of them,"
-            " use strategy='ddp'"
-        ) from error
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_recurrent(module: Module) -> bool:
+    layers = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+    return isinstance(module, nn.RNNBase | nn.MultiheadAttention | layers)
 
 
 AT_LEAST = 2

@@ -1,4 +1,4 @@
-"""The libraries that quantise weights: which is installed, and what it makes of a weight."""
+"""Chooses and imports the library that quantises weights: torchao or bitsandbytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torchbus.plugin import UsageError
 
 
 class Library(Protocol):
-    """The interface of a module in this folder."""
+    """The interface of the modules in this folder."""
 
     def why_not(self, name: str, weight: Tensor) -> str:
-        """Why this weight can't be quantised, or ""."""
+        """Return why this weight can't be quantised, or ""."""
 
     def quantise(self, name: str, weight: Tensor) -> tuple[dict[str, Tensor], Any]:
-        """The tensors that replace the weight, and the settings that are not tensors."""
+        """Return the tensors that replace the weight, and the settings that are not tensors."""
 
     def dequantise(self, tensors: Mapping[str, Tensor], settings: Any) -> Tensor:
-        """The weight again, rounded, in its own dtype."""
+        """Return the weight with rounded values, in its original shape and dtype."""
 
 
 class Release(NamedTuple):
@@ -71,7 +71,7 @@ def choose(library: str, quantize: str) -> str:
 
 
 def load(library: str) -> Library:
-    """Import a library, which takes seconds the first time. Its own warnings are not shown."""
+    """Import a library, which takes seconds the first time. Warnings of its import are hidden."""
     name = LIBRARIES[library].module
     if name in sys.modules:
         return cast(Library, sys.modules[name])

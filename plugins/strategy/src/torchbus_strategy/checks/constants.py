@@ -165,17 +165,13 @@ EVERY = 100
 COUNTS_STAY = 4  # as a number of looks
 FIXED = (
     "the ranks do not train with the same loss: {}, again and again. It is a constant of the loss"
-    " or of one of its terms (a factor, a divisor, label smoothing). Draw it from the same seeded"
-    " generator on all ranks, or only on rank 0: value = s.all_gather_object(value)[0]; a number"
-    " that belongs to this rank's samples, as a reward does, must be a tensor:"
-    " torch.tensor([value]).{}"
+    " or of one of its terms (a factor, a divisor, label smoothing). Take rank 0's:"
+    " value = s.all_gather_object(value)[0]; a number that belongs to this rank's samples, as"
+    " a reward does, must be a tensor: torch.tensor([value]).{}"
 )
 MOVES = (
-    "a factor of the loss is not the same on all ranks: {}. If each rank computes it, do so from"
-    " the samples of all ranks: a mean from two sums, s.reduce(mask.sum(), 'sum') /"
-    " s.reduce(mask.numel(), 'sum'), another statistic from torch.cat(s.all_gather(y)). Take rank"
-    " 0's draw by s.all_gather_object(number)[0]; one that belongs to this rank's samples, as a"
-    " reward does, must be a tensor: torch.tensor([number])"
+    "a factor of the loss is not the same on all ranks: {}. Compute it from the samples of all"
+    " ranks: a mean of a mask is s.reduce(mask.sum(), 'sum') / s.reduce(mask.numel(), 'sum')"
 )
 
 BALANCES = (

@@ -26,7 +26,7 @@ NEITHER = (
     "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
     " samples ({}) nor of all ranks' ({}): it is treated as normalised over ranks already,"
     " and the ranks' gradients are averaged. If one process would divide by that constant"
-    " as well, pass loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
+    " as well, pass loss_reduction='sum'"
 )
 EITHER = (
     "the loss is a sum divided by {:g}, which is the number of all ranks' samples, and also that of"
@@ -38,14 +38,12 @@ TIMES_CONSTANT = (
     "a term of the loss is a sum divided by {0:g}, or multiplied by {3:g}, on every rank, which is"
     " neither the number of this rank's samples ({1}) nor of all ranks' ({2}): the ranks' sums are"
     " averaged. If one process would use that constant as well, this term is too small: multiply it"
-    " by s.world_size. If the script does so already, or has normalised the sum over ranks, all is"
-    " well"
+    " by s.world_size"
 )
 MAY_BE_NONE = (
     "on some rank the loss is a sum divided by 1. If this 1 is max(1, n) with n = 0, one process"
     " divides by another number: reduce n over ranks, n = s.reduce(n), and divide by"
-    " max(1 / s.world_size, n). If one process divides by 1 too, pass loss_reduction='sum'; if n is"
-    " really 1, ignore this"
+    " max(1 / s.world_size, n)"
 )
 SILENT = (
     "backwards under s.no_sync() are weighted by samples, but this loss counts something else ({}):"
@@ -104,13 +102,12 @@ STANDARDISED = (
 TIMES_ROWS = (
     "the loss is a mean multiplied by {:g}, the number of this rank's samples. If that makes it a"
     " sum over samples, pass loss_reduction='sum': as a mean, its gradients are too small by the"
-    " number of ranks and of batches in a window. If the factor is a constant that happens to be"
-    " equal, all is well"
+    " number of ranks and of batches in a window"
 )
 UNKNOWN_OVER = (
     "the loss is divided by {:g}, a number of samples of all ranks, and its graph does not show"
     " whether it is a sum over samples: it counts as a mean. If it is a sum, pass"
-    " loss_reduction='sum'; if it is a mean, all is well"
+    " loss_reduction='sum'"
 )
 MIXED = (
     "a term of the loss counts {:g} things for {} samples, and another term can't be read from the"

@@ -1,0 +1,87 @@
+"""dp computes a forward whole, on every rank, that can't be divided along its inputs' rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchbus_testing.forking import fork_script
+
+SCRIPT = """
+    import json, torch, warnings
+    from torch import nn
+    from torchbus import session
+
+    torch.set_default_dtype(torch.float64)
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+        def forward(self, x):
+            return self.net(x)
+
+    class Episode(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.head(self.lstm(x)[0])
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = self.norm(x)
+            return self.linear(x.reshape(2, 4, 4).mean(0))  # eight rows or none
+
+    def trained(kind):
+        torch.manual_seed(0)
+        net = kind()
+        optimizer, found = torch.optim.SGD(net.parameters(), lr=0.1), []
+        for step in range(4):
+            if kind is Policy:
+                with torch.no_grad():
+                    found.append([net(one).argmax().item() for one in torch.randn(6, 4)])
+            loss = net(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found + [one.tolist() for one in net.state_dict().values()]
+
+    options = {"strategy": "dp"} if RANKS > 1 else {}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with session(**options, devices=RANKS, launch="fork" if RANKS > 1 else "auto", accelerator="cpu") as s:
+            found = {kind.__name__: trained(kind) for kind in (Policy, Episode, Attention, Whole)}
+            print(json.dumps([found, [str(one.message) for one in warned]]))
+"""
+
+
+def flat(value: object) -> list[float]:
+    return [one for part in value for one in flat(part)] if isinstance(value, list) else [value]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_forward_that_cannot_be_divided_gives_the_numbers_of_one_process(ranks: int) -> None:
+    (alone, _), (found, warned) = (
+        fork_script(SCRIPT.replace("RANKS", str(one))).json() for one in (1, ranks)
+    )
+    assert {case: flat(one) for case, one in found.items()} == {
+        case: pytest.approx(flat(one), rel=1e-9) for case, one in alone.items()
+    }
+    (told,) = warned
+    assert "Whole.forward fails for " in told and " of the 8 rows" in told
+    assert told.endswith("If the batch is in another dimension, pass batch_dim=")
