@@ -97,6 +97,10 @@ def found(tmp_path: Path, body: str, result: str = "correct / total") -> dict[st
         ("running += loss.item() * len(x)", "running / len(ds)", ["running"]),
         ("running += loss.item() * len(x)", "running / X.shape[0]", ["running"]),
         ("running += loss.item() * len(x)", "running / N", ["running"]),
+        ("running = running + loss.item() * len(x)", "running / N", ["running"]),
+        ("correct = correct + (out.argmax(1) == y).sum()", "1", ["correct"]),
+        ("self.n = len(x) + self.n\nself.c = (out == y).sum() + self.c", "1", ["self.c", "self.n"]),
+        ("right, n = hits(out, y)\nn = s.reduce(n, 'sum').item()\ntotal += n", "total", []),
         ("correct += (out.argmax(1) == y).sum()", "einops.reduce(x, 'b c -> b')", ["correct"]),
         ("correct += (out.argmax(1) == y).sum()", "reduce(add, [1, 2])", ["correct"]),
         ("targets.append(loss.item())", "1", []),
@@ -150,7 +154,19 @@ for i, (x, y) in enumerate(loader):
             "pass",
             {"loss": "loss.item() after loss.backward()"},
         ),
-        ("total += loss.detach()", "pass", {"loss": "loss.item() after loss.backward()"}),
+        *(
+            (total, "pass", {"loss": "loss.item() after loss.backward()"})
+            for total in (
+                "total += loss.detach()",
+                "total += loss.detach().float()",
+                "total += loss.detach().mean()",
+                "total += loss.detach().to('cpu') * len(x)",
+                "total += torch.sqrt(loss.detach())",
+                "total = total + loss.data",
+                "total = loss.item() + total",
+                "losses = losses + [loss.item()]",
+            )
+        ),
         (
             "seen.append(loss.detach().clone())",
             "pass",

@@ -241,6 +241,7 @@ class CountFinder:
         return (
             not is_read
             and _base(name) not in self._in_loss
+            and not source.names(value) <= self._facts.added_up
             and source.is_measure(value, self._facts.apart)
         )
 
@@ -337,7 +338,7 @@ class CountFinder:
             for node in self._facts.nodes
             for to, value in source.unpacked(node)
             for name in read(ast.walk(value))
-            if to not in backwards and self._is_shown(to)
+            if to not in backwards and to not in source.names(value) and self._is_shown(to)
         }
         return {
             of: f"{name}.item() after {backwards[name][1]}.backward()"
@@ -392,7 +393,7 @@ class CountFinder:
         return {
             name: f"s.reduce({name}, 'sum')"
             if isinstance(value, ast.Call)
-            and source.is_count(value)
+            and (source.is_count(value) or source.called(value) == "sum")
             and divided.isdisjoint((name, ast.unparse(value)))
             else f"s.reduce({name})"
             for name, value in [*read, *self._shown_in(nodes)]

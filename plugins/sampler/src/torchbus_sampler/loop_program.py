@@ -27,7 +27,7 @@ class Program:
     A variable of a function is named ``name@function``. ``values`` has each variable with each
     value that it gets, also as a parameter or a result of a call. Calls that combine over ranks
     become constants, because all ranks get the same result. ``gathered`` has the variables that
-    these calls combine, and those that they are made from.
+    these calls combine, and those that they are made from. ``reduced`` has those that get a result.
 
     ``running`` are the places of the loop's frames, the innermost first. ``x.step()`` is looked up
     only among their functions; ``self.step()`` among all methods of the files.
@@ -48,6 +48,11 @@ class Program:
         for name, value in self.values:
             self._by_name.setdefault(name, []).append(value)
         combined = [one for value in flat.combined for one in self.meant(value)]
+        self.reduced = {
+            name
+            for name, value in self.values
+            if any(inner in flat.results for inner in ast.walk(value))
+        }
         self.gathered = source.reached(source.names, combined, self.values)
 
     def imports(self, package: str) -> bool:
@@ -202,8 +207,10 @@ class LoopFacts:
         masks = {name for name, value in self.values if source.is_mask(value)}
         self.added_up = source.reached(source.parts, self.roots, self.values) - masks
         self.in_loss = source.reached(source.names, self.roots, self.values)
-        self.of_batch = source.made_of(self.batch, self.values, set())
-        self.apart = source.made_of(self.batch, self.values, self.added_up) - self.added_up
+        reduced = program.reduced - self.in_loss
+        without = reduced | self.added_up
+        self.of_batch = source.made_of(self.batch, self.values, reduced) - reduced
+        self.apart = source.made_of(self.batch, self.values, without) - without
 
     @property
     def also_evaluates(self) -> bool:
@@ -254,20 +261,24 @@ def _combining(nodes: list[ast.AST]) -> set[str]:
 class _Flat(ast.NodeTransformer):
     """Names each variable of a function ``name@function``, and of a comprehension ``name@line``.
 
-    Replaces calls that combine over ranks by constants. ``combined`` has their arguments.
+    Replaces calls that combine over ranks by constants, ``results``. ``combined`` has their
+    arguments.
     """
 
     def __init__(self, combining: set[str]) -> None:
         self._names: dict[str, str] = {}
         self._combining = combining
         self.combined: list[ast.expr] = []
+        self.results: set[ast.AST] = set()
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if not source.gathers(node) and source.called(node) not in self._combining:
             return node
         self.combined += [node.func, *node.args, *(one.value for one in node.keywords)]
-        return ast.copy_location(ast.Constant(0), node)
+        result = ast.copy_location(ast.Constant(0), node)
+        self.results.add(result)
+        return result
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._visit(node, {name: f"{name}@{node.name}" for name in _local_names(node)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 COLLECTING = {"append", "extend", "update"}
@@ -146,8 +147,8 @@ def written(node: ast.AST) -> tuple[str, ast.expr] | None:
 
 def grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
     """Yield the name that a node adds to, what it adds, and whether it joins whole tensors."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        yield ast.unparse(node.target), node.value, False
+    if (sum_ := added_to(node)) is not None:
+        yield *sum_, False
     elif isinstance(node, ast.Assign) and len(node.targets) == 1:
         name = ast.unparse(node.targets[0])
         for call in ast.walk(node.value):
@@ -169,6 +170,26 @@ def grows(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
                 ast.List([added], ast.Load()),
                 isinstance(added, ast.Name) and not is_set,
             )
+
+
+def added_to(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return ``total`` and the rest of ``total += a + b`` or ``total = a + total + b``."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return ast.unparse(node.target), node.value
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    name, terms = ast.unparse(node.targets[0]), list(_terms(node.value))
+    others = [one for one in terms if ast.unparse(one) != name]
+    if not others or len(others) != len(terms) - 1:
+        return None
+    return name, functools.reduce(lambda a, b: ast.BinOp(a, ast.Add(), b), others)
+
+
+def _terms(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        yield from (*_terms(value.left), *_terms(value.right))
+    else:
+        yield value
 
 
 def filled_in(node: ast.AST) -> set[str]:
@@ -361,23 +382,32 @@ def reached(
 
 
 def read_as_number(node: ast.AST) -> set[str]:
-    """Return the variables read by ``loss.item()``, ``float(loss)``, ``total += loss.detach()``."""
+    """Return the variables read by ``loss.item()``, ``float(loss)``, ``total += loss.detach()``,
+    ``total = total + loss.data * n``.
+    """
     value = number_of(node)
     if value is not None:
         return names(value)
     if called(node) in ("clone", "numpy", "tolist"):
         return names(node)
-    added = node.value if isinstance(node, ast.AugAssign) else None
-    return names(added) if added is not None and variable(undetached(added)) else set()
+    added = added_to(node)
+    return set() if added is None else set().union(*map(_computed_from, _terms(added[1])))
 
 
-def undetached(value: ast.expr) -> ast.expr:
-    """Return ``loss`` of ``loss.detach()``, ``loss.data`` and ``loss.detach().cpu()``."""
+def _computed_from(value: ast.expr) -> set[str]:
+    """Return ``loss`` of ``loss.detach().float()``, ``torch.sqrt(loss.data)`` and ``loss * n``."""
+    if variable(value):
+        return {variable(value)}
+    inner: list[ast.expr] = []
     if isinstance(value, ast.Attribute) and value.attr == "data":
-        return undetached(value.value)
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        return undetached(value.func.value) if called(value) in ("detach", "cpu") else value
-    return value
+        inner = [value.value]
+    elif isinstance(value, ast.BinOp):
+        inner = [value.left, value.right]
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        owner = value.func.value
+        is_library = isinstance(owner, ast.Name) and owner.id in LIBRARIES
+        inner = value.args[:1] if is_library else [owner]
+    return set().union(*map(_computed_from, inner))
 
 
 def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
