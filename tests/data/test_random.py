@@ -259,6 +259,38 @@ DRAWS_LATE = """
 """
 
 
+def test_backwards_in_an_evaluation_do_not_repeat_what_is_drawn_between_two_passes() -> None:
+    script = """
+        import random, sys, torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from torchbus import session
+
+        with session(strategy="ddp", devices=int(sys.argv[1]), batch="global", accelerator="cpu"):
+            torch.manual_seed(0)
+            random.seed(0)
+            x = torch.randn(24, 4)
+            net = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+            for epoch in range(4):
+                print(random.sample(range(1000), 4), torch.rand(1).item())
+                net.eval()
+                for sample in x[:3]:  # its sensitivities
+                    net.zero_grad()
+                    net(sample).sum().backward()
+                net.train()
+                for (batch,) in DataLoader(TensorDataset(x), batch_size=8):
+                    optimizer.zero_grad()
+                    net(batch).square().mean().backward()
+                    optimizer.step()
+                net.eval()
+                for (batch,) in DataLoader(TensorDataset(x), batch_size=8):
+                    net(batch)
+    """
+    alone, two = (fork_script(script, ranks) for ranks in (1, 2))
+    assert two.ok() and two.stdout == alone.stdout
+    assert "But they feed backward" not in two.stderr
+
+
 def test_a_model_may_draw_in_its_first_forward_while_one_trained_before_is_alive() -> None:
     found = facts(
         DRAWS_LATE

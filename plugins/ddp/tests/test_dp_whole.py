@@ -1,4 +1,6 @@
-"""dp computes a forward whole, on every rank, that can't be divided along its inputs' rows."""
+"""dp with a forward that can't be divided along its inputs' rows, or that returns several rows for each
+sample.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,31 @@ SCRIPT = """
             x = self.norm(x)
             return self.linear(x.reshape(2, 4, 4).mean(0))  # eight rows or none
 
+    class Crops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.0), nn.LayerNorm(6))
+
+        def forward(self, x):
+            z = self.net(torch.cat([x, x * 1.1, x - 0.1]))
+            return {"views": z, "heads": z.reshape(len(x), -1).reshape(len(x) * 6, -1), "one": z[: len(x)]}
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            noise = torch.randn(2 * len(x), 4)  # the rows do not show their order
+            return self.linear(torch.cat([x, 2 * x]) + noise)
+
+    def loss_of(out):
+        if isinstance(out, dict):
+            first, second, third = out["views"].chunk(3)
+            pairs = (first * second).sum(1).mean() + (third - first).square().mean()
+            return pairs + (out["heads"][::2] - out["heads"][1::2]).square().mean() + out["one"].mean()
+        return out.square().mean()
+
     def trained(kind):
         torch.manual_seed(0)
         net = kind()
@@ -54,7 +81,7 @@ SCRIPT = """
             if kind is Policy:
                 with torch.no_grad():
                     found.append([net(one).argmax().item() for one in torch.randn(6, 4)])
-            loss = net(torch.randn(8, 4)).square().mean()
+            loss = loss_of(net(torch.randn(8, 4)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -65,7 +92,7 @@ SCRIPT = """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with session(**options, devices=RANKS, launch="fork" if RANKS > 1 else "auto", accelerator="cpu") as s:
-            found = {kind.__name__: trained(kind) for kind in (Policy, Episode, Attention, Whole)}
+            found = {kind.__name__: trained(kind) for kind in (Policy, Episode, Attention, Whole, Crops, Noisy)}
             print(json.dumps([found, [str(one.message) for one in warned]]))
 """
 
@@ -75,7 +102,7 @@ def flat(value: object) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_forward_that_cannot_be_divided_gives_the_numbers_of_one_process(ranks: int) -> None:
+def test_the_numbers_are_those_of_one_process(ranks: int) -> None:
     (alone, _), (found, warned) = (
         fork_script(SCRIPT.replace("RANKS", str(one))).json() for one in (1, ranks)
     )

@@ -24,7 +24,8 @@ def printed(s, step):
         optimizer.zero_grad()
         error = net(x) - y
         b = of_positives(error) if step is of_unlike_counts else error.abs().mean()
-        found.append([one.item() for one in step(scaler, error.square().mean(), b, *learned)])
+        a = error if step in OF_SAMPLES else error.square().mean()
+        found.append([one.item() for one in step(scaler, a, b, *learned)])
         optimizer.step()
     return found
 
@@ -111,6 +112,38 @@ def of_unlike_counts(scaler, a, b):
     return [a, b, loss]
 
 
+def of_a_mean(scaler, a, b):
+    losses = {"a": a, "b": b}
+    sum(losses.values()).mean().backward()
+    return list(losses.values())
+
+
+def of_one_element(scaler, a, b):
+    first, second = torch.zeros(1), torch.zeros(1)
+    first += a
+    second += b
+    second *= 0.05
+    loss = (first + second) * 2
+    loss.backward()
+    return [first, second, loss]
+
+
+def sum_over_samples(scaler, error, b):
+    total = error.square().sum()
+    (total / len(error)).backward()
+    return [total]
+
+
+def sums_over_samples(scaler, error, b):
+    first, second = error.square().sum(), -0.5 * (error.abs() + 1).sum()
+    total = first + second
+    (total / len(error)).backward()
+    return [first, second, total]
+
+
+OF_SAMPLES = (sum_over_samples, sums_over_samples)
+
+
 def kept(scaler, a, b):
     scaler.scale(a).backward(retain_graph=True)
     return [a * 0]
@@ -135,6 +168,10 @@ STEPS = [
     in_a_helper,
     of_a_factor_of_its_own,
     of_attributes,
+    of_a_mean,
+    of_one_element,
+    sum_over_samples,
+    sums_over_samples,
     kept,
     view,
 ]

@@ -25,7 +25,7 @@ from torchbus_strategy.backward.header import INPUT, PROGRESS, agrees, constants
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import Constants
 from torchbus_strategy.loss.gradients import isolated_gradients
-from torchbus_strategy.loss.intermediate_values import kind_of, weigh_parts, writable_parts
+from torchbus_strategy.loss.intermediate_values import Part, kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count
 from torchbus_strategy.parameters import averaging
 
@@ -130,7 +130,7 @@ class PipelineBackward:
         call: BackwardCall,
         count: Count,
         error: Exception | None,
-        parts: list[Tensor],
+        parts: list[Part],
     ) -> strategy_header.Header:
         """Compare the ranks' positions. If a rank has an error, raise it on all ranks."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
@@ -141,7 +141,8 @@ class PipelineBackward:
         constants = self._constants.number(loss, share.weight, progress)
         slots = numbers(count, progress, share.position, float(error is not None), constants)
         if parts and loss is not None:
-            strategy_header.add_parts(slots, kind_of(parts), weigh_parts(parts, loss, count))
+            weighed = weigh_parts(self._session, parts, loss, count)
+            strategy_header.add_parts(slots, kind_of(parts), weighed)
         header.begin(slots)
         reported = header.complete(_known(call) if error is None else None, place, [])
         dist.all_reduce(reported)
@@ -159,15 +160,15 @@ class PipelineBackward:
         if self._parts == 1:
             first_steps.SameLoss("pipeline").look(mean, sent)
 
-    def _parts_of_loss(self, call: BackwardCall, count: Count) -> list[Tensor]:
+    def _parts_of_loss(self, call: BackwardCall, count: Count) -> list[Part]:
         """Return the loop's intermediate values of the loss, which differ between pipelines."""
-        loss = _scalar(call)
+        loss = loss_counts.scalar_loss(call)
         averages = self._parts > 1 and call.sync and not isinstance(loss, Later)
-        return writable_parts(call, loss, count) if averages else []
+        return writable_parts(self._session, call, loss, count) if averages else []
 
     def _give_loss(self, header: strategy_header.Header, call: BackwardCall, scale: float) -> None:
         """Average the loss over pipelines. The ranks of one pipeline have the same loss."""
-        loss = _scalar(call)
+        loss = loss_counts.scalar_loss(call)
         if (
             self._parts > 1
             and call.sync
@@ -207,14 +208,8 @@ def refuse(call: BackwardCall) -> None:
 
 def _known(call: BackwardCall) -> Tensor | None:
     """Return the loss, or None if it is not a scalar or, being lazy, has not been computed."""
-    loss = _scalar(call)
+    loss = loss_counts.scalar_loss(call)
     return loss.value if isinstance(loss, Later) else loss
-
-
-def _scalar(call: BackwardCall) -> Tensor | None:
-    loss = call.loss
-    is_number = loss is not None and loss.dim() == 0 and loss.is_floating_point()
-    return loss if is_number else None
 
 
 class PipelineReplicas:

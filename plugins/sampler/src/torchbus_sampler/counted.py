@@ -224,11 +224,8 @@ class CountFinder:
         as the size of the data set, which covers all ranks.
         """
         return any(
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Div)
-            and _base(name) in self._named_in(node.left)
-            and grown.isdisjoint(self._named_in(node.right))
-            for node in self._facts.program.nodes
+            _base(name) in self._named_in(divided) and grown.isdisjoint(self._named_in(by))
+            for divided, by in map(source.division, self._facts.program.nodes)
         )
 
     def _named_in(self, value: ast.AST) -> set[str]:
@@ -333,14 +330,28 @@ class CountFinder:
             or source.called(node) in SHOWING
             for name in read(ast.walk(node))
         }
+        given = [
+            (node, to, value)
+            for node in self._facts.nodes
+            if isinstance(node, ast.Assign)
+            for to, value in self._facts.program.given(node)
+            if to not in backwards and to not in source.names(value)
+        ]
         held = {
             to: name
-            for node in self._facts.nodes
-            for to, value in source.unpacked(node)
+            for _, to, value in given
             for name in read(ast.walk(value))
-            if to not in backwards and to not in source.names(value) and self._is_shown(to)
+            if self._is_shown(to)
         }
-        return {
+        others = (self._facts.of_batch | self._facts.batch) - set(backwards)
+        computed = {
+            to: f"{ast.unparse(value)} after {backwards[name][1]}.backward()"
+            for node, to, value in given
+            for name in source.computed_from(value) & set(backwards)
+            if others.isdisjoint(source.names(value))
+            if is_synced and place[id(node)] < backwards[name][0] and self._is_shown(to)
+        }
+        return computed | {
             of: f"{name}.item() after {backwards[name][1]}.backward()"
             if is_synced
             else f"s.reduce({name})"

@@ -161,6 +161,8 @@ class TrainingLoaders:
             self._may_be_whole = self._may_be_whole or (whole[0], whole[0].references)
         elif whole:
             self._whole = whole[-1].origin
+        if self._steps:  # otherwise ``step`` refuses to train on them
+            return
         if self._whole is not None and only_parameters(as_list(call.tensors)):
             self._warn(_message(self._whole))
 

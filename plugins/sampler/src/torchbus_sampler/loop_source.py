@@ -390,6 +390,8 @@ def read_as_number(node: ast.AST) -> set[str]:
         return names(value)
     if called(node) in ("clone", "numpy", "tolist"):
         return names(node)
+    if called(node) == "detach" and called(node.func.value) in ("cat", "stack"):  # type: ignore[attr-defined]
+        return names(node)
     added = added_to(node)
     return set() if added is None else set().union(*map(_computed_from, _terms(added[1])))
 
@@ -408,6 +410,29 @@ def _computed_from(value: ast.expr) -> set[str]:
         is_library = isinstance(owner, ast.Name) and owner.id in LIBRARIES
         inner = value.args[:1] if is_library else [owner]
     return set().union(*map(_computed_from, inner))
+
+
+def computed_from(value: ast.expr) -> set[str]:
+    """Return the variables from which a value computes another number: ``psnr(loss)``,
+    ``loss / 2``. ``loss.detach()`` and ``[loss]`` hold the same tensor.
+    """
+    alias = {*PLAIN, "to"} - {"stack", "clone", "double", "values"}
+    while isinstance(value, ast.Call | ast.Attribute | ast.Subscript):
+        inner = value.func if isinstance(value, ast.Call) else value
+        if not isinstance(inner, ast.Attribute) or inner.attr not in alias | {"data"}:
+            break
+        value = inner.value
+    is_same = variable(value) or isinstance(value, ast.Dict | ast.List | ast.Tuple | ast.Subscript)
+    return set() if is_same else names(value)
+
+
+def division(node: ast.AST) -> tuple[ast.expr, ast.expr]:
+    """Return what a node divides, and by what: ``a / b``, ``a /= b``. Two constants if nothing."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return node.left, node.right
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return node.target, node.value
+    return ast.Constant(None), ast.Constant(None)
 
 
 def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:

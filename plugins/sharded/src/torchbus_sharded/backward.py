@@ -25,7 +25,13 @@ from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import MODULUS, Constants, equal_on_all_ranks
 from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.gradients import isolated_gradients, scale_all
-from torchbus_strategy.loss.intermediate_values import MOST, kind_of, weigh_parts, writable_parts
+from torchbus_strategy.loss.intermediate_values import (
+    MOST,
+    Part,
+    kind_of,
+    weigh_parts,
+    writable_parts,
+)
 from torchbus_strategy.loss.terms import Count, Number, weighted
 from torchbus_strategy.loss.weights import LossWeights
 
@@ -239,19 +245,21 @@ class LossSums:
         self._world_size = session.world_size
         loss = call.loss
         self._loss = loss if _is_the_loops_local(call) else None
-        self._parts: list[Tensor] = []
+        self._parts: list[Part] = []
         self._kind = 0
         self._totals: Tensor | None = None
         self._work: dist.Work | None = None
         self.numbers = [0.0] * NUMBERS
-        if loss is None or loss.dim():
+        if loss is None or loss.numel() != 1:
             return
-        self._parts = parts = writable_parts(call, loss, count)
+        value = loss.detach().reshape(())
+        self._parts = parts = writable_parts(session, call, loss, count)
         self._kind = kind = kind_of(parts) % MODULUS
         reported = [
-            weighted(loss.detach(), count.weight) if count.value is None else count.value,
+            weighted(value, count.weight) if count.value is None else count.value,
             *count.to_metadata(),
-            *(kind, kind**2, *weigh_parts(parts, loss, count), *[0.0] * (MOST - len(parts))),
+            *(kind, kind**2, *weigh_parts(session, parts, loss, count)),
+            *[0.0] * (MOST - len(parts)),
         ]
         if loss.device.type == "cpu":
             self.numbers = [float(number) for number in reported]
@@ -285,12 +293,15 @@ class LossSums:
         differ = abs(kind - self._kind) + abs(squared - self._kind**2)
         for part, mean in zip(self._parts, others, strict=False):
             is_common = torch.as_tensor(differ < 0.25)
-            part.data.copy_(torch.where(is_common, mean * scale, part.data))
+            value = part.tensor.data
+            value.copy_(torch.where(is_common, mean * part.scale(scale), value))
 
 
 def _is_the_loops_local(call: BackwardCall) -> bool:
     loss = call.loss
-    return not (loss is None or loss.dim() or loss.is_leaf or is_view(loss) or call.retain_graph)
+    if loss is None or loss.numel() != 1:
+        return False
+    return not (loss.is_leaf or is_view(loss) or call.retain_graph)
 
 
 READ_AT_ONCE = 3

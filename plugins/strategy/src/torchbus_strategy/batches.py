@@ -170,6 +170,12 @@ def counts_of_all(session: Context) -> list[int]:
     return [count for count in found if count]
 
 
+def rows_here(session: Context) -> int:
+    """Return the number of this rank's samples in the batch, 0 if unknown."""
+    share = session.share
+    return round(share.weight * share.count / session.world.data.parts)
+
+
 def first_of_each_pass(found: Sequence[TrackedBatch]) -> list[TrackedBatch]:
     """Return the first batch of each pass.
 

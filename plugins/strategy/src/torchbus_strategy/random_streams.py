@@ -172,8 +172,13 @@ class RandomStreams:
         self._evaluated, self._lost = {}, False
 
     def goes_on(self) -> None:
-        """Draw from "own" again, because training continues without another pass."""
+        """Draw from "own" again, because training continues without another pass.
+
+        A backward in an evaluation between two passes is none of training.
+        """
         if self._current == "own" and self._script.apart:
+            return
+        if self._current == "evaluation" and self._is_between:
             return
         self._script.go_on()
         self._script.use(self._current != "evaluation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
@@ -18,7 +18,7 @@ from torchbus.plugin import Context, Surround, hookimpl, warn
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import Joins, part
-from torchbus_ddp.dp.outputs import OutputLayout
+from torchbus_ddp.dp.outputs import OutputLayout, RowOrder
 from torchbus_ddp.dp.rows import (
     Leaf,
     Rows,
@@ -161,10 +161,11 @@ class DividedForward:
             return leaf
 
         local_args, local_kwargs = map_numbers((tuple(args), kwargs), take)
+        compute = partial(forward, *local_args, **local_kwargs)
         with self._stream.drawn_from(model):
-            outputs = self._computed(
-                model, layout, rows, partial(forward, *local_args, **local_kwargs)
-            )
+            outputs = self._computed(model, layout, rows, compute)
+        if layout.is_new and layout.has_several and not layout.whole_because:
+            self._find_orders(model, layout, rows, partial(forward, *args, **kwargs), compute)
         if layout.whole_because:
             return forward(*args, **kwargs)
         self._joins.used_by(_tensors(outputs))
@@ -197,7 +198,7 @@ class DividedForward:
         """
         if not layout.is_new:
             return compute()
-        before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        restore = _buffers_of(model)
         outputs, error = None, ""
         try:
             outputs = compute()
@@ -205,13 +206,27 @@ class DividedForward:
             error = str(raised)
         if not any(failed for (failed,) in self._team.gather([bool(error)])):
             return outputs
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+        restore()
         layout.whole_because = FAILS.format(rows.computed, rows.total, self._dim, error)
         if torch.is_grad_enabled():
             self._warn(model, layout, "If the batch is in another dimension, pass batch_dim=")
         return None
+
+    def _find_orders(
+        self,
+        model: Module,
+        layout: OutputLayout,
+        rows: Rows,
+        whole: Callable[[], object],
+        compute: Callable[[], object],
+    ) -> None:
+        """Find the orders of outputs with several rows for each sample, without dropout."""
+        found = [RowOrder.UNKNOWN] * len(layout.orders(None, None, rows))
+        with _evaluated(model), suppress(RuntimeError, IndexError, ValueError):
+            found = layout.orders(whole(), compute(), rows)
+        layout.agree(self._team.gather(found))
+        if layout.whole_because and torch.is_grad_enabled():
+            self._warn(model, layout, "Return them as a tensor with the batch in one dimension")
 
     def _may_be_again(self, layout: OutputLayout) -> bool:
         """Whether a backward may compute the first call again (``torch.utils.checkpoint``)."""
@@ -234,6 +249,34 @@ class DividedForward:
         return (
             f"each outermost forward is divided over {self._team.size} ranks along dim {self._dim}"
         )
+
+
+def _buffers_of(model: Module) -> Callable[[], None]:
+    """Return a function that gives the model's buffers their present values again."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+    return restore
+
+
+@contextmanager
+def _evaluated(model: Module) -> Iterator[None]:
+    """Put the model into eval mode without gradients, and then everything as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    restore, stream = _buffers_of(model), random_streams.read()
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        restore()
+        random_streams.write(stream)
+        for module, training in modes:
+            module.training = training
 
 
 def _tensors(value: object) -> list[Tensor]:

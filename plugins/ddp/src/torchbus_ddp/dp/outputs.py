@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import TypeVar
 
 import torch
@@ -27,6 +27,14 @@ class Kind(Enum):
     FIXED = "the same size for any batch"
 
 
+class RowOrder(IntEnum):
+    """The order of an output's rows if each sample has several."""
+
+    BY_SAMPLE = 0  # as repeat_interleave and flatten(0, 1) make them
+    BY_VIEW = 1  # as torch.cat([first, second]) makes them
+    UNKNOWN = 2
+
+
 class OutputLayout:
     """How the outputs of a model depend on the batch.
 
@@ -42,6 +50,7 @@ class OutputLayout:
         self._total = total
         self._whole = [lengths_of(leaf) for leaf in numbers_in(outputs)]
         self._kinds = [_kind(leaf, total, dim) for leaf in numbers_in(outputs)]
+        self._orders: list[RowOrder] = []
         self._sure = False
         self.is_new = True
         self.whole_because = ""
@@ -52,6 +61,34 @@ class OutputLayout:
     def has_numbers(self) -> bool:
         """Whether some output is one number for all samples: a loss, most likely."""
         return Kind.NUMBER in self._kinds
+
+    @property
+    def has_several(self) -> bool:
+        """Whether some output may have several rows for each sample."""
+        both = zip(self._kinds, self._whole, strict=True)
+        return any(kind is Kind.ROWS and one[self._dim] > self._total for kind, one in both)
+
+    def orders(self, whole: object, mine: object, rows: Rows) -> list[RowOrder]:
+        """Return the order of each output's rows, which this rank's rows show.
+
+        ``whole`` and ``mine`` are the outputs for the whole batch and for this rank's rows.
+        """
+        both = list(zip(numbers_in(whole), numbers_in(mine), strict=False))
+        if len(both) != len(self._kinds):
+            return [RowOrder.UNKNOWN for _ in self._kinds]
+        return [
+            _order(one, other, rows, self._dim)
+            if kind is Kind.ROWS and isinstance(one, Tensor) and isinstance(other, Tensor)
+            else RowOrder.BY_SAMPLE
+            for kind, (one, other) in zip(self._kinds, both, strict=True)
+        ]
+
+    def agree(self, reported: Sequence[Sequence[int]]) -> None:
+        """Set the orders that all ranks have reported."""
+        each = [set(codes) for codes in zip(*reported, strict=True)]
+        self._orders = [RowOrder(one.pop()) if len(one) == 1 else RowOrder.UNKNOWN for one in each]
+        if RowOrder.UNKNOWN in self._orders:
+            self.whole_because = "returns several rows for each sample, in an unknown order"
 
     def join(self, outputs: T, rows: Rows, team: RankGroup, reduction: str | None) -> T:
         """Return the outputs for the whole batch, on every rank, by two collectives or more.
@@ -119,6 +156,9 @@ class OutputLayout:
             shape[self._dim] = Rows(rows.samples, rank, each).computed
         if [list(shape) for shape in shapes] != expected:
             self._refuse(index, shapes, rows)
+        if self._orders and self._orders[index] is RowOrder.BY_VIEW:
+            views = leaf.unflatten(self._dim, (each, rows.computed))
+            return joined(views, rows, self._dim + 1, team).flatten(self._dim, self._dim + 1)
         return joined(leaf, Rows(rows.samples, rows.rank, each), self._dim, team)
 
     def _averaged(
@@ -167,6 +207,25 @@ def _kind(leaf: Leaf, total: int, dim: int) -> Kind:
         if has_rows(leaf, dim) and leaf.shape[dim] and leaf.shape[dim] % total == 0
         else Kind.FIXED
     )
+
+
+def _order(whole: Tensor, mine: Tensor, rows: Rows, dim: int) -> RowOrder:
+    """Compare this rank's rows with the same ones of the whole batch, in both orders."""
+    if whole.shape == mine.shape or whole.shape[dim] == rows.total:
+        return RowOrder.BY_SAMPLE
+    each = whole.shape[dim] // rows.total
+    whole, mine = whole.movedim(dim, 0).double(), mine.movedim(dim, 0).double()
+    by_sample = rows.take(whole.unflatten(0, (rows.total, each)), 0).flatten(0, 1)
+    by_view = rows.take(whole.unflatten(0, (each, rows.total)), 1).flatten(0, 1)
+    if by_sample.shape != mine.shape:
+        return RowOrder.BY_SAMPLE  # ``join`` refuses it
+    far = [float((one - mine).abs().max()) for one in (by_sample, by_view)]
+    if far[0] <= CLEARLY * far[1]:
+        return RowOrder.BY_SAMPLE
+    return RowOrder.BY_VIEW if far[1] <= CLEARLY * far[0] else RowOrder.UNKNOWN
+
+
+CLEARLY = 0.1
 
 
 def _dims(leaf: Leaf) -> int:

@@ -31,6 +31,7 @@ from torchbus_strategy.compat import (
 from torchbus_strategy.graph import is_parameter
 from torchbus_strategy.loss.gradients import NONE, add_again, stash_gradients
 from torchbus_strategy.loss.intermediate_values import (
+    Part,
     has_parts,
     kind_of,
     weigh_parts,
@@ -255,9 +256,10 @@ class GradientSync:
         if self._division.has_parts and not self._job.backwards:
             self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
         slots = self._slots(loss, count, reduction.buffers.shapes)
-        parts = writable_parts(call, loss, count) if self._options.sync_loss else []
+        parts = writable_parts(self._session, call, loss, count) if self._options.sync_loss else []
         if parts and loss is not None:
-            header.add_parts(slots, kind_of(parts), weigh_parts(parts, loss, count))
+            weighed = weigh_parts(self._session, parts, loss, count)
+            header.add_parts(slots, kind_of(parts), weighed)
         roots, error = self._roots(reduction, call, engine, count)
         try:
             self._reduce(reduction, engine, roots, slots, loss, count, error)
@@ -319,7 +321,7 @@ class GradientSync:
         call: BackwardCall,
         count: Count,
         loss: Tensor | None,
-        parts: list[Tensor],
+        parts: list[Part],
     ) -> None:
         """Give everything its value over all ranks, except the gradients, which have theirs."""
         self._job.count_backward()
@@ -335,7 +337,7 @@ class GradientSync:
             self._give_loss(reported, call, loss, scale)
         if parts:
             reported.give_parts(parts, scale)
-            call.parts = parts
+            call.parts = [part.tensor for part in parts]
         self._after_sync()
 
     def _have_like_buffers(self, reported: Header) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchbus_device import accelerators
 from torchbus_strategy.checks.constants import MODULUS, equal_on_all_ranks
 from torchbus_strategy.loss import terms
+from torchbus_strategy.loss.intermediate_values import Part
 from torchbus_strategy.loss.terms import Count, Number, weighted
 
 PARTS = 4  # numbers that the loss is made of
@@ -167,12 +168,12 @@ class Header:
         """Write the loss over all ranks into the tensor that ``backward`` was called on."""
         loss.data.fill_(self._array[LOSS] * scale)
 
-    def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
+    def give_parts(self, parts: Sequence[Part], scale: Number) -> None:
         """Write into each part its value over all ranks, if all have the same parts."""
         kind = self.slots[KIND]
         if equal_on_all_ranks(cast("float", kind), self._array[KIND], self._array[KIND_SQUARED]):
             for slot, part in enumerate(parts, FIRST_PART):
-                part.data.fill_(self._array[slot] * scale)
+                part.tensor.data.fill_(self._array[slot] * part.scale(scale))
 
 
 class DeviceHeader(Header):
@@ -230,11 +231,12 @@ class DeviceHeader(Header):
     def give_loss(self, loss: Tensor, scale: Number) -> None:
         loss.data.copy_(self._mean()[LOSS] * scale)
 
-    def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
+    def give_parts(self, parts: Sequence[Part], scale: Number) -> None:
         mean, kind = self._mean(), cast("float", self.slots[KIND])
         differ = (mean[KIND] - kind).abs() + (mean[KIND_SQUARED] - kind * kind).abs()
         for slot, part in enumerate(parts, FIRST_PART):
-            part.data.copy_(torch.where(differ < 0.25, mean[slot] * scale, part.data))
+            value = part.tensor.data
+            value.copy_(torch.where(differ < 0.25, mean[slot] * part.scale(scale), value))
 
     def both(self) -> Tensor:
         """Return the means, and what this rank has sent. Shape (2, SLOTS)."""

@@ -130,7 +130,7 @@ class LossCounts:
 
 
 def scalar_loss(call: BackwardCall) -> Tensor | None:
-    """Return the loss if ``backward`` was called on one float, a tensor without dimensions."""
+    """Return the loss if ``backward`` was called on one float, a tensor of one element."""
     loss = call.loss
-    is_number = loss is not None and loss.dim() == 0 and loss.is_floating_point()
+    is_number = loss is not None and loss.numel() == 1 and loss.is_floating_point()
     return loss if is_number else None

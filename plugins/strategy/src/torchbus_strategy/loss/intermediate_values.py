@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torchbus.compat import python
-from torchbus.plugin import BackwardCall, users_frame
+from torchbus.plugin import BackwardCall, Context, users_frame
 
+from torchbus_strategy import compat
+from torchbus_strategy.batches import rows_here
 from torchbus_strategy.compat import is_view
 from torchbus_strategy.graph import nodes_below
 from torchbus_strategy.loss.of_parameters import is_of_parameters
-from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
+from torchbus_strategy.loss.reading import (
+    ARITHMETIC,
+    READING_PRODUCTS,
+    SUMS,
+    below,
+    is_sum,
+    terms_of,
+)
 from torchbus_strategy.loss.terms import Count, Number, Term, weighted
 from torchbus_strategy.loss.values import weighed
 
@@ -31,31 +41,80 @@ FACTORS = {*READING_PRODUCTS, *CASTS, "NegBackward0"}
 OVER_ALL = {*SUMS, "MeanBackward0"}
 
 
-def writable_parts(call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
+class Part(NamedTuple):
+    """A tensor of one element that a loss is made of.
+
+    ``is_sum`` says that it is a plain sum over samples, which the loop has divided by their number
+    to get the loss.
+    """
+
+    tensor: Tensor
+    is_sum: bool
+
+    def scale(self, of_loss: Number) -> Number:
+        """Return the factor of its mean over ranks, given that of the loss."""
+        return 1.0 if self.is_sum else of_loss
+
+
+def writable_parts(
+    session: Context, call: BackwardCall, loss: Tensor | None, count: Count
+) -> list[Part]:
     """Return the loop's tensors of one element between terms and loss that can be written to.
+
+    A tensor with dimensions counts only if this rank has several samples: with one sample, it may
+    be a model's output.
 
     If terms have separate weights, and the graph has not saved their values, it returns only a
     tensor that equals the loss up to a factor.
     """
     if loss is None or call.retain_graph or (count.value is None and not has_parts(loss)):
         return []
-    parts = parts_of(loss)
+    parts = [one for one in parts_of(loss) if not one.dim() or rows_here(session) > 1]
     if count.value is not None and any(_weighed(part, count) is None for part in parts):
         parts = [unscaled(loss)]
-    return [part for part in parts if part is not loss and not is_view(part)]
-
-
-def weigh_parts(parts: Sequence[Tensor], loss: Tensor, count: Count) -> list[Number]:
-    """Return what this rank adds to the mean over ranks of each part, a tensor of one element."""
-    value = count.value
-    if value is None:
-        return [weighted(part.detach(), count.weight) for part in parts]
-    each = [_weighed(part, count) for part in parts]
-    whole = loss.detach()
+    sums = _sums(parts) if any(term.divisors for term in _terms(count)) else set()
     return [
-        torch.where(whole == 0.0, 0.0, part.detach() / whole) * value if one is None else one
-        for part, one in zip(parts, each, strict=True)
+        Part(part, id(part) in sums) for part in parts if part is not loss and not is_view(part)
     ]
+
+
+def _terms(count: Count) -> Sequence[Term]:
+    if count.weighted_terms is not None:
+        return count.weighted_terms.terms
+    return () if count.term is None else (count.term,)
+
+
+def _sums(parts: Sequence[Tensor]) -> set[int]:
+    """Return the ids of parts that are sums over samples, or terms of such a part."""
+    found: set[int] = set()
+    in_sums: set[Node | None] = set()
+    for part in parts:
+        terms = terms_of(part)
+        nodes = {term.node for term in terms}
+        if is_sum(terms) or (nodes and nodes <= in_sums):
+            found.add(id(part))
+            in_sums |= nodes - {None}
+    return found
+
+
+def weigh_parts(
+    session: Context, parts: Sequence[Part], loss: Tensor, count: Count
+) -> list[Number]:
+    """Return what this rank adds to the mean over ranks of each part."""
+    of_sum = float(session.world.data.parts) if session.share.weight else 0.0
+    return [_weighed_part(part, loss, count, of_sum) for part in parts]
+
+
+def _weighed_part(part: Part, loss: Tensor, count: Count, of_sum: float) -> Number:
+    number, whole = part.tensor.detach().reshape(()), loss.detach().reshape(())
+    if part.is_sum:
+        return weighted(number, of_sum)
+    if count.value is None:
+        return weighted(number, count.weight)
+    found = _weighed(part.tensor, count)
+    if found is not None:
+        return found
+    return torch.where(whole == 0.0, 0.0, number / whole) * count.value
 
 
 def _weighed(part: Tensor, count: Count) -> Number | None:
@@ -98,8 +157,13 @@ def has_parts(loss: Tensor) -> bool:
     node = loss.grad_fn
     name = type(node).__name__
     if node is not None and name in OVER_ALL:
-        return _stack(below(node)) is not None
+        return _of_one(node) or _stack(below(node)) is not None
     return name in LINEAR
+
+
+def _of_one(node: Node) -> bool:
+    """Whether a node reduces a single number, as in ``(a + b).mean()``."""
+    return math.prod(compat.sizes(node)) == 1
 
 
 def _stack(node: Node) -> Node | None:
@@ -120,13 +184,14 @@ def unscaled(loss: Tensor) -> Tensor:
     return next(reversed(_held(edges)), loss) if edges else loss
 
 
-def kind_of(parts: list[Tensor]) -> int:
-    """Return a checksum of the names under which the loop holds ``parts``, tensors of any shape.
+def kind_of(parts: Sequence[Part]) -> int:
+    """Return a checksum of the names under which the loop holds ``parts``.
 
     Ranks may have different parts.
     """
     names = {id(number): name for name, number in _numbers(users_frame()[0])} if parts else {}
-    return crc32(repr([names[id(part)] for part in parts]).encode()) if parts else 0
+    each = [(names[id(part.tensor)], part.is_sum) for part in parts]
+    return crc32(repr(each).encode()) if parts else 0
 
 
 def _edges(loss: Tensor, through: set[str]) -> list[Edge]:
@@ -143,11 +208,12 @@ def _edges(loss: Tensor, through: set[str]) -> list[Edge]:
 
 def _below(node: Node, through: set[str]) -> Iterator[Edge]:
     name = type(node).__name__
-    if name in OVER_ALL and through is LINEAR:
-        if (stack := _stack(below(node))) is None:
+    if name in OVER_ALL and not _of_one(node):
+        stack = _stack(below(node)) if through is LINEAR else None
+        if stack is None:
             return
         node = stack
-    elif name not in through:
+    elif name not in through and name not in OVER_ALL:
         return
     children = [(child, place) for child, place in node.next_functions if child is not None]
     if name in READING_PRODUCTS and through is LINEAR and len(children) > 1:
@@ -188,4 +254,4 @@ def _inside(name: tuple[object, ...], value: object) -> Iterator[tuple[object, T
 
 
 def _is_number(value: object) -> bool:
-    return type(value) is Tensor and not value.dim() and value.grad_fn is not None
+    return type(value) is Tensor and value.numel() == 1 and value.grad_fn is not None

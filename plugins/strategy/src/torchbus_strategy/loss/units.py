@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context
 
-from torchbus_strategy.batches import counts_of_all
+from torchbus_strategy.batches import counts_of_all, rows_here
 from torchbus_strategy.loss.messages import EITHER, MAY_BE_NONE, NEITHER, REPEATED
 from torchbus_strategy.loss.terms import (
     ALL,
@@ -120,7 +120,7 @@ class ConstantDivisors:
         if parts > 1 and same(divisor * parts, share.count):
             # in the last, smaller batch all ranks together may have this number of samples
             self._of_each.add(divisor)
-        rows = self._rows_here()
+        rows = rows_here(self._session)
         counts = (
             rows,
             *counts_of_all(self._session),
@@ -150,11 +150,6 @@ class ConstantDivisors:
             self._multiples[factor] = divides_by_multiple(factor)
         return self._multiples[factor]
 
-    def _rows_here(self) -> int:
-        """Return the number of this rank's samples."""
-        share = self._session.share
-        return round(share.weight * share.count / self._session.world.data.parts)
-
     @property
     def _is_whole(self) -> bool:
         """Whether a plugin divides the script's batch."""
@@ -179,7 +174,7 @@ class ConstantDivisors:
         )
         if not any(same(one, count) for one in numbers):
             return False
-        rows = self._rows_here()
+        rows = rows_here(self._session)
         if any(same(one, rows) for one in numbers) or (
             rows and not count % rows and self._is_multiple(count // rows)
         ):
