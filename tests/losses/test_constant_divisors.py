@@ -71,6 +71,11 @@ with session(strategy="ddp", devices=2, launch="fork", batch="global", {options}
             "a term of the loss is a sum over samples, and the others",
         ),
         (
+            "cross_entropy(out, labels, reduction='sum') / 16 + net.weight.square().sum()",
+            "accumulate_grad_batches=2",
+            "the loss adds a penalty of the parameters to a sum over samples",
+        ),
+        (
             "torch.einsum('bc,bc->', out, out.detach()) / 16",
             "accumulate_grad_batches=1",
             "the loss is divided by 16, a number of samples of all ranks",

@@ -75,6 +75,25 @@ def test_a_resumed_run_knows_the_names_of_the_loop(tmp_path):
     assert resumed == [(4, 101.0), (5, 102.0), (6, 102.0)]
 
 
+def test_automatic_values_of_a_resumed_run_belong_to_its_steps(tmp_path):
+    def run(max_steps: int) -> RecordingLogger:
+        hears, net = RecordingLogger(), torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        options = {"checkpoint": str(tmp_path), "max_steps": max_steps, "log_every_n_steps": 2}
+        with session(strategy=None, logger=hears, gradient_clip_val=1.0, **options) as s:
+            for _ in s.epochs(3):
+                for x in DataLoader(torch.ones(4, 1), batch_size=2):
+                    optimizer.zero_grad()
+                    net(x).mean().backward()
+                    optimizer.step()
+        return hears
+
+    run(3)
+    resumed = run(9)
+    assert [step for step, _ in resumed.of("grad_norm")] == [4, 6]
+    assert [step for step, _ in resumed.of("step_time_s")] == [4, 6]
+
+
 def test_two_optimizers_have_two_losses():
     hears = RecordingLogger()
     nets = [torch.nn.Linear(1, 1) for _ in range(2)]

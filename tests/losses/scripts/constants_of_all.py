@@ -13,24 +13,35 @@ BATCH, SAMPLES = 16, 56  # the ragged end has half a batch
 g = torch.Generator().manual_seed(1)
 x, y = torch.randn(SAMPLES, 5, generator=g), torch.randint(0, 3, (SAMPLES,), generator=g)
 LOSSES = {
-    "over the batch": lambda out, y: cross_entropy(out, y, reduction="sum") / BATCH,
-    "over the data": lambda out, y: cross_entropy(out, y, reduction="sum") / SAMPLES,
-    "over elements": lambda out, y: out.square().sum() / (BATCH * 3),
-    "over elements, beside a mean": lambda out, y: (
+    "over the batch": lambda out, y, w: cross_entropy(out, y, reduction="sum") / BATCH,
+    "over the data": lambda out, y, w: cross_entropy(out, y, reduction="sum") / SAMPLES,
+    "over elements": lambda out, y, w: out.square().sum() / (BATCH * 3),
+    "over elements, beside a mean": lambda out, y, w: (
         cross_entropy(out, y) + out.square().sum() / (BATCH * 3)
     ),
-    "of selected rows": lambda out, y: (
+    "of selected rows": lambda out, y, w: (
         softplus(-out[y == 1, 0]).sum() / BATCH - logsigmoid(out[y != 1, 0]).sum() / BATCH
     ),
-    "picked": lambda out, y: (
+    "picked": lambda out, y, w: (
         cross_entropy(out, y) - out.log_softmax(1).gather(1, y[:, None]).squeeze(1).sum() / BATCH
     ),
-    "of means": lambda out, y: (
+    "of means": lambda out, y, w: (
         softplus(out[y == 1]).mean(1).mean() + out.exp().log1p().sum() / BATCH
     ),
-    "beside a mean": lambda out, y: cross_entropy(out, y) + out.square().sum() / BATCH,
-    "with a factor": lambda out, y: cross_entropy(out, y) + 0.1 * out.square().sum() / BATCH,
-    "data, with a factor": lambda out, y: cross_entropy(out, y) + 3 * out.square().sum() / SAMPLES,
+    "beside a mean": lambda out, y, w: cross_entropy(out, y) + out.square().sum() / BATCH,
+    "with a factor": lambda out, y, w: cross_entropy(out, y) + 0.1 * out.square().sum() / BATCH,
+    "with a penalty": lambda out, y, w: (
+        cross_entropy(out, y, reduction="sum") / BATCH + 0.01 * w.square().sum()
+    ),
+    "with two penalties": lambda out, y, w: (
+        out.square().sum() / (BATCH * 3) + 0.01 * w.abs().sum() + 0.1 * w.norm()
+    ),
+    "of a mean, over a window": lambda out, y, w: (
+        cross_entropy(out, y, label_smoothing=0.1) / BATCH
+    ),
+    "data, with a factor": lambda out, y, w: (
+        cross_entropy(out, y) + 3 * out.square().sum() / SAMPLES
+    ),
 }
 
 
@@ -42,7 +53,7 @@ def train(loss_of, epochs=2):
     for _ in range(epochs):
         for rows, labels in DataLoader(TensorDataset(x, y), BATCH):
             optimizer.zero_grad()
-            loss = loss_of(net(rows), labels)
+            loss = loss_of(net(rows), labels, net.weight)
             loss.backward()
             optimizer.step()
             shown.append(loss.item())

@@ -10,6 +10,7 @@ from numbers import Real
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, hookimpl
+from torchbus.runtime.steps import StepCounter
 
 from torchbus_log.exchange import LoggedValue
 from torchbus_log.passes import OpenPasses
@@ -30,15 +31,14 @@ class Autolog:
 
     hears_trials = False
 
-    def __init__(self, passes: OpenPasses) -> None:
-        self._passes = passes
+    def __init__(self, passes: OpenPasses, steps: StepCounter) -> None:
+        self._passes, self._counter = passes, steps
         self._loss: Tensor | None = None
         self._unscaled: Tensor | None = None
         self._losses: dict[str, tuple[int, Tensor]] = {}
         self._norm: tuple[int, Tensor] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._used: weakref.WeakKeyDictionary[Optimizer, list[object]] = weakref.WeakKeyDictionary()
-        self._steps = 0
         self._since: tuple[float, int, float] | None = None
         self._paused = 0.0
 
@@ -67,9 +67,13 @@ class Autolog:
         """Record the rates of this step, because a warm-up restores the script's rates after it."""
         self._used[optimizer] = [group.get("lr") for group in optimizer.param_groups]
 
-    def stepped(self, optimizer: Optimizer, steps: int) -> None:
-        """Called after an optimizer's step. ``steps`` is the number of steps so far."""
-        self._steps = steps
+    @property
+    def _steps(self) -> int:
+        return self._counter.count
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Called after an optimizer's step."""
+        steps = self._steps
         if self._since is None:  # in a loop without a loader, only the end of a step is known
             self._since = (time.perf_counter(), steps, self._passes.samples_trained_on)
         place = next(

@@ -251,7 +251,7 @@ class Gatherer:
     @hookimpl(trylast=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         if self._autolog is not None:
-            self._autolog.stepped(optimizer, self._steps.count)
+            self._autolog.stepped(optimizer)
         if self._steps.count % self._every == 0 and self._steps.count > self._point:
             self.reach_point()
 

@@ -174,7 +174,7 @@ class Log:
         if listens or monitored:
             session.batches.follow()
             passes = OpenPasses(session)
-            autolog = Autolog(passes) if self._wants_autolog else None
+            autolog = Autolog(passes, session.steps) if self._wants_autolog else None
             self._gatherer = Gatherer(session, self._every, passes, autolog, monitored, listens)
             self._listens = listens
             session.bus.register(self._gatherer, "log.points")

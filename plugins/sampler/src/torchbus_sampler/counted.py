@@ -85,7 +85,8 @@ class CountedMetrics:
         )
         counted = finder.found(call.sync)
         held = [*dependence.held(), *dependence.collecting(frames)]
-        found = {name: remedy for name, remedy in counted.items() if name not in held}
+        recorders = {name: _gathered(name) for name in dependence.recording(frames)}
+        found = {k: remedy for k, remedy in (recorders | counted).items() if k not in held}
         if found:
             remedies = ", ".join(found.values()) + (TRAINING * facts.also_evaluates)
             warn(COUNTED.format(line, file, _quoted(found), remedies))

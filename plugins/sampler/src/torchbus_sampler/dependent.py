@@ -106,6 +106,23 @@ class ShareDependence:
             if owner and owner not in known and adds(plain(owner), method, frames)
         ]
 
+    def recording(self, frames: list[FrameType]) -> list[str]:
+        """Return objects in the frames that add a measure of a batch to themselves:
+        ``log(losses, right)``, ``confusion.add(out.argmax(1), y)``.
+        """
+        calls = [
+            node.value
+            for node in self._facts.nodes
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        ]
+        return [
+            plain(owner)
+            for call in calls
+            if set().union(*map(source.names, call.args)) & self._facts.apart
+            for owner, method in [source.owner_and_method(call)]
+            if owner and adds(plain(owner), method, frames)
+        ]
+
     def statistics(self) -> list[str]:
         """Return values that scale or select the samples of a batch and are computed from all of
         them: ``x.mean()`` in ``x - x.mean()`` and ``x > x.mean()``, or an order of detached losses.

@@ -26,6 +26,7 @@ GATHERING = {
     *("gather_in_order", "gather_for_metrics", "all_gather_into_tensor", "broadcast"),
 }
 REDUCING_ALONE = {"einops", "functools", "np", "numpy"}
+REDUCING = {"on_epoch", "sync_dist"}  # of s.log
 COMPARING = {"eq", "ne", "lt", "le", "gt", "ge", "equal", "isclose"}
 PREDICTING = {"argmax", "topk", "tolist", "numpy"}
 MEASURING = {"mean", "sum", "max", "min", "norm", "std", "var", "item"}
@@ -331,13 +332,15 @@ def number_of(node: ast.AST) -> ast.expr | None:
 
 
 def shown(node: ast.AST) -> list[ast.expr]:
-    """Return the values that a call shows unreduced. ``s.log("acc", acc)`` reduces its value."""
+    """Return the values that a call shows unreduced. ``s.log("acc", acc, on_epoch=True)`` reduces
+    its value.
+    """
     if not isinstance(node, ast.Call) or called(node) not in PRINTING:
         return []
     if owner_and_method(node)[0] in {"math", *LIBRARIES}:  # torch.log
         return []
     given = [*node.args, *(one.value for one in node.keywords)]
-    if not given or (called(node) == "log" and isinstance(given[0], ast.Constant)):
+    if any(one.arg in REDUCING for one in node.keywords):
         return []
     return given + [one for value in given for part in ast.walk(value) for one in filled(part)]
 
@@ -392,6 +395,8 @@ def read_as_number(node: ast.AST) -> set[str]:
         return names(node)
     if called(node) == "detach" and called(node.func.value) in ("cat", "stack"):  # type: ignore[attr-defined]
         return names(node)
+    if called(node) == "log":
+        return set().union(*map(_computed_from, shown(node)))
     added = added_to(node)
     return set() if added is None else set().union(*map(_computed_from, _terms(added[1])))
 

@@ -117,7 +117,10 @@ class Deciding:
         if self.beside is not None:
             return None, 0.0, self.beside
         if len(terms) == 1 and terms[0].number is not None:
-            return terms[0], 0.0, None
+            has_penalty = bool(terms[0].divisors) and adds_parameters(loss, terms)
+            may_weigh = has_penalty and may_sync and gathers
+            weighted = of_one_batch(loss, terms, rows, share) if may_weigh else None
+            return terms[0], 0.0, weighted and weighted._replace(has_penalty=True)
         if terms and all(_is_one_of(len(terms), term) for term in terms):
             return replace(terms[0], number=float(len(terms))), 0.0, None
         if self._has_one_for_each_row(terms, rows, may_sync and gathers):

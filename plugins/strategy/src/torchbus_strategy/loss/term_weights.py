@@ -93,10 +93,10 @@ class TermWeights:
             self._pending = copied, accelerators.recorded(mean.device), _numbers(found)
         return self._weights(found, mean) if self.differs and found is not None else None
 
-    def mixes_constants(self, terms: Sequence[Term]) -> bool:
-        """Whether some of the terms, not all, are sums over a constant that counts samples."""
+    def has_constants(self, terms: Sequence[Term]) -> tuple[bool, bool]:
+        """Whether some of the terms, and all, are sums over a constant that counts samples."""
         each = self._may_be_of_all(unique(terms))
-        return any(each) and not all(each)
+        return any(each), all(each)
 
     def _may_be_of_all(self, terms: Sequence[Term]) -> list[bool]:
         return [
@@ -107,9 +107,10 @@ class TermWeights:
     def _summary(self, found: WeightedTerms | None, by_row: int) -> list[float]:
         reported = [0.0] * NUMBERS
         size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
-        reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
+        each = size + (found is not None and found.has_penalty)
+        reported[TERMS], reported[TERMS_SQUARED] = float(each), float(each * each)
         if self._session.share.weight if found is None else any(found.weights):
-            terms = by_row or size
+            terms = by_row or each
             reported[TRAIN], reported[TRAINED : TRAINED_SQUARED + 1] = 1.0, [terms, terms * terms]
             reported[BY_ROW] = float(by_row > 0)
         if found is not None and size:

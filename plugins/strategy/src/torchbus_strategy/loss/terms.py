@@ -112,6 +112,7 @@ class WeightedTerms(NamedTuple):
         weights: The weight of each term, by the samples of that batch.
         zipped: Whether the weights differ: a step has several loaders, or adds sums to means.
         note: The key of the text that ``explain`` prints.
+        has_penalty: Whether a function of the parameters is added to the only term.
     """
 
     loss: Tensor
@@ -121,6 +122,7 @@ class WeightedTerms(NamedTuple):
     weights: list[float]
     zipped: bool
     note: str = "zipped"
+    has_penalty: bool = False
 
     def ratio(self) -> float:
         """Return a digest of what the terms count for each sample, relative to each other.

@@ -167,6 +167,8 @@ class ConstantDivisors:
         source says so: ``/ (2 * len(x))``.
         """
         numbers = [one for one in divisors if not isinstance(one, Tensor | Measured)]
+        if any(_is_measured_count(one, sizes) for one in divisors):
+            return False  # it is a mean already, and ``count`` a factor
         elements = [*accumulate(sizes, operator.mul)]
         self._counts_elements |= any(
             not same(one, count) and any(same(one, mine) for mine in elements[1:])
@@ -183,6 +185,15 @@ class ConstantDivisors:
         if not self._is_whole and not isinstance(self._session.share.indices, range):
             return not self._may_be_elements
         return count not in elements[:1] and not (self._may_be_elements and self._counts_elements)
+
+
+def _is_measured_count(number: Number, sizes: tuple[int, ...]) -> bool:
+    """Whether ``number`` was counted in the batch, such as the targets that are not ignored."""
+    return (
+        isinstance(number, Measured)
+        and number.is_integer()
+        and 1.0 < float(number) <= math.prod(sizes)
+    )
 
 
 def _may_be_counted(number: Number, rows: int, sizes: tuple[int, ...]) -> bool:

@@ -353,8 +353,11 @@ class LossWeights:
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
         for text in self._deciding.warnings(found[0], rows):
             self._say(text)
-        if not may_sync and self._each.mixes_constants(terms):
+        some, every = (False, False) if may_sync else self._each.has_constants(terms)
+        if some and not every:
             self._say(messages.SUM_BESIDE)
+        elif some and adds_parameters(loss, terms):
+            self._say(messages.PENALTY)
         for number in self._constants_over_unknown(terms):
             self._say(messages.UNKNOWN_OVER.format(number))
         return found
