@@ -210,3 +210,50 @@ def test_the_look_at_an_object_keeps_no_batch_alive() -> None:
     assert adds("pool", pool.query.__name__, [sys._getframe()])
     del batch
     assert alive() is None
+
+
+RECORDING = """
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+    from torchbus import session
+
+    class Log:
+        def __init__(self):
+            self.right, self.seen = 0, 0
+
+        def __call__(self, losses, right):
+            self.right += right.sum().item()
+            self.seen += len(losses)
+
+    class Trainer:
+        def __init__(self):
+            self.net, self.losses = torch.nn.Linear(4, 3), []
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def train(self, out, y):
+            loss = F.cross_entropy(out, y, reduction="none")
+            self.optimizer.zero_grad()
+            loss.mean().backward()
+            self.optimizer.step()
+            self.losses.append(1)
+            return loss
+
+    with session(strategy="ddp", devices=2, accelerator="cpu"):
+        trainer, log = Trainer(), Log()
+        for x, y in DataLoader(TensorDataset(torch.randn(16, 4), torch.arange(16) % 3), batch_size=4):
+            out = trainer.net(x)
+            losses = trainer.train(out, y)
+            right = out.argmax(1) == y
+            {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "is_found"),
+    [("log(losses.cpu(), right)", True), ("trainer.train(out * 2, y)", False)],
+)
+def test_objects_that_record_a_measure_of_each_batch(after: str, is_found: bool) -> None:
+    result = fork_script(RECORDING.format(after=after).replace("out * 2", "trainer.net(x)"))
+    assert result.ok() and ("s.all_gather_object(log)" in result.stderr) is is_found
+    assert is_found or "rank's share" not in result.stderr, result.stderr

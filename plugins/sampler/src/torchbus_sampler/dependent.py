@@ -115,12 +115,14 @@ class ShareDependence:
             for node in self._facts.nodes
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         ]
+        measures = self._facts.apart - self._facts.batch
+        running = {frame.f_code.co_name for frame in frames}
         return [
             plain(owner)
             for call in calls
-            if set().union(*map(source.names, call.args)) & self._facts.apart
+            if set().union(*map(source.names, call.args)) & measures
             for owner, method in [source.owner_and_method(call)]
-            if owner and adds(plain(owner), method, frames)
+            if owner and method not in running and adds(plain(owner), method, frames)
         ]
 
     def statistics(self) -> list[str]:

@@ -111,7 +111,8 @@ class Deciding:
                 self.beside = of_sums(loss, unique(terms), rows, share, self._parts)
                 self.is_sum = self.beside is None
             return None, 0.0, self.beside
-        self.has_sums = self._sums and any(map(sums_samples, terms))
+        # a penalty looks like a sum over the only sample, which one rank has
+        self.has_sums = self._sums and share.count != 1 and any(map(sums_samples, terms))
         if self.has_sums and may_sync:
             self.beside = of_sums(loss, unique(terms), rows, share, self._parts)
         if self.beside is not None:

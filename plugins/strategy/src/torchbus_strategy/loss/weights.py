@@ -269,8 +269,6 @@ class LossWeights:
             ratio = 0.0 if self.mode == "samples" else terms.ratio()
             return Count(self._shared.weight, ratio=ratio, weighted_terms=terms)
         share = self._shared
-        if share.count == 1:  # one rank has the only sample, so its loss is that of one process
-            return Count(share.weight)
         rows = self._rows(share, expected)
         may_sync = not expected and (self._sources.is_reported or share.weight > 0.0)
         if read is None or share is not self._session.share:
