@@ -103,7 +103,7 @@ class ShareDependence:
             for node in (ast.walk(value) if name in self._facts.in_loss else ())
             if isinstance(node, ast.Call) and set().union(*map(source.names, node.args)) & known
             for owner, method in [source.owner_and_method(node)]
-            if owner and owner not in known and adds(plain(owner), method, frames)
+            if owner and owner not in known and _records(plain(owner), method, frames)
         ]
 
     def recording(self, frames: list[FrameType]) -> list[str]:
@@ -116,13 +116,12 @@ class ShareDependence:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         ]
         measures = self._facts.apart - self._facts.batch
-        running = {frame.f_code.co_name for frame in frames}
         return [
             plain(owner)
             for call in calls
             if set().union(*map(source.names, call.args)) & measures
             for owner, method in [source.owner_and_method(call)]
-            if owner and method not in running and adds(plain(owner), method, frames)
+            if owner and _records(plain(owner), method, frames)
         ]
 
     def statistics(self) -> list[str]:
@@ -180,6 +179,12 @@ class ShareDependence:
             given = [*self._by_name.get(source.variable(one), ()), *self._program.returned(one)]
             found += [new for new in given if new not in found]
         return found
+
+
+def _records(name: str, method: str, frames: list[FrameType]) -> bool:
+    """Whether a method adds to its object, and is not the one that runs the backward."""
+    running = {frame.f_code.co_name for frame in frames}
+    return method not in running and adds(name, method, frames)
 
 
 def adds(name: str, method: str, frames: list[FrameType]) -> bool:
