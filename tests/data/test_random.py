@@ -345,10 +345,9 @@ EVALUATED = """
         return found
 
     with session(strategy="ddp" if RANKS > 1 else None, devices=RANKS, batch="global", launch="fork" if RANKS > 1 else "auto", accelerator="cpu", seed=0):
-        kept = folds(False, False), folds(True, False)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            folds(False, True)
+            kept = folds(False, False), folds(True, False), folds(False, True)
         print(json.dumps([kept, [str(one.message) for one in said]]))
 """
 
@@ -361,4 +360,31 @@ def test_runs_and_evaluations_in_one_scope_draw_what_one_process_draws() -> None
         for ours, theirs in zip(found, alone, strict=True):
             for one, expected in zip(ours, theirs, strict=True):
                 assert one == (pytest.approx(expected) if type(expected) is float else expected)
-        assert [text for text in said if "still existed, in eval mode" in text]
+        assert not [text for text in said if "still existed, in eval mode" in text]
+
+
+def test_a_model_made_from_numbers_of_an_evaluation_within_a_pass_is_warned_of() -> None:
+    script = """
+        import torch
+        from torch.utils.data import DataLoader
+        from torchbus import session
+
+        def fit(model, x):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(x).square().mean().backward()
+            optimizer.step()
+            return optimizer
+
+        with session(strategy="ddp", devices=2, accelerator="cpu"):
+            first = torch.nn.Linear(2, 1)
+            for step, x in enumerate(DataLoader(torch.ones(8, 2), batch_size=2)):
+                one = fit(first, x)
+                if step == 1:
+                    first.eval()
+                    second = torch.nn.Linear(2, 1)
+                    two = fit(second, x)
+                    first.train()
+    """
+    assert (
+        "while an earlier trained model still existed, in eval mode" in fork_script(script).stderr
+    )

@@ -207,10 +207,8 @@ class RandomStreams:
         if not self._states or stream == self._current:
             return
         if self._current == "evaluation":
-            self._lost = not trains and (self._lost or self.draws_in_evaluation)
-            if self.draws_in_evaluation and not self._is_derived:
-                self._evaluated = {"from": self._marked, "to": read()}
             self._drew = self.drew_in_evaluation
+            self._leave_evaluation(trains)
         else:
             self._states[self._current] = read()
         write(self._states["order" if stream == "evaluation" else stream])
@@ -220,6 +218,16 @@ class RandomStreams:
                 seed(int(torch.randint(2**62, (2,))[1]) + self.now)
             self._marked = read()
         self._current = stream
+
+    def _leave_evaluation(self, trains: bool) -> None:
+        """Note what was drawn. Another loader of the same evaluation continues after it."""
+        drew, is_common = self.draws_in_evaluation, not self._is_derived
+        if drew and is_common and not trains and _same(self._states["order"], self._marked):
+            self._states["order"] = read()
+            return
+        self._lost = not trains and (self._lost or drew)
+        if drew and is_common:
+            self._evaluated = {"from": self._marked, "to": read()}
 
     def state(self) -> dict[str, object]:
         """Return every stream and the name of the one in use, for ``load``."""
