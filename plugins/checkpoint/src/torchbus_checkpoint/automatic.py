@@ -60,24 +60,27 @@ class AutomaticSaves:
         """Called between two steps, when the loop asks for a batch or ``s.epochs`` for an epoch."""
         requests = self.requests
         requests.look()
-        if not self._steps.since_save and not requests.leave:
+        cut = self._session.bus.hook.cut_short()
+        ends = iterator is None and self._position.is_after_epochs and not cut
+        is_new = self._steps.since_save or (ends and not self._snapshot.end_is_saved)
+        if not is_new and not requests.leave:
             return
         if iterator is not None and self._looks_again:
             self._looks_again = False
             self._position.can_be_found_again(iterator)
         self._finder.look_once()
-        cut = self._session.bus.hook.cut_short()
         if self._position.was_left or cut == "earlier":
             return
         due = (
-            self._when.is_due(self._steps.count, self._steps.epochs)
+            ends
+            or self._when.is_due(self._steps.count, self._steps.epochs)
             or requests.save
             or requests.leave
             or cut
             or (self._steps.judged and self._steps.owes_value)
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
-            self._save()
+            self._save(ends)
             # only later is it visible whether a counter of the loop counts batches or passes
             self._looks_again = iterator is not None and not iterator.num_yielded
             if requests.leave:
@@ -86,16 +89,16 @@ class AutomaticSaves:
     def at_end(self) -> None:
         """Save the ended loop, unless the last checkpoint already contains its end.
 
-        A loop that was cut short has no end to save. If it left its pass by ``break`` or made more
-        steps, the last checkpoint can't record its position, and a warning says so.
+        A loop over ``s.epochs`` has saved its end, with the variables of its function. A loop that
+        was cut short has no end to save. If it left its pass by ``break`` or made more steps, the
+        last checkpoint can't record its position, and a warning says so.
         """
         is_cut = bool(self._session.bus.hook.cut_short())
         is_over = not (self._snapshot.end_is_saved or is_cut)
         is_new = self._steps.since_save or is_over
         if self._position.trains and is_new:
-            self._snapshot.loop_has_ended = True
             self._snapshot.loop_was_left = is_cut
-            self._save()
+            self._save(ends=True)
             if is_cut and self._session.is_main:
                 warn(LEFT)
 
@@ -149,12 +152,14 @@ class AutomaticSaves:
             self._has_warned = True
             warn(LOST.format(self._options.monitor))
 
-    def _save(self) -> None:
+    def _save(self, ends: bool) -> None:
         os.makedirs(self._folder, exist_ok=True)
         if self._mirror is not None:
             self._mirror.check()
         self._warn_of_lost_value()
+        self._snapshot.loop_has_ended = ends
         self._snapshot.write(self._place)
+        self._snapshot.end_is_saved = ends
         self._when.saved(self._steps.count, self._steps.epochs)
         self._steps.saved()
         self.requests.saved()

@@ -50,6 +50,12 @@ class LoopContents:
     def models(self) -> Named:
         return self.trained + self.other
 
+    @property
+    def names(self) -> dict[int, str]:
+        """The names by the id of their object."""
+        named = self.models + self.optimizers + self.schedulers + self.scalers
+        return {id(thing): name for name, thing in named}
+
     def has_more_than(self, later: LoopContents) -> bool:
         """Whether ``later``, of the same loop, lacks an object of some kind."""
         kinds = ("trained", "other", "optimizers", "schedulers", "scalers")
@@ -83,13 +89,17 @@ class ObjectFinder:
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._add(optimizer)
 
-    def find(self) -> LoopContents:
-        """Find all objects. Raises UsageError if two of them can't be distinguished."""
-        with in_parts(self._session):
-            return self._find()
+    def find(self, known: LoopContents | None = None) -> LoopContents:
+        """Find all objects. Those in ``known`` have their name in it.
 
-    def _find(self) -> LoopContents:
+        Raises UsageError if two objects can't be distinguished.
+        """
+        with in_parts(self._session):
+            return self._find({} if known is None else known.names)
+
+    def _find(self, known: dict[int, str]) -> LoopContents:
         names, things = frames.named(frames.user_frames(self._session.frame))
+        names |= known
         optimizers = self._alive_optimizers(things)
         pool = {id(thing): thing for thing in [*things, *self._found_by_gc()]}.values()
         modules = [thing for thing in pool if isinstance(thing, Module)]
@@ -116,10 +126,11 @@ class ObjectFinder:
     def find_at_end(self) -> LoopContents:
         """Find all objects at the end of the block.
 
-        If the loop's function has returned, its variables no longer exist. Then this returns the
-        previous result.
+        If the loop's function has returned, its variables no longer exist. So objects keep the
+        names of the previous result, and this returns that result if objects are missing.
         """
-        last, now = self._last, self.find()
+        last = self._last
+        now = self.find(last)
         return last if last is not None and last.has_more_than(now) else now
 
     def _found_by_gc(self) -> list[object]:

@@ -99,6 +99,11 @@ class LoopPosition:
         """Whether the position is known: the loop has read a loader, or uses ``s.epochs``."""
         return self.section != (0, 0) or self.passes_begun > 0
 
+    @property
+    def is_after_epochs(self) -> bool:
+        """Whether a loop over ``s.epochs`` has ended, and no other has begun."""
+        return self.section[0] > 0 and self.section[0] % 2 == 0
+
     # Events --------------------------------------------------------------------------------------
 
     @hookimpl(tryfirst=True)

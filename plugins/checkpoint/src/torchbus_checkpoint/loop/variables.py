@@ -285,12 +285,12 @@ class Variables:
                 self._first[scope.place] = copied(_saveable(scope))
 
     def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> Saved:
-        """Return the variables that differ from their first value, by place.
+        """Return the variables that differ from their first value, by place. All places are there.
 
         Variables that hold a batch in ``fetched`` are left out: a wrapper will fetch it again.
         """
         ahead = set(map(id, fetched))
-        found = {
+        return {
             scope.place: {
                 name: value
                 for name, value in self._changes(scope).items()
@@ -298,17 +298,17 @@ class Variables:
             }
             for scope in scopes_of(frames)
         }
-        return {place: changes for place, changes in found.items() if changes}
 
     def put_back(self, frames: list[FrameType], saved: Saved) -> None:
         """Give the variables their saved values.
 
-        A variable that has changed in this run but had not in the saved run gets its first value.
+        A variable that has changed in this run but had not in the saved run gets its first value,
+        unless the saved run had left its function.
         """
-        for scope in scopes_of(frames):
+        for scope in (scope for scope in scopes_of(frames) if scope.place in saved):
             first = self._first.get(scope.place, {})
             again = {name: first[name] for name in self._changes(scope) if name in first}
-            scope.restore(again | saved.get(scope.place, {}))
+            scope.restore(again | saved[scope.place])
 
     @staticmethod
     def fill(frames: list[FrameType], saved: Saved) -> None:
