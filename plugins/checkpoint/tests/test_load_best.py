@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
 
+from torchbus_checkpoint.disk.choice import best
 from torchbus_testing.forking import fork_script
 
 JUDGED = Path(__file__).parent / "scripts" / "judged.py"
@@ -156,3 +157,47 @@ def test_an_error_leaves_the_weights(tmp_path: Path) -> None:
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)
+
+
+def judged_epochs(s: Any) -> None:
+    """Train, and print the epochs that run."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for epoch in s.epochs(4):
+        for x in DataLoader(torch.ones(8, 2), batch_size=4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        s.log("val", [3.0, 1.0, 2.0, 5.0][epoch])
+        print(epoch)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def best_one_tested(folder: Path, tested_as: str) -> tuple[Path, dict[str, bytes]]:
+    """Return the best checkpoint, and all files before the test."""
+    with session(strategy=None, checkpoint=folder, monitor="val") as s:
+        judged_epochs(s)
+        chosen, before = best(folder), contents(folder)
+        assert chosen is not None and s.global_step == 8
+        s.load(chosen)
+        assert s.global_step == 4
+        s.log(tested_as, 0.5)
+    return chosen, before
+
+
+@pytest.mark.parametrize("tested_as", ["test", "val"])
+def test_a_test_with_the_best_checkpoint_changes_no_checkpoint(
+    tmp_path: Path, capsys: Any, tested_as: str
+) -> None:
+    """So a run resumes from it elsewhere, and the run that is over from its last checkpoint."""
+    for expected in (["0", "1", "2", "3"], []):
+        chosen, before = best_one_tested(tmp_path / "c", tested_as)
+        assert contents(tmp_path / "c") == before
+        assert capsys.readouterr().out.split() == expected
+    with session(strategy=None, monitor="val", checkpoint=tmp_path / "new", resume=chosen) as s:
+        judged_epochs(s)
+    assert capsys.readouterr().out.split() == ["2", "3"]

@@ -137,6 +137,8 @@ class AutomaticSaves:
 
     def judge(self, value: float) -> None:
         """Called for each monitored value, which is the value of the present weights."""
+        if self._steps.loaded:
+            return
         self._snapshot.metric, self._steps.judged = value, True
         if not self._steps.since_save and self._steps.count:
             self._snapshot.write_value(self._place)
@@ -153,6 +155,8 @@ class AutomaticSaves:
             warn(LOST.format(self._options.monitor))
 
     def _save(self, ends: bool) -> None:
+        if self._steps.loaded:  # the checkpoint of these weights has the position of its run
+            return
         os.makedirs(self._folder, exist_ok=True)
         if self._mirror is not None:
             self._mirror.check()

@@ -229,12 +229,14 @@ class Checkpoint:
         """Restore a checkpoint. All ranks must call this.
 
         Before the first step of this session, this also restores the position of the loop, by
-        replay. Raises UsageError for a URL and during a resume, and CheckpointError for a
-        checkpoint that is damaged or belongs to another loop.
+        replay. Until the next step, the session then writes no checkpoint. Raises UsageError for a
+        URL and during a resume, and CheckpointError for a checkpoint that is damaged or belongs to
+        another loop.
         """
         refuse_url(path, f"s.load({str(path)!r})")
         self._resume.refuse_while_pending(path)
         self._resume.load(self._places.to_read(path), self._steps.count)
+        self._steps.loaded = self._position.trains
 
     def save_and_leave(self) -> None:
         """Request that all ranks save at their next common step boundary and exit, as SIGUSR1 does.

@@ -91,7 +91,8 @@ class LoopSteps:
     checkpoint. ``judged`` is True if the monitored value was reported after the last step, so that
     it is the value of the present weights. ``owes_value`` is True if the last checkpoint was
     written without a value. ``lost_value`` is True if a later value came for newer weights, but
-    more steps followed before the loop was between two steps.
+    more steps followed before the loop was between two steps. ``loaded`` is True between
+    ``s.load`` and the next step: the weights are those of a checkpoint that must not change.
     """
 
     hears_trials = False
@@ -108,7 +109,7 @@ class LoopSteps:
         self.epochs = 0
         self.counts_passes = True
         self.since_save = False
-        self.judged = self.owes_value = self.lost_value = False
+        self.judged = self.owes_value = self.lost_value = self.loaded = False
 
     @property
     def count(self) -> int:
@@ -157,7 +158,7 @@ class LoopSteps:
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._clean.add(id(optimizer))
         self.lost_value |= self.judged and self.owes_value and self.since_save
-        self.judged = False
+        self.judged = self.loaded = False
         self._stepped = self.since_save = True
         if self._asked and (
             self._head is None or self._head() is None or self._head not in self._asked
