@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchbus.plugin import UsageError, expect
 
+from torchbus_checkpoint.disk.folder import MANIFEST
 from torchbus_checkpoint.remote import store
 
 MODES = ("min", "max")
@@ -66,9 +67,20 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
                 f"local_copy={str(local_copy)!r} needs a remote folder, as in"
                 " checkpoint='s3://...': leave it out"
             )
-        return Path(checkpoint).absolute(), None
+        return _refuse_checkpoint(Path(checkpoint).absolute()), None
     store.refuse_unknown(str(url))
     return Path(local_copy or store.local_folder(str(url))).absolute(), str(url)
+
+
+def _refuse_checkpoint(folder: Path) -> Path:
+    """Return the folder. Raises UsageError if it is one checkpoint."""
+    if os.path.isfile(folder / MANIFEST):
+        raise UsageError(
+            f"checkpoint={str(folder)!r} is one checkpoint, not a folder of checkpoints: pass"
+            f" resume={str(folder)!r} to continue from it, and checkpoint={str(folder.parent)!r} or"
+            " another folder for new ones"
+        )
+    return folder
 
 
 def _resume(resume: Place, folder: Path | None) -> str | Path:

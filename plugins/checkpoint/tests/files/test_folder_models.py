@@ -79,6 +79,14 @@ def test_never_resume(written: Path) -> None:
         pass
 
 
+def test_one_checkpoint_as_the_folder(written: Path) -> None:
+    one = written / "step-00000004"
+    words = f"is one checkpoint.* pass resume='{one}' .* checkpoint='{written}' or another"
+    with pytest.raises(UsageError, match=words):
+        session(checkpoint=one)
+    assert not list(one.glob("step-*"))
+
+
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: bool) -> None:
     before, limits = torch_state(), resource.getrlimit(resource.RLIMIT_FSIZE)
