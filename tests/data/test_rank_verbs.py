@@ -264,6 +264,30 @@ def test_results_that_do_not_fit_the_items_are_refused_on_all_ranks() -> None:
     assert all("the ranks have split [5, 6] items" in text for text in found["other"])
 
 
+@pytest.mark.parametrize(
+    ("option", "whole"),
+    [
+        ("fast_dev_run=True", [0, 1, 5, 6]),
+        ("limit_eval_batches=2", [0, 1, 2, 3, 5, 6, 7, 8]),
+        ("overfit_batches=9", [*range(9)]),
+    ],
+)
+def test_limited_passes_give_the_results_of_each_ranks_first_items(
+    option: str, whole: list[int]
+) -> None:
+    """As a list, and as a tensor."""
+    found = facts(
+        """
+        with torch.no_grad(), s.split_between_processes(TensorDataset(torch.arange(9))) as mine:
+            rows = torch.cat([x for (x,) in DataLoader(mine, batch_size=2)])
+            found["list"] = s.gather_in_order(rows.tolist())
+            found["tensor"] = s.gather_in_order(rows).tolist()
+        """,
+        options=option,
+    )
+    assert found == {"list": whole, "tensor": whole}
+
+
 def test_ranks_that_compute_one_model_together_have_the_same_items() -> None:
     found = facts(
         """

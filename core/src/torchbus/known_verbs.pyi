@@ -86,12 +86,14 @@ class KnownVerbs:
         and CheckpointError if the checkpoint would not be complete or can't be written.
         """
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str] | None) -> None:
         """Restore a checkpoint. All ranks must call this.
 
         Before the first step of this session, this also restores the position of the loop, by
-        replay. Raises UsageError for a URL and during a resume, and CheckpointError for a
-        checkpoint that is damaged or belongs to another loop.
+        replay. Until the next step, the session then writes no checkpoint. A trial run
+        (``fast_dev_run``) has no checkpoints, so it ignores None. Raises UsageError for None
+        otherwise, for a URL, and during a resume, and CheckpointError for a checkpoint that is
+        damaged or belongs to another loop.
         """
 
     def register(self, name: str, thing: Thing) -> Thing:
@@ -313,8 +315,10 @@ class KnownVerbs:
 
         ``results`` is a list with one result for each item that this rank got from the last
         ``s.split_between_processes``, or a tensor with a row for each. Results of padding are left
-        out. Results in a list are pickled. All ranks call it. Raises UsageError, on all ranks, if
-        the ranks have split different items, or a rank has another number of results.
+        out. Results in a list are pickled. Under options that shorten passes, such as
+        ``fast_dev_run``, each rank may have the results of its first items only. All ranks call it.
+        Raises UsageError, on all ranks, if the ranks have split different items, or a rank has
+        another number of results.
         """
         raise NotImplementedError
 

@@ -12,6 +12,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.disk.choice import best
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_testing.recorder import RecordingLogger
 
@@ -68,6 +69,12 @@ def test_load_in_mid_course_puts_back_states(tmp_path: Path) -> None:
         s.load(tmp_path / "one")
         assert all(map(torch.equal, model.parameters(), there))
         step(model, optimizer, DATA.tensors[0])
+
+
+def test_a_best_checkpoint_that_does_not_exist(tmp_path: Path) -> None:
+    words = r"s.load\(None\): .* best\(folder\) returns None if"
+    with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path) as s:
+        s.load(best(tmp_path))
 
 
 def test_registered_objects_must_be_the_same(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_a_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                 assert len(list(test)) == 2
         assert epochs == [0]
         s.save(tmp_path / "own")
+        s.load(None)  # best(saved)
         s.save_and_leave()
         assert "a try" in s.explain()
     assert not list(tmp_path.iterdir())

@@ -24,6 +24,10 @@ from torchbus_checkpoint.resume import Resume
 from torchbus_checkpoint.state.snapshot import LoopSnapshot
 
 Thing = TypeVar("Thing")
+NONE_TO_LOAD = (
+    "s.load(None): there is no checkpoint to load. best(folder) returns None if no checkpoint in"
+    " the folder has a value: pass monitor='NAME', and call s.log('NAME', value) in the loop"
+)
 
 
 @needs(
@@ -225,14 +229,19 @@ class Checkpoint:
         self._position.gaps.saves += 1
         self._snapshot.write(self._places.to_write(path))
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str] | None) -> None:
         """Restore a checkpoint. All ranks must call this.
 
         Before the first step of this session, this also restores the position of the loop, by
-        replay. Until the next step, the session then writes no checkpoint. Raises UsageError for a
-        URL and during a resume, and CheckpointError for a checkpoint that is damaged or belongs to
-        another loop.
+        replay. Until the next step, the session then writes no checkpoint. A trial run
+        (``fast_dev_run``) has no checkpoints, so it ignores None. Raises UsageError for None
+        otherwise, for a URL, and during a resume, and CheckpointError for a checkpoint that is
+        damaged or belongs to another loop.
         """
+        if path is None and self._session.dry_run:
+            return
+        if path is None:
+            raise UsageError(NONE_TO_LOAD)
         refuse_url(path, f"s.load({str(path)!r})")
         self._resume.refuse_while_pending(path)
         self._resume.load(self._places.to_read(path), self._steps.count)

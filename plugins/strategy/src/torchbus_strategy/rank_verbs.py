@@ -16,6 +16,7 @@ from torchbus_strategy.collectives import broadcast_object, sealed, unsealed
 from torchbus_strategy.main_first import Turns
 
 Result = TypeVar("Result")
+LIMITS = ("fast_dev_run", "limit_train_batches", "limit_eval_batches", "overfit_batches")
 
 
 class RankVerbs:
@@ -123,8 +124,10 @@ class RankVerbs:
 
         ``results`` is a list with one result for each item that this rank got from the last
         ``s.split_between_processes``, or a tensor with a row for each. Results of padding are left
-        out. Results in a list are pickled. All ranks call it. Raises UsageError, on all ranks, if
-        the ranks have split different items, or a rank has another number of results.
+        out. Results in a list are pickled. Under options that shorten passes, such as
+        ``fast_dev_run``, each rank may have the results of its first items only. All ranks call it.
+        Raises UsageError, on all ranks, if the ranks have split different items, or a rank has
+        another number of results.
         """
         split = self._split
         if split is None:
@@ -133,7 +136,9 @@ class RankVerbs:
                 " `with s.split_between_processes(items) as mine`"
             )
         world = self._session.world
-        mine = Reported(split.total, len(split.rows), len(results), world.member)
+        is_part = len(results) < len(split.rows) and self._is_limited
+        rows = len(results) if is_part else len(split.rows)
+        mine = Reported(split.total, rows, len(results), world.member)
         reported = self._session.all_gather_object(mine)
         refuse_other_counts(reported)
         own = results[: split.own]
@@ -141,6 +146,12 @@ class RankVerbs:
             return torch.cat(_of_first_members(self._session.all_gather(own), reported))
         parts = _of_first_members(self._session.all_gather_object(list(own)), reported)
         return [one for part in parts for one in part]
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether an option may end passes over loaders early."""
+        values = [self._session.options.get(name) for name in LIMITS]
+        return any(value is not None and value is not False for value in values)
 
     def _made(self, key: str, function: Callable[[], Result]) -> Result:
         what, job, is_main = f"s.once({key!r}, ...)", self._session.job, self._session.world.is_main

@@ -79,7 +79,10 @@ def verified(chosen: Path) -> str:
 
 
 def best(parent: str | Path, mode: str = "min") -> Path | None:
-    """Return the checkpoint with the best monitored value, or None if none has a value."""
+    """Return the checkpoint with the best monitored value, or None if none has a value.
+
+    A trial run (``fast_dev_run``) writes no checkpoints, so there it returns None in a new folder.
+    """
     refuse_url(parent, f"best({str(parent)!r})")
     ranked = _ranked(_with_metrics(automatic(Path(parent))), mode)
     return ranked[0] if ranked else None
