@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,58 @@ def test_its_state() -> None:
     with session("log", two) as s:
         s.log("loss", 1.5)
         assert s.should_stop
+
+
+def stopped(folder: Path, leaves: bool = False, **options: Any) -> list[float]:
+    """Train in a function, and return the number of steps and the weights."""
+
+    def main(s: Any) -> list[float]:
+        torch.manual_seed(0)
+        model, count = torch.nn.Linear(4, 1), 0
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        order = torch.Generator().manual_seed(5)
+        loader = DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True, generator=order)
+        for epoch in s.epochs(8):
+            for x in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                count += 1
+            s.log("val", [3.0, 1.0, 2.0, 5.0, 4.0, 0.5, 7.0, 8.0][epoch])
+            if leaves and s.should_stop:
+                break
+        return [count, *model.weight.flatten().tolist()]
+
+    with session(strategy=None, early_stop="val", checkpoint=folder, **options) as s:
+        return main(s)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "steps"),
+    [
+        ({"patience": 2}, {"patience": 4}, 12),
+        ({"patience": 2, "every_n_epochs": 3}, {"patience": 4}, 12),
+        ({"stopping_threshold": 1.5}, {"stopping_threshold": 0.7, "patience": 4}, 6),
+        ({"divergence_threshold": 4.5}, {"divergence_threshold": 7.5, "patience": 9}, 12),
+    ],
+)
+def test_a_run_that_it_ended_continues_with_more_patience(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], steps: int
+) -> None:
+    whole = stopped(tmp_path / "whole", **then)
+    ended = stopped(tmp_path / "ended", **first)
+    assert ended[0] == steps < whole[0]
+    with pytest.warns(UserWarning, match="early_stop='val' had ended this run, so nothing was"):
+        assert stopped(tmp_path / "ended", **first) == ended
+    assert stopped(tmp_path / "ended", **then) == whole
+
+
+def test_a_run_that_a_break_ended_says_so(tmp_path: Path) -> None:
+    stopped(tmp_path, leaves=True, patience=2)
+    with pytest.warns(
+        UserWarning, match=r"if the loop over s.epochs\(...\) is not left by `break`"
+    ):
+        stopped(tmp_path, leaves=True, patience=4)
 
 
 def test_the_verb_without_a_value_to_watch() -> None:

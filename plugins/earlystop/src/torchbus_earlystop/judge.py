@@ -17,7 +17,10 @@ MODES = ("min", "max")
 
 
 class StopJudge:
-    """Judges whether a series of values still improves. ``best`` and ``waited`` are its state."""
+    """Judges whether a series of values still improves.
+
+    ``best``, ``waited`` and ``last`` are its state.
+    """
 
     def __init__(
         self,
@@ -49,18 +52,24 @@ class StopJudge:
 
     def restart(self) -> None:
         """Forget all values."""
-        self.best, self.waited = math.inf, 0
+        self.best, self.waited, self.last = math.inf, 0, math.nan
 
     def ends(self, value: float) -> bool:
         """Judge a value, and return whether the loop ends."""
+        self.last = value
         if self._sign * value < self.best - self._min_delta:
             self.best, self.waited = self._sign * value, 0
         else:
             self.waited += 1
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop ends after the last value."""
         return (
             self.waited >= self._patience
-            or self._is_better(value, self._enough)
-            or (self._too_bad is not None and self._is_better(self._too_bad, value))
+            or self._is_better(self.last, self._enough)
+            or (self._too_bad is not None and self._is_better(self._too_bad, self.last))
         )
 
     def _is_better(self, value: float, other: float | None) -> bool:

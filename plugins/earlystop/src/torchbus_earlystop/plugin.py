@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Literal, TypedDict
 
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
+from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs, warn
 
 from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, seconds
 from torchbus_strategy.evaluating import TrainingPasses
@@ -19,11 +20,19 @@ GOES_ON = (
 )
 
 
+HAD_ENDED = (
+    "early_stop={!r} had ended this run, so nothing was trained. With a larger patience it"
+    " continues, if the loop over s.epochs(...) is not left by `break`; or begin again in another"
+    " folder"
+)
+
+
 class StopState(TypedDict):
     """The state for checkpoints."""
 
     best: float
     waited: int
+    last: float
     should_stop: bool
 
 
@@ -61,7 +70,8 @@ class EarlyStop:
     These are passes over a loader that has fed a backward, or that the loop makes for each epoch.
     So a loop over ``range`` runs its remaining epochs without training. Evaluation still works.
     ``max_steps`` and ``max_time`` also end the current pass. With ``checkpoint=``, a checkpoint is
-    written, from which a run with a larger limit resumes.
+    written, from which a run with a larger limit resumes. A loop over ``s.epochs`` also resumes
+    with a larger ``patience``.
 
     Raises:
         UsageError: an option has another type or value, or the loop does not end after training
@@ -100,10 +110,12 @@ class EarlyStop:
         self._passes = TrainingPasses()
         self._steps_bound: MaxSteps | None = None
         self._is_no_better = self._is_cut = False
+        self._had_ended = self._has_trained = False
         self._num_empty_passes = 0
 
     @hookimpl
     def session_start(self, session: Context) -> None:
+        self._session = session
         self._passes.join(session, "earlystop")
         if self._max_steps is not None:
             self._steps_bound = MaxSteps(session, self._max_steps, self._cut)
@@ -172,6 +184,13 @@ class EarlyStop:
     def session_end(self, error: BaseException | None) -> None:
         if isinstance(error, StopIteration) and self.should_stop:
             raise UsageError(self._goes_on("next(...) has found no batch")) from error
+        trained_nothing = error is None and not self._has_trained
+        if trained_nothing and self._had_ended and self._session.is_main:
+            warn(HAD_ENDED.format(self._monitor))
+
+    @hookimpl
+    def after_optimizer_step(self) -> None:
+        self._has_trained = True
 
     def _goes_on(self, how: str) -> str:
         ended_by = "max_steps or max_time" if self._is_cut else f"early_stop={self._monitor!r}"
@@ -186,11 +205,20 @@ class EarlyStop:
     def state_dict(self) -> StopState:
         """Return the state for checkpoints."""
         judge = self._judge
-        return {"best": judge.best, "waited": judge.waited, "should_stop": self._is_no_better}
+        return {
+            "best": judge.best,
+            "waited": judge.waited,
+            "last": judge.last,
+            "should_stop": self._is_no_better,
+        }
 
     def load_state_dict(self, state: StopState) -> None:
-        self._judge.best, self._judge.waited = state["best"], state["waited"]
-        self._is_no_better = state["should_stop"]
+        """Restore a state. With a larger patience or another threshold, training continues."""
+        judge = self._judge
+        judge.best, judge.waited = state["best"], state["waited"]
+        judge.last = state.get("last", math.nan)
+        self._had_ended = state["should_stop"] and self._monitor is not None
+        self._is_no_better = self._had_ended and judge.is_over
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:

@@ -59,8 +59,10 @@ class Epochs:
         epoch = 0 if replay is None else replay.first_epoch(number, count)
         self._ends[number] = LEFT
         try:
-            while epoch < count and not self._session.bus.hook.end_epochs(epoch=epoch):
+            while epoch < count and not self._is_ended(epoch):
                 self._enter((number, epoch))
+                if replay is not None and self._is_ended(epoch):  # the restored state says so
+                    break
                 yield epoch
                 epoch += 1
                 self._steps.epoch_ended()
@@ -69,8 +71,11 @@ class Epochs:
         except GeneratorExit:  # the loop was left by break
             self._position.enter((number + 1, 0))
             raise
-        self._ends[number] = count
+        self._ends[number] = epoch  # where a run with more epochs or more patience continues
         self._enter((number + 1, 0))
+
+    def _is_ended(self, epoch: int) -> bool:
+        return bool(self._session.bus.hook.end_epochs(epoch=epoch))
 
     def _enter(self, section: tuple[int, int]) -> None:
         self._position.enter(section)
