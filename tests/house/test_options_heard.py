@@ -47,6 +47,7 @@ WITHOUT_MAIN = {
     "quantize_library": ("torchao", "quantize"),
     "quantize_skip": (["head"], "quantize"),
 }
+ELSE = {"mode": "early_stop_mode=... for early_stop=..."}  # the remedy beside the main option
 WITHOUT_TP = "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
 WITHOUT_FP8 = "fp8_config and fp8_skip with precision='32-true': they would do nothing."
 REFUSED_AT_ENTRY = {
@@ -150,7 +151,7 @@ def test_without_its_main_option_it_is_refused(name: str) -> None:
         session(**{name: value})
     assert (
         str(error.value)
-        == f"{name}={value!r} without {main}=...: it would do nothing. Pass {main}=... as well, or leave it out"
+        == f"{name}={value!r} without {main}=...: it would do nothing. Pass {main}=... as well, or {ELSE.get(name, 'leave it out')}"
     )
     with pytest.raises(UsageError, match=f"without {main}="):
         session(_plugin_of(name), **{name: value})

@@ -232,6 +232,40 @@ def test_options_without_a_value_to_watch(options: dict[str, Any]) -> None:
         session(**options)
 
 
+def test_the_mode_of_checkpoints_names_that_of_early_stopping() -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"^mode='max' without monitor=.* or early_stop_mode=\.\.\. for early_stop=",
+    ):
+        session(early_stop="val_acc", mode="max")
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"mode": "max"}, "Pass early_stop_mode='max'"),
+        ({"mode": "max", "early_stop_mode": "min"}, "Pass mode='min'"),
+        ({"early_stop_mode": "max"}, "Pass mode='max'"),
+    ],
+)
+def test_one_value_in_two_modes(options: dict[str, Any], remedy: str, tmp_path: Path) -> None:
+    """Early stopping would end a run that improves."""
+    there = tmp_path / "run"
+    with (
+        pytest.raises(
+            UsageError, match=rf"^early_stop='acc' with .*, and monitor='acc'.*{remedy}$"
+        ),
+        session(checkpoint=there, monitor="acc", early_stop="acc", devices=2, **options),
+    ):
+        raise AssertionError("the loop must not run")
+    assert not there.exists()
+
+
+def test_two_values_in_two_modes(tmp_path: Path) -> None:
+    with session(checkpoint=tmp_path, monitor="acc", mode="max", early_stop="loss") as s:
+        assert not s.should_stop
+
+
 def test_an_object_without_a_value_to_watch() -> None:
     with pytest.raises(
         UsageError, match=r"^patience=3, mode='max' without monitor=\.\.\.: it would do nothing"

@@ -62,11 +62,13 @@ def check(given: dict[str, Any]) -> None:
 Maker = TypeVar("Maker", bound=Callable[..., object])
 
 
-def needs(main: str, *options: str, verbs: tuple[str, ...] = ()) -> Callable[[Maker], Maker]:
+def needs(
+    main: str, *options: str, verbs: tuple[str, ...] = (), remedy: str = "leave it out"
+) -> Callable[[Maker], Maker]:
     """Declare for a plugin's class or factory that ``options`` and ``verbs`` need ``main``.
 
     ``main=None`` counts as given: a script may switch the feature off and leave its other options.
-    Decorators may be stacked.
+    ``remedy`` says what else to do. Decorators may be stacked.
     """
 
     def decorate(maker: Maker) -> Maker:
@@ -77,7 +79,7 @@ def needs(main: str, *options: str, verbs: tuple[str, ...] = ()) -> Callable[[Ma
         @functools.wraps(make)
         def checked(*args: object, **kwargs: object) -> object:
             result = make(*args, **kwargs)  # the constructor first reports wrong values
-            _refuse(main, options, signature.bind(*args, **kwargs).arguments)
+            _refuse(main, options, signature.bind(*args, **kwargs).arguments, remedy)
             return result
 
         if isinstance(maker, type):
@@ -94,13 +96,12 @@ def needs(main: str, *options: str, verbs: tuple[str, ...] = ()) -> Callable[[Ma
     return decorate
 
 
-def _refuse(main: str, options: tuple[str, ...], given: Mapping[str, object]) -> None:
+def _refuse(main: str, options: tuple[str, ...], given: Mapping[str, object], remedy: str) -> None:
     alone = [name for name in options if name in given]
     if alone and main not in given:
         said = ", ".join(f"{name}={given[name]!r}" for name in alone)
         raise UsageError(
-            f"{said} without {main}=...: it would do nothing. Pass {main}=... as well, or leave"
-            " it out"
+            f"{said} without {main}=...: it would do nothing. Pass {main}=... as well, or {remedy}"
         )
 
 
@@ -115,14 +116,9 @@ def refuse_verb(maker: object, verb: str) -> None:
 
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 MARKS = (
-    "companions",
-    "declares_events",
-    "divides_data",
-    "divides_states",
-    "grad_batches",
-    "owns",
+    "companions", "declares_events", "divides_data", "divides_states", "grad_batches", "owns",
     "verbs",
-)
+)  # fmt: skip
 
 
 class NeedsParentheses(type):

@@ -43,7 +43,8 @@ NONE_TO_LOAD = (
     "time_limit",
     "load_best",
 )
-@needs("monitor", "mode", "load_best")
+@needs("monitor", "load_best")
+@needs("monitor", "mode", remedy="early_stop_mode=... for early_stop=...")
 class Checkpoint:
     """Checkpoints of the whole loop, and its exact resume.
 

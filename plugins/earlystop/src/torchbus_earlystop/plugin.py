@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal, TypedDict
 
@@ -101,7 +102,7 @@ class EarlyStop:
         expect("max_steps", max_steps, (int, type(None)), "a number of optimizer steps, or None")
         if max_steps is not None and max_steps < 1 and max_steps != UNBOUNDED:
             raise UsageError(f"max_steps={max_steps}: it must be 1 step or more, or -1 for any")
-        self._monitor, self._is_strict = monitor, strict
+        self._monitor, self._mode, self._is_strict = monitor, mode, strict
         self.companions = ("log",) if monitor is not None else ()
         self._judge = StopJudge(patience, mode, min_delta, stopping_threshold, divergence_threshold)
         self._once_a_pass, self._is_due = check_on_train_epoch_end, False
@@ -112,6 +113,11 @@ class EarlyStop:
         self._is_no_better = self._is_cut = False
         self._had_ended = self._has_trained = False
         self._num_empty_passes = 0
+
+    @hookimpl(tryfirst=True)
+    def launch(self, session: Context) -> None:
+        if self._monitor is not None:
+            _refuse_opposite(self._monitor, self._mode, session.options)
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -226,6 +232,18 @@ class EarlyStop:
         lines += [] if self._max_steps is None else [f"after {self._max_steps} real steps"]
         lines += [] if self._max_time_s is None else [f"after {self._max_time_s:g} s"]
         return {"early stop": lines} if lines else None
+
+
+def _refuse_opposite(name: str, mode: str, options: Mapping[str, object]) -> None:
+    """Raise UsageError if ``monitor=`` judges the same value in the opposite mode."""
+    other = options.get("mode", "min")
+    if options.get("monitor") != name or other == mode:
+        return
+    given = ("mode", mode) if "early_stop_mode" in options else ("early_stop_mode", other)
+    raise UsageError(
+        f"early_stop={name!r} with early_stop_mode={mode!r}, and monitor={name!r} with"
+        f" mode={other!r}: one of them prefers the worst value. Pass {given[0]}={given[1]!r}"
+    )
 
 
 @needs(
