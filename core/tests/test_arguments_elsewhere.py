@@ -31,8 +31,22 @@ def test_a_verb(name: str, hint: str) -> None:
     with session() as s:
         with pytest.raises(AttributeError) as error:
             getattr(s, name)
-        assert str(error.value) == f"session has no {name!r}: unknown s.{name}: {hint}"
+        assert str(error.value) == f"unknown s.{name}: {hint}"
         assert not hasattr(s, name)
+
+
+@pytest.mark.parametrize(("name", "hint"), discovery.hints("object").items())
+def test_an_object(name: str, hint: str) -> None:
+    """Also one of a class that is derived from it."""
+    thing = type("Derived", (type(name, (), {}),), {})()
+    with pytest.raises(UsageError) as error:
+        session(thing)
+    assert str(error.value) == (
+        f"session(Derived): a Derived is not a plugin, since it listens to no event: {hint}"
+    )
+    with pytest.raises(UsageError, match=r"^logger=<.*> is not a logger: ") as error:
+        session(logger=thing)
+    assert str(error.value).endswith(f": {hint}")
 
 
 @pytest.mark.parametrize("kind", ["strategy", "logger"])
@@ -47,9 +61,9 @@ def test_what_a_hint_names_is_there() -> None:
     """Every option and verb that a hint names exists."""
     options = {*discovery.distributions("option"), *vars(session()._context)["options"]}
     verbs = {*discovery.distributions("verb"), *dir(Session)}
-    for kind in ("option", "verb", "strategy", "logger"):
+    for kind in ("option", "verb", "strategy", "logger", "object"):
         for hint in discovery.hints(kind).values():
-            words = hint.replace("(", " ").replace(",", " ").replace(")", " ").split()
+            words = hint.translate(str.maketrans("(,)`", "    ")).split()
             for word in words:
                 if word.startswith("s.") and not word.startswith("s.world"):
                     assert word[2:].rstrip(":;.") in verbs, hint

@@ -36,16 +36,16 @@ NO_PLUGINS = [
     (2, "session(2): an int is not a plugin, since it listens to no event: write devices=2"),
     (
         None,
-        "session(None): a NoneType is not a plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "
-        "plugins, or options by keyword",
+        "session(None): a NoneType is not a plugin, since it listens to no event: pass objects with `@hookimpl` methods, plugin "
+        "names, or options by keyword",
     ),
     (
         True,
-        "session(True): a bool is not a plugin, since it listens to no event: pass objects with methods",
+        "session(True): a bool is not a plugin, since it listens to no event: pass objects with `@hookimpl` methods",
     ),
     (
         Nothing(),
-        "session(Nothing): a Nothing is not a plugin, since it listens to no event: pass objects with methods marked `@hookimpl`",
+        "session(Nothing): a Nothing is not a plugin, since it listens to no event: pass objects with `@hookimpl` methods",
     ),
     (
         [Plugin()],

@@ -36,7 +36,7 @@ from typing import Any
 
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
-LISTED_AT_MOST = 50  # longer lists have a command: torchbus options, torchbus plugins
+LISTED_AT_MOST = 60  # longer lists have a command: torchbus options, torchbus plugins
 KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event", "companion")
 
 

@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from torchbus.bus import discovery
 from torchbus.errors import UsageError, an
 
 FORMS = ("auto", "script", "fork", "spawn")
@@ -140,7 +141,8 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
         raise UsageError(f"plugin {thing.__name__} is a class: pass an object, {thing.__name__}()")
     if role and not _is_marked(thing):
         raise UsageError(
-            f"{role}={thing!r} is not a {role}: pass a name, or an object that listens to events"
+            f"{role}={thing!r} is not a {role}: "
+            + _remedy(thing, "pass a name, or an object that listens to events")
         )
     if isinstance(thing, (*FUNCTIONS, type)):
         name = getattr(thing, "__name__", repr(thing))
@@ -152,7 +154,10 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
         shown = repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__
         raise UsageError(
             f"session({shown}): {an(type(thing).__name__)} is not a plugin, since it"
-            f" listens to no event: {_remedy(thing)}"
+            " listens to no event: "
+            + _remedy(
+                thing, "pass objects with `@hookimpl` methods, plugin names, or options by keyword"
+            )
         )
 
 
@@ -192,11 +197,12 @@ def _listens(thing: object, name: str) -> bool:
     return hasattr(getattr(function, "__func__", function), "torchbus_impl")
 
 
-def _remedy(thing: object) -> str:
+def _remedy(thing: object, otherwise: str) -> str:
     if isinstance(thing, Module | Optimizer | DataLoader):
         return "the session finds models, optimizers and loaders itself, so leave it out"
     if isinstance(thing, int) and not isinstance(thing, bool):
         return f"write devices={thing}"
     if isinstance(thing, list | tuple | set):
         return "pass plugins one by one"
-    return "pass objects with methods marked `@hookimpl`, names of plugins, or options by keyword"
+    hints = (discovery.hint("object", one.__name__) for one in type(thing).__mro__)
+    return next(filter(None, hints), otherwise)

@@ -96,13 +96,13 @@ class VerbFinder:
             None,
         )
 
-    @staticmethod
-    def _entry(name: str) -> EntryPoint:
+    def _entry(self, name: str) -> EntryPoint:
+        public = tuple(one for one in dir(self._user) if not one.startswith("_"))
         try:
-            return discovery.find("verb", name)
+            return discovery.find("verb", name, public)
         except TorchbusError as error:
             if type(error) is UsageError:
-                raise AttributeError(f"session has no {name!r}: {error}") from None
+                raise AttributeError(str(error)) from None
             raise
 
 
