@@ -54,6 +54,9 @@ def test_ranks_end_with_the_best_weights_also_of_a_run_that_is_over(tmp_path: Pa
     ]
     result = fork_script(LOOP, json.dumps(cases), tmp_path)
     assert result.ok(), result
+    folder = tmp_path / "ddp1min1" / "step-00000004"
+    said = f"torchbus: loads the best weights, of {folder}: 'val' was 1\n"
+    assert result.stderr.count(said) == 2 and result.stderr.count("best weights") == 2 * len(cases)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     for (strategy, _, mode, _), ((weights, first), (_, again)) in zip(cases, lines, strict=True):
         best = 1 if mode == "min" else 3

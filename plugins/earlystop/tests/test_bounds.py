@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -387,3 +388,46 @@ def test_loops_that_would_go_on_without_batches(
     with pytest.raises(UsageError, match=words), session(**options) as s:
         loop(s)
     assert_torch_unchanged(before)
+
+
+WHY = """
+    import time
+    import torch
+    from torchbus import session
+    def run(steps, log=None, wait_s=0.0, **options):
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with session(strategy="ddp", devices=2, launch="fork", **options) as s:
+            for step in range(steps):
+                net(torch.rand(4, 3)).sum().backward()
+                optimizer.step()
+                time.sleep(wait_s)
+                if log is not None:
+                    s.log("val_loss", log[step])
+                if s.should_stop:
+                    break
+    run(9, [3.0, 2.0, 2.5, 2.0], early_stop="val_loss", patience=2)
+    run(9, [1.0, 3.0, 2.0, 1.0], early_stop="val_loss", patience=2, early_stop_mode="max")
+    run(9, [float("nan")] * 2, early_stop="val_loss", patience=2)
+    run(9, [3.0, 0.5], early_stop="val_loss", stopping_threshold=1.0)
+    run(9, [3.0, 50.0], early_stop="val_loss", divergence_threshold=10.0)
+    run(9, max_steps=4)
+    run(2000, max_time=0.2, wait_s=0.01)
+    run(2, [3.0, 2.0], early_stop="val_loss", max_steps=5)
+"""
+
+
+def test_rank_0_says_why_the_loop_ends() -> None:
+    result = fork_script(WHY).ok()
+    lines = [line for line in result.stderr.splitlines() if line.startswith("torchbus: ")]
+    *others, of_time = lines
+    early = "torchbus: early stopping: 'val_loss'"
+    assert others == [
+        f"{early} has not improved 2 times in a row, best 2 at step 2",
+        f"{early} has not improved 2 times in a row, best 3 at step 2",
+        f"{early} has not improved 2 times in a row",
+        f"{early} is 0.5, better than 1",
+        f"{early} is 50, worse than 10",
+        "torchbus: max_steps=4: the loop ends after step 4",
+    ]
+    assert re.fullmatch(r"torchbus: max_time=0.2 s: the loop ends after step \d+", of_time)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from torchbus.plugin import Context, LoaderIterator, warn
@@ -19,6 +18,7 @@ from torchbus_checkpoint.remote.mirror import RemoteMirror
 from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.requests import Requests, When
 from torchbus_checkpoint.state.snapshot import LoopSnapshot
+from torchbus_rank0.printing import say
 
 LEFT = (
     "max_steps or max_time ended the loop, and then the loop left its pass by `break`, or made more"
@@ -111,7 +111,11 @@ class AutomaticSaves:
             session, "checkpoint/best", lambda: str(choice.best(self._folder, options.mode) or "")
         )
         if found:
-            self._snapshot.put_weights(fetch.to_this_host(session, options, Path(found)))
+            chosen = fetch.to_this_host(session, options, Path(found))
+            self._snapshot.put_weights(chosen)
+            if session.is_main:
+                value = choice.metric(Path(found))
+                say(f"loads the best weights, of {chosen}: {options.monitor!r} was {value:g}")
         elif session.is_main:
             warn(
                 f"load_best=True: no checkpoint in {self._folder} has a value of"
@@ -172,9 +176,8 @@ class AutomaticSaves:
         """Exit with a status after which schedulers start the job again."""
         self._snapshot.wait()
         if self._session.is_main:
-            print(
-                f"torchbus: saved after step {self._steps.count} as asked, and leaving with exit"
-                f" status {status}",
-                file=sys.stderr,
+            say(
+                f"saved after step {self._steps.count} as asked, and leaving with exit"
+                f" status {status}"
             )
         raise SystemExit(status)

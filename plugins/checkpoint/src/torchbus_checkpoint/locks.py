@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import socket
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from torchbus.plugin import warn
 from torchbus_checkpoint.disk import formats
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.remote.store import Store
+from torchbus_rank0.printing import say
 from torchbus_rank0.whole_files import OpenHere, try_lock
-from torchbus_redaction.redactor import redacted
 
 NAME = ".lock"
 PATIENCE_S = 5.0
@@ -245,7 +244,3 @@ class Claim:
                 " remove it"
             ) from None
         return None if note is None else Owner.read(note)
-
-
-def say(text: str) -> None:
-    print(f"torchbus: {redacted(text)}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from torchbus.plugin import Context, UsageError
 
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.exchange import agree
-from torchbus_checkpoint.locks import FolderLock, say
+from torchbus_checkpoint.locks import FolderLock
 from torchbus_checkpoint.loop.position import LoopPosition
 from torchbus_checkpoint.loop.replaying import LoopReplay
 from torchbus_checkpoint.loop.steps import Epochs
@@ -20,6 +20,7 @@ from torchbus_checkpoint.remote.fetch import RemoteJob
 from torchbus_checkpoint.remote.mirror import RemoteMirror
 from torchbus_checkpoint.state import forms
 from torchbus_checkpoint.state.snapshot import LoopSnapshot
+from torchbus_rank0.printing import say
 
 
 class Resume:

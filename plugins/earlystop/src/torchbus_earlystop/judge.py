@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import weakref
@@ -19,7 +20,7 @@ MODES = ("min", "max")
 class StopJudge:
     """Judges whether a series of values still improves.
 
-    ``best``, ``waited`` and ``last`` are its state.
+    ``best``, its step ``best_at``, ``waited`` and ``last`` are its state.
     """
 
     def __init__(
@@ -52,25 +53,34 @@ class StopJudge:
 
     def restart(self) -> None:
         """Forget all values."""
-        self.best, self.waited, self.last = math.inf, 0, math.nan
+        self.best, self.best_at, self.waited, self.last = math.inf, 0, 0, math.nan
 
-    def ends(self, value: float) -> bool:
-        """Judge a value, and return whether the loop ends."""
+    def ends(self, value: float, step: int) -> str:
+        """Judge the value after a step, and return why the loop ends, or ""."""
         self.last = value
         if self._sign * value < self.best - self._min_delta:
-            self.best, self.waited = self._sign * value, 0
+            self.best, self.best_at, self.waited = self._sign * value, step, 0
         else:
             self.waited += 1
-        return self.is_over
+        return self.reason
 
     @property
-    def is_over(self) -> bool:
-        """Whether the loop ends after the last value."""
-        return (
-            self.waited >= self._patience
-            or self._is_better(self.last, self._enough)
-            or (self._too_bad is not None and self._is_better(self._too_bad, self.last))
-        )
+    def reason(self) -> str:
+        """Why the loop ends after the last value, or ""."""
+        value = self.last
+        if self.waited >= self._patience:
+            return f"has not improved {self._patience} times in a row{self._of_best}"
+        if self._is_better(value, self._enough):
+            return f"is {value:g}, better than {self._enough:g}"
+        if self._too_bad is not None and self._is_better(self._too_bad, value):
+            return f"is {value:g}, worse than {self._too_bad:g}"
+        return ""
+
+    @property
+    def _of_best(self) -> str:
+        """The best value as a part of a sentence, or "" if there is none."""
+        found = f", best {self._sign * self.best:g} at step {self.best_at}"
+        return found if math.isfinite(self.best) else ""
 
     def _is_better(self, value: float, other: float | None) -> bool:
         return other is not None and self._sign * value < self._sign * other
@@ -79,21 +89,20 @@ class StopJudge:
         found = [f"no better {self._patience} times in a row"]
         found += [] if self._enough is None else [f"better than {self._enough:g}"]
         found += [] if self._too_bad is None else [f"worse than {self._too_bad:g}"]
-        best = f", best {self._sign * self.best:g}" if math.isfinite(self.best) else ""
-        return ", or ".join(found) + best
+        return ", or ".join(found) + self._of_best
 
 
 class MaxSteps:
-    """Calls ``stop`` after ``max_steps`` real steps of the loop, those of earlier runs included.
+    """Calls ``stop(why)`` after ``max_steps`` real steps, those of earlier runs included.
 
     Afterwards it skips all steps, of new optimizers too. Only optimizers that step in turn may
     finish the last step. ``has_left_out`` is True if the loop has called a step that was skipped.
     """
 
-    def __init__(self, session: Context, max_steps: int, stop: Callable[[], None]) -> None:
+    def __init__(self, session: Context, max_steps: int, stop: Callable[[str], None]) -> None:
         self._steps = session.steps.follow()
         self._max_steps = max_steps
-        self._stop = stop
+        self._stop = functools.partial(stop, f"max_steps={max_steps}")
         self._made_later: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.has_left_out = False
 
@@ -121,11 +130,11 @@ class MaxSteps:
 
 
 class MaxTime:
-    """Calls ``stop`` after a time by rank 0's clock, on all ranks after the same step."""
+    """Calls ``stop(why)`` after a time by rank 0's clock, on all ranks after the same step."""
 
-    def __init__(self, session: Context, seconds: float, stop: Callable[[], None]) -> None:
+    def __init__(self, session: Context, seconds: float, stop: Callable[[str], None]) -> None:
         ends_s = time.monotonic() + seconds
-        self._stop = stop
+        self._stop = functools.partial(stop, f"max_time={seconds:g} s")
         self._decisions = Decisions(session, "earlystop", lambda: time.monotonic() >= ends_s)
 
     @hookimpl

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs, warn
 
 from torchbus_earlystop.judge import MaxSteps, MaxTime, StopJudge, seconds
+from torchbus_rank0.printing import say
 from torchbus_strategy.evaluating import TrainingPasses
 
 UNBOUNDED = -1
@@ -32,6 +33,7 @@ class StopState(TypedDict):
     """The state for checkpoints."""
 
     best: float
+    best_at: int
     waited: int
     last: float
     should_stop: bool
@@ -121,7 +123,7 @@ class EarlyStop:
 
     @hookimpl
     def session_start(self, session: Context) -> None:
-        self._session = session
+        self._session, self._steps = session, session.steps.follow()
         self._passes.join(session, "earlystop")
         if self._max_steps is not None:
             self._steps_bound = MaxSteps(session, self._max_steps, self._cut)
@@ -146,7 +148,10 @@ class EarlyStop:
         elif self._once_a_pass and not self._is_due:
             return
         self._is_due = False
-        self._is_no_better = self._judge.ends(value)
+        why = self._judge.ends(value, self._steps.count)
+        self._is_no_better = bool(why)
+        if why:
+            self._say(f"early stopping: {name!r} {why}")
 
     # The end -------------------------------------------------------------------------------------
 
@@ -155,9 +160,15 @@ class EarlyStop:
         """Whether the loop should end."""
         return self._is_no_better or self._is_cut
 
-    def _cut(self) -> None:
+    def _cut(self, why: str) -> None:
         """End the loop after this step. All ranks call it after the same step."""
+        if not self._is_cut:
+            self._say(f"{why}: the loop ends after step {self._steps.count}")
         self._is_cut = True
+
+    def _say(self, text: str) -> None:
+        if self._session.is_main:
+            say(text)
 
     @hookimpl(optionalhook=True)
     def cut_short(self) -> Literal["here", "earlier"] | None:
@@ -213,6 +224,7 @@ class EarlyStop:
         judge = self._judge
         return {
             "best": judge.best,
+            "best_at": judge.best_at,
             "waited": judge.waited,
             "last": judge.last,
             "should_stop": self._is_no_better,
@@ -222,9 +234,9 @@ class EarlyStop:
         """Restore a state. With a larger patience or another threshold, training continues."""
         judge = self._judge
         judge.best, judge.waited = state["best"], state["waited"]
-        judge.last = state.get("last", math.nan)
+        judge.best_at, judge.last = state.get("best_at", 0), state.get("last", math.nan)
         self._had_ended = state["should_stop"] and self._monitor is not None
-        self._is_no_better = self._had_ended and judge.is_over
+        self._is_no_better = self._had_ended and bool(judge.reason)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:

@@ -10,6 +10,7 @@ import threading
 import traceback
 from typing import IO, TYPE_CHECKING
 
+from torchbus.errors import redacted
 from torchbus.plugin import hookimpl
 
 from torchbus_rank0.files import SharedFiles
@@ -17,6 +18,11 @@ from torchbus_rank0.libraries import follow_companions
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
+
+
+def say(text: str) -> None:
+    """Print a line of the session on stderr, without secrets. Call it on rank 0."""
+    print(f"torchbus: {redacted(text)}", file=sys.stderr, flush=True)
 
 
 class Rank0Prints:

@@ -19,10 +19,11 @@ from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.disk.folder import MANIFEST
 from torchbus_checkpoint.disk.formats import SENDING
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.locks import Claim, say
+from torchbus_checkpoint.locks import Claim
 from torchbus_checkpoint.remote import store
 from torchbus_checkpoint.remote.store import Store, StoreError, waits
 from torchbus_checkpoint.state.jsonable import read_json
+from torchbus_rank0.printing import say
 
 PATIENCE_S = 60.0
 Chosen = Callable[[dict[str, float | None]], set[str]]
