@@ -36,8 +36,8 @@ NO_PLUGINS = [
     (2, "session(2): an int is not a plugin, since it listens to no event: write devices=2"),
     (
         None,
-        "session(None): a NoneType is not a plugin, since it listens to no event: pass objects with `@hookimpl` methods, plugin "
-        "names, or options by keyword",
+        "session(None): a NoneType is not a plugin, since it listens to no event: pass objects with `@hookimpl` methods, names "
+        "of plugins, or options by keyword",
     ),
     (
         True,

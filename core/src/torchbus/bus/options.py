@@ -115,7 +115,6 @@ def refuse_verb(maker: object, verb: str) -> None:
         )
 
 
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 MARKS = (
     "companions", "declares_events", "divides_data", "divides_states", "grad_batches", "owns",
     "verbs",
@@ -144,7 +143,7 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
             f"{role}={thing!r} is not a {role}: "
             + _remedy(thing, "pass a name, or an object that listens to events")
         )
-    if isinstance(thing, (*FUNCTIONS, type)):
+    if isinstance(thing, FunctionType | BuiltinFunctionType | MethodType | type):
         name = getattr(thing, "__name__", repr(thing))
         raise UsageError(
             f"session({name}): {name} is not a plugin. As a decorator, session has parentheses:"
@@ -156,7 +155,8 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
             f"session({shown}): {an(type(thing).__name__)} is not a plugin, since it"
             " listens to no event: "
             + _remedy(
-                thing, "pass objects with `@hookimpl` methods, plugin names, or options by keyword"
+                thing,
+                "pass objects with `@hookimpl` methods, names of plugins, or options by keyword",
             )
         )
 
@@ -187,9 +187,7 @@ def refuse_late_body(function: Callable[..., object]) -> None:
 def _is_marked(thing: object) -> bool:
     mine = thing if isinstance(thing, type) else type(thing)
     names = {*dir(mine), *getattr(thing, "__dict__", ())}
-    return any(name in names for name in MARKS) or any(
-        _listens(thing, name) for name in names if not name.startswith("__")
-    )
+    return any(name in MARKS or _listens(thing, name) for name in names if name[:2] != "__")
 
 
 def _listens(thing: object, name: str) -> bool:
