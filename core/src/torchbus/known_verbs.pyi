@@ -119,7 +119,13 @@ class KnownVerbs:
         UsageError if the option ``checkpoint`` is not set.
         """
 
-    gradient_norm: torch.Tensor | None
+    @property
+    def gradient_norm(self) -> torch.Tensor | None:
+        """The norm of the gradients at the last step before clipping, a 0-dim tensor.
+
+        It is None before the first step, and with "value". Any rank may read it.
+        """
+        raise NotImplementedError
 
     @property
     def should_stop(self) -> bool:
@@ -162,6 +168,16 @@ class KnownVerbs:
 
         Raises UsageError if ``metrics`` is not a mapping.
         """
+
+    def logged(self, name: str) -> float:
+        """Return the last value that was logged by this name, as loggers get it.
+
+        A value of ``on_epoch`` or ``sync_dist`` is reduced over ranks, so it is equal on all. It is
+        complete when the pass over the loader has ended. All ranks must call this. While a resumed
+        run is replayed, it returns NaN. Raises UsageError for a name without a value, and without a
+        logger for a name that nothing monitors.
+        """
+        raise NotImplementedError
 
     def log_hyperparams(self, values: object = None, **more: object) -> None:
         """Pass the run's settings to the loggers. All ranks must call this.

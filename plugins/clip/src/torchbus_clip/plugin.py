@@ -27,8 +27,7 @@ class Clip:
             absolute value. With 0 or None, nothing is clipped.
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
-    ``s.gradient_norm`` is the norm at the last step before clipping, a 0-dim tensor. It is None
-    before the first step, and with "value".
+    ``s.gradient_norm`` is the norm at the last step before clipping.
 
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
 
@@ -55,7 +54,15 @@ class Clip:
         self._limit = gradient_clip_val
         self._algorithm = gradient_clip_algorithm
         self._session: Context | None = None
-        self.gradient_norm: torch.Tensor | None = None
+        self._norm: torch.Tensor | None = None
+
+    @property
+    def gradient_norm(self) -> torch.Tensor | None:
+        """The norm of the gradients at the last step before clipping, a 0-dim tensor.
+
+        It is None before the first step, and with "value". Any rank may read it.
+        """
+        return self._norm
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -72,9 +79,7 @@ class Clip:
             parameter.grad for parameter in parameters if parameter.grad is not None
         )
         if self._algorithm == "norm":
-            self.gradient_norm = (clip_norm if unusual else clip_grad_norm_)(
-                parameters, self._limit
-            )
+            self._norm = (clip_norm if unusual else clip_grad_norm_)(parameters, self._limit)
         else:
             (clip_value if unusual else clip_grad_value_)(parameters, self._limit)
 

@@ -76,6 +76,7 @@ class Gatherer:
         self.passes = passes
         self.waiting: list[LoggedValue] = []
         self.names: set[str] = set()
+        self._latest: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -213,6 +214,20 @@ class Gatherer:
         """The number of real steps so far."""
         return self._steps.count
 
+    def latest(self, name: str) -> float:
+        """Return the last value of a name, after a log point. All ranks must call this."""
+        self.reach_point(automatic=False)
+        if name not in self._latest:
+            raise UsageError(
+                f"s.logged({name!r}): there is no value of this name yet. Logged names:"
+                f" {', '.join(sorted(self._latest)) or 'none'}"
+            )
+        return self._latest[name]
+
+    @hookimpl
+    def monitored_value(self, name: str, value: float) -> None:
+        self._latest[name] = value
+
     # Where the loop is ---------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
@@ -328,6 +343,7 @@ class Gatherer:
 
     def _send(self, ready: list[LoggedValue], values: list[float]) -> None:
         for line in lines(ready, values):
+            self._latest |= line.metrics
             self._session.bus.hook.metrics_ready(
                 metrics={self.shown(name): value for name, value in line.metrics.items()},
                 step=line.step,

@@ -48,7 +48,7 @@ class Log:
 
     hears_trials = False
     owns = ("log",)
-    verbs = ("log", "log_dict", "log_image", "log_histogram", "log_hyperparams")
+    verbs = ("log", "log_dict", "logged", "log_image", "log_histogram", "log_hyperparams")
     declares_events = events
     tried_with = ({"logger": "local", "log_grad_norms": "layer", "log_every_n_steps": 1},)
 
@@ -97,6 +97,22 @@ class Log:
                 f"s.log_dict({type(metrics).__name__}): pass a dict from names to values"
             )
         self._send("log_dict", dict(metrics), options)
+
+    def logged(self, name: str) -> float:
+        """Return the last value that was logged by this name, as loggers get it.
+
+        A value of ``on_epoch`` or ``sync_dist`` is reduced over ranks, so it is equal on all. It is
+        complete when the pass over the loader has ended. All ranks must call this. While a resumed
+        run is replayed, it returns NaN. Raises UsageError for a name without a value, and without a
+        logger for a name that nothing monitors.
+        """
+        if not self._wants(name, "logged", None):
+            return math.nan
+        if self._gatherer is None:
+            raise UsageError(
+                f"s.logged({name!r}) without a logger: no value was stored. Pass logger='local'"
+            )
+        return self._gatherer.latest(name)
 
     def log_image(self, name: str, image: object, *, step: int | None = None) -> None:
         """Log a picture. The loggers of rank 0 get it at once. Other ranks may call this, too.
