@@ -49,12 +49,12 @@ def _module(path: Path, root: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name[0] != "_"]
-    items = [f"- `{name}`: {_first_line(tree)}" if _first_line(tree) else f"- `{name}`"]
-    items += [f"    - `{one.name}`: {_first_line(one)}" for one in classes if _first_line(one)]
-    return items if len(items) > 1 or _first_line(tree) else []
+    items = [f"- `{name}`: {first_line(tree)}" if first_line(tree) else f"- `{name}`"]
+    items += [f"    - `{one.name}`: {first_line(one)}" for one in classes if first_line(one)]
+    return items if len(items) > 1 or first_line(tree) else []
 
 
-def _first_line(node: ast.Module | ast.ClassDef) -> str:
+def first_line(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
     """Return the first paragraph of the docstring in one line, with backticks of Markdown."""
     first = (ast.get_docstring(node) or "").partition("\n\n")[0]
     parts = " ".join(first.split()).split("``")

@@ -13,6 +13,7 @@ same on any number of ranks; dropout draws on each rank for its own part of a ba
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def train(s: Session, epochs: int, dropout: float) -> nn.Module:
     loader = DataLoader(data, batch_size=12, shuffle=True, drop_last=True)
     model = LanguageModel(letters, dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    steps = epochs * len(loader) // 4  # real steps; without the division, in batches, is the same
+    steps = epochs * math.ceil(len(loader) / 4)  # real steps; epochs * len(loader) is the same
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in s.epochs(epochs):
         for x, y in loader:

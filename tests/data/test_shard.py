@@ -233,3 +233,26 @@ def test_torchmetrics_and_own_accumulators_are_exact_under_shard_eval(ranks: int
     assert sum(found["seen"]) == 37 and max(found["seen"]) < 37
     assert found["accuracy"] == pytest.approx([found["true accuracy"]] * 2, abs=1e-7)
     assert found["loss"][0] == pytest.approx(found["loss"][1], abs=1e-6)
+
+
+def test_noise_from_a_generator_that_each_step_seeds_is_that_of_one_process() -> None:
+    """In a pass over a divided loader, other draws differ from rank to rank, and from one process."""
+    found = facts("""
+        def drawn_by(generator):
+            return torch.randn(8, 3, generator=generator)
+
+        net, seeded_once = nn.Linear(3, 1), torch.Generator().manual_seed(0)
+        of_one_process = [drawn_by(seeded_once) for _ in range(3)]
+        seeded_once.manual_seed(0)
+        found["each step"], found["once"] = [], []
+        for step, x in enumerate(torch.utils.data.DataLoader(torch.randn(24, 3), batch_size=4)):
+            noise = torch.Generator().manual_seed(step)
+            z = s.shard(drawn_by(noise))
+            of_one = drawn_by(torch.Generator().manual_seed(step))
+            found["each step"].append(torch.equal(torch.cat(s.all_gather(z)), of_one))
+            once = torch.cat(s.all_gather(s.shard(drawn_by(seeded_once))))
+            found["once"].append(torch.equal(once, of_one_process[step]))
+            net(x + z).mean().backward()
+    """)
+    assert found["each step"] == [True, True, True]
+    assert found["once"] == [False, False, False]

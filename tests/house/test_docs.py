@@ -76,7 +76,7 @@ def test_the_code_of_a_page_does_what_the_page_says(page):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("page", ["events", "first_lines", "options"])
+@pytest.mark.parametrize("page", ["events", "first_lines", "methods", "options"])
 def test_a_page_that_is_generated_is_up_to_date(page):
     result = subprocess.run(
         [sys.executable, ROOT / "docs" / f"generate_{page}.py", "--check"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,17 @@ def test_a_length_in_batches_and_one_in_real_steps_both_end_with_the_loop(
             for _epoch in range(1, epochs + 1):
                 pass_over(training, data, scheduler)
         assert scheduler.last_epoch == (count // 4 if divided else count)
+
+
+def test_a_length_with_the_shorter_window_of_each_epoch() -> None:
+    """Nine steps are three epochs of three windows, and not one pass over nine batches."""
+    with session(accumulate_grad_batches=4):
+        training, data = Training(), loader(18, 2)
+        epochs = 3
+        scheduler = CosineAnnealingLR(training.optimizer, epochs * math.ceil(len(data) / 4))
+        for _epoch in range(epochs):
+            pass_over(training, data, scheduler)
+    assert scheduler.last_epoch == scheduler.T_max == 9
 
 
 def test_what_says_how_long_the_loop_is() -> None:

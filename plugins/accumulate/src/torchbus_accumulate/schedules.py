@@ -131,7 +131,9 @@ class Schedules:
         """Whether the scheduler's length is the number of real steps in one of the totals."""
         size, end = self._position.size, end_of(scheduler)
         steps = {whole // size for whole in totals} | {-(-whole // size) for whole in totals}
-        steps |= {whole // length * (length // size) for whole in totals for length in lengths}
+        epochs = [(whole // length, length) for whole in totals for length in lengths]
+        steps |= {count * (length // size) for count, length in epochs}
+        steps |= {count * -(-length // size) for count, length in epochs}
         has_end = end is not None or isinstance(scheduler, LambdaLR)
         ends = {number for _, number in numbers_of(scheduler)} if end is None else {end}
         return has_end and size > 1 and not steps.isdisjoint(ends)
