@@ -31,6 +31,11 @@ LOST = (
     " it in the middle of a step, before optimizer.step(). Log it at the end of a batch or an"
     " epoch, or let every_n_steps=... write a checkpoint before each evaluation"
 )
+LOST_IN_WINDOW = (
+    "no checkpoint has the weights of a value of {!r}, so the value does not count: the loop logged"
+    " it in an open window of accumulate_grad_batches={}. Log it after a multiple of"
+    " accumulate_grad_batches batches, or at the end of an epoch"
+)
 
 
 class AutomaticSaves:
@@ -156,7 +161,9 @@ class AutomaticSaves:
         steps = self._steps
         if steps.lost_value and not (steps.judged or self._has_warned) and self._session.is_main:
             self._has_warned = True
-            warn(LOST.format(self._options.monitor))
+            window = self._session.options.get("accumulate_grad_batches", 1)
+            text = LOST if window == 1 else LOST_IN_WINDOW
+            warn(text.format(self._options.monitor, window))
 
     def _save(self, ends: bool) -> None:
         if self._steps.loaded:  # the checkpoint of these weights has the position of its run
