@@ -103,6 +103,7 @@ class TrainingLoaders:
         self._trains: weakref.WeakKeyDictionary[DataLoader[object], set[Place]] = (
             weakref.WeakKeyDictionary()
         )
+        self._places: set[Place] = set()
         self._begun: weakref.WeakKeyDictionary[DataLoader[object], Place] = (
             weakref.WeakKeyDictionary()
         )
@@ -134,7 +135,13 @@ class TrainingLoaders:
 
     def add(self, loader: DataLoader[object]) -> None:
         """Record that the loader has fed a backward."""
-        self._trains.setdefault(loader, set()).add(self._begun.get(loader, ("", 0)))
+        place = self._begun.get(loader, ("", 0))
+        self._trains.setdefault(loader, set()).add(place)
+        self._places.add(place)
+
+    def train_here(self) -> bool:
+        """Whether a pass over any loader that began in the line that runs now has trained."""
+        return place_of(users_frame()[0]) in self._places
 
     def trains_here(self, loader: DataLoader[object]) -> bool:
         """Whether a pass that began in the line that runs now has fed a backward."""

@@ -158,8 +158,12 @@ class Divider:
         return {"batch_sampler" if batched else "sampler": order}
 
     def _may_be_a_look(self, loader: DataLoader[object]) -> bool:
-        """Whether the script may only inspect a first batch, as of a loader that evaluates."""
-        return loader not in self._training and (bool(self._training) or loader in self._evaluated)
+        """Whether the script may only inspect a first batch, as of a loader that evaluates.
+
+        A new loader does not count in a line in which another one has trained.
+        """
+        is_new = loader not in self._training and not self._training.train_here()
+        return is_new and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
         """Divide a stream if the ranks' first items agree. If they once differ, the stream stays
