@@ -122,3 +122,31 @@ def test_the_values_of_an_epoch_are_those_of_the_whole_epoch(tmp_path: Path) -> 
     whole, cut, short = fork_script(WITHIN_AN_EPOCH, cwd=tmp_path).json()
     assert whole["mean"] == [[12, 11.5]] and whole["number"] == [[12, 24.0]]
     assert cut == whole and short == whole
+
+
+def test_a_logged_value_is_there_in_the_resumed_run(tmp_path: Path) -> None:
+    """A loop that reads it before it logs it again, and while it is replayed."""
+
+    def run(dies: bool) -> tuple[list[float], float]:
+        torch.manual_seed(0)
+        read: list[float] = []
+        with session(checkpoint=str(tmp_path), logger=RecordingLogger()) as s:
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            for epoch in s.epochs(4):
+                if epoch:
+                    read.append(s.logged("val"))
+                for x in DataLoader(torch.ones(2, 1)):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                if dies and epoch == 2:
+                    raise KeyError("power cut")
+                s.log_dict({"val": 10.0 - epoch, "odd": float("nan")})
+                plateau.step(s.logged("val"))
+            return read, plateau.best
+
+    with pytest.raises(KeyError):
+        run(dies=True)
+    assert run(dies=False) == ([10.0, 9.0, 8.0], 7.0)

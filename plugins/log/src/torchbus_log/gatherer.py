@@ -82,6 +82,7 @@ class Gatherer:
         return {
             "epoch": self.passes.epoch,
             "names": sorted(self.names),
+            "latest": dict(self._latest),
             "judged": [] if self._monitors is None else self._monitors.found,
             "open": self.passes.open_totals(),
             "ranks": self._session.world_size,
@@ -90,6 +91,7 @@ class Gatherer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes.epoch = state["epoch"]
         self.names.update(state.get("names", ()))
+        self._latest |= state.get("latest", {})
         if self._monitors is not None:
             self._monitors.resumed(state.get("judged", ()))
         if state.get("ranks") == self._session.world_size:
