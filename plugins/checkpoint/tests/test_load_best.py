@@ -130,6 +130,26 @@ def train(s: Any) -> torch.nn.Module:
     return model
 
 
+def test_a_new_loader_for_each_pass_of_a_loop_over_range(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.manual_seed(0)
+    model, weights = torch.nn.Linear(2, 1), []
+    with session(strategy=None, checkpoint=str(tmp_path), monitor="val", load_best=True) as s:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for epoch in range(4):
+            for x in DataLoader(torch.ones(4, 2), batch_size=2):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            weights.append(model.weight.tolist())
+            with torch.no_grad():
+                for _ in DataLoader(torch.ones(4, 2), batch_size=2):
+                    s.log("val", [3.0, 1.0, 2.0, 5.0][epoch], on_epoch=True)
+    assert model.weight.tolist() == weights[1]
+    assert not [one for one in recwarn if "no checkpoint has the weights" in str(one.message)]
+
+
 def test_without_a_value(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match="no checkpoint in .* has a value of 'val'"),

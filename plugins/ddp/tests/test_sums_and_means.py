@@ -30,6 +30,7 @@ LOSSES = {
     "targets and sum": lambda net, z, out, a: F.cross_entropy(out, a.argmax(1)) + 2 * z.abs().sum(1).sum(),
     "two of each": lambda net, z, out, a: out.mean() + F.l1_loss(z, a[:, :4]) - z.sum() - F.mse_loss(out, a, reduction="sum"),
     "sum of weights": lambda net, z, out, a: F.mse_loss(out, a) + (net[0].weight.T @ net[0].weight).square().sum(),
+    "sum and costs": lambda net, z, out, a: z.square().sum() + (net[0].weight.softmax(1) * FISHER).sum(),
     "one sample left": lambda net, z, out, a: F.mse_loss(out, a) + (FISHER * (net[0].weight - OLD) ** 2).sum(),
     "all": lambda net, z, out, a: F.mse_loss(out, a) + net[2].weight.abs().sum() + z.square().sum(),
 }

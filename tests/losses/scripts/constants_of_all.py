@@ -65,4 +65,8 @@ for name, loss_of in LOSSES.items():
     with session(strategy="ddp", devices=int(sys.argv[1]), launch="fork", batch="global"):
         found = train(loss_of)
     apart[name] = float((found - train(loss_of)).abs().max())
+with session(strategy="ddp", devices=int(sys.argv[1]), launch="fork", batch="global"):
+    train(lambda out, y, w: cross_entropy(out, y))
+    found = train(LOSSES["over the batch"])
+apart["after a mean"] = float((found - train(LOSSES["over the batch"])).abs().max())
 print(json.dumps(apart))

@@ -175,6 +175,8 @@ class LoopSteps:
         if not torch.is_grad_enabled():
             return
         reference = weakref.ref(loader)
+        if self._pass_ended and self._head is not None and self._head() is None:
+            self._head = reference  # the loop makes a new loader for each pass
         if (self._stepped or self._pass_ended) and reference == self._head:
             self._stepped = self._pass_ended = False
             self._asked = []

@@ -154,6 +154,8 @@ ELEMENTWISE = {
     "TBackward0",
     "TransposeBackward0",
     "PermuteBackward0",
+    "SoftmaxBackward0",
+    "LogSoftmaxBackward0",
     *OF_COPIES,
 }
 """Operations that leave the number of elements as it is, unless they broadcast."""
@@ -170,8 +172,6 @@ OF_WHOLE = {
     "VarBackward0",
     "ProdBackward0",
     "LogsumexpBackward0",
-    "SoftmaxBackward0",
-    "LogSoftmaxBackward0",
     "SliceBackward0",
     "SelectBackward0",
     "UnbindBackward0",

@@ -164,6 +164,8 @@ class TermWeights:
         for place, (term, seen) in enumerate(zip(found.terms, self.constants, strict=False)):
             if (whole := seen.target(term.number)) != 1.0:
                 weights[place] = whole if found.weights[place] else 0.0
+            elif _is_nan(weights[place]):
+                weights[place] = _of_nothing(term, found.weights[place])
         return weights
 
     def multiply(self, found: WeightedTerms, weights: Sequence[Number]) -> Number | None:
@@ -309,6 +311,17 @@ def _differs(mean: Sequence[float]) -> bool:
     have = mean[HAVE]
     ratio, squared = (mean[RATIO] / have, mean[RATIO_SQUARED] / have) if have else (0.0, 0.0)
     return squared - ratio * ratio > SPREAD * SPREAD * squared
+
+
+def _is_nan(weight: Number) -> bool:
+    return not isinstance(weight, Tensor) and math.isnan(weight)
+
+
+def _of_nothing(term: Term, weight: float) -> float:
+    """Return the weight of a term that counts nothing on any rank: NaN, unless it is clamped."""
+    if not weight:  # the batch only fills in for missing samples
+        return 0.0
+    return 1.0 if term.is_over_one is True else math.nan
 
 
 def _is_one_number(weight: Number) -> bool:

@@ -333,6 +333,9 @@ class Unit:
         same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         if mean[CLAMPED] and same_everywhere and not self._common.is_sure:
             return False, []
+        if not mean[ALL]:  # no rank has divided, so nothing is known about other losses
+            self._common.has_counted_repeated = False
+            return False, []
         alike = self._common.judge(
             same_everywhere,
             self._divisor,
