@@ -14,6 +14,7 @@ def test_bad_input(replicas: Replicas) -> None:
     assert told["none"].startswith("UsageError: strategy='ft' needs a lighthouse")
     assert told["no_url"].startswith("UsageError: lighthouse='localhost' is not a URL with a port")
     assert told["silent"].startswith("LaunchError: the lighthouse at http://127.0.0.1:9 does not")
+    assert told["no_address"].startswith("LaunchError: the lighthouse at http://nowhere.invalid:9")
     assert told["inside"].startswith("UsageError: replica_strategy='pp' is unknown: use 'ddp'")
     assert told["shard_eval"].startswith("UsageError: shard_eval=True: what replicas")
     assert told["stream"].startswith("Unsupported: a loader over Stream, an IterableDataset")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import time
+from pathlib import Path
 
 import pytest
 from torchbus import session
@@ -79,6 +81,26 @@ def test_a_row_is_whole_or_not_there(tmp_path):
         {"step": "1", "a": "0.1", "b": ""},
         {"step": "2", "a": "inf", "b": 'x,"y"'},
     ]
+
+
+def test_a_column_that_a_full_disk_refused_is_written_later(tmp_path, monkeypatch):
+    table = CsvTable(tmp_path / "m.csv", ["step"])
+    table.add({"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", _no_space)
+        with pytest.raises(OSError):
+            table.add({"step": 2, "b": 1.0})
+    table.add({"step": 3})
+    table.add({"step": 4, "b": 2.0})
+    assert [tuple(row.values()) for row in rows(tmp_path / "m.csv")] == [
+        ("1", ""),
+        ("3", ""),
+        ("4", "2.0"),
+    ]
+
+
+def _no_space(path, content):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_the_rest_of_a_row_that_a_killed_process_has_left_is_cut_off(tmp_path):

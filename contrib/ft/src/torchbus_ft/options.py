@@ -54,15 +54,18 @@ def reach(url: str, timeout_s: float) -> None:
 def local_host(url: str) -> str:
     """Return the address from which this machine reaches the lighthouse. Nothing is sent.
 
-    Raises OSError if the lighthouse's name has no address, or there is no route to it.
+    Raises LaunchError if the lighthouse's name has no address, or there is no route to it.
     """
     parts = urlsplit(url)
-    family, kind, _, _, place = socket.getaddrinfo(
-        parts.hostname, parts.port, type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind) as found:
-        found.connect(place)
-        return str(found.getsockname()[0])
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(
+            parts.hostname, parts.port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as found:
+            found.connect(place)
+            return str(found.getsockname()[0])
+    except OSError as error:
+        raise LaunchError(SILENT.format(url, error)) from None
 
 
 VARIABLE = "REPLICA_GROUP_ID"

@@ -69,6 +69,7 @@ print(
         {
             "none": message(lambda: enter(FT())),
             "no_url": message(lambda: enter(FT(lighthouse="localhost"))),
+            "no_address": message(lambda: enter(FT(lighthouse="http://nowhere.invalid:9"))),
             "silent": message(lambda: enter(FT(lighthouse="http://127.0.0.1:9", timeout_s=1.0))),
             "inside": message(lambda: FT(replica_strategy="pp")),
             "shard_eval": message(lambda: enter(FT(lighthouse=URL), shard_eval=True)),

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,37 +42,37 @@ class CsvTable:
         """Append a row. Raises OSError if it can't be written."""
         new = [name for name in row if name not in self._columns]
         if new or not self._size:
-            self._columns += new
-            self._write(lambda row: True)
+            self._write(lambda row: True, [*self._columns, *new])
         with open(self._path, "r+b") as file:
             file.truncate(self._size)
             file.seek(self._size)
-            file.write(self._lines([row]))
+            file.write(_lines(self._columns, [row]))
         self._size = self._path.stat().st_size
 
     def cut(self, column: str, at: int) -> None:
         """Remove the rows whose number in ``column`` is ``at`` or larger."""
         if self._size:
-            self._write(lambda row: float(row[column] or 0) < at)
+            self._write(lambda row: float(row[column] or 0) < at, self._columns)
 
-    def _write(self, keep: Callable[[dict[str, str]], bool]) -> None:
-        """Rewrite the file with all columns, and with the rows for which ``keep`` is true."""
+    def _write(self, keep: Callable[[dict[str, str]], bool], columns: list[str]) -> None:
+        """Rewrite the file with ``columns``, and with the rows for which ``keep`` is true."""
         rows = [row for row in _read(self._whole())[1] if keep(row)]
         again = self._path.with_name(f"{self._path.name}.new")
-        again.write_bytes(
-            self._lines([dict(zip(self._columns, self._columns, strict=True)), *rows])
-        )
+        header = dict(zip(columns, columns, strict=True))
+        again.write_bytes(_lines(columns, [header, *rows]))
         os.replace(again, self._path)
+        self._columns = columns  # not before the file has them: the disk may be full
         self._size = self._path.stat().st_size
 
     def _whole(self) -> bytes:
         """Return the content of the file, up to the end of the last complete row."""
         return self._path.read_bytes()[: self._size] if self._size else b""
 
-    def _lines(self, rows: Iterable[Row]) -> bytes:
-        text = io.StringIO(newline="")
-        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
-        return text.getvalue().encode()
+
+def _lines(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def _read(whole: bytes) -> tuple[list[str], list[dict[str, str]]]:

@@ -163,7 +163,8 @@ def _options(file: Section) -> Options:
 def _ranks(file: Section, kind: str) -> Options:
     """Return the ranks' accelerator, and their number unless a launcher has started them."""
     on_cpu = bool(file.take("use_cpu")) or kind == "MULTI_CPU"
-    processes, nodes = file.take("num_processes", -1), file.take("num_machines", 1)
+    one = 1 if kind == "NO" else -1
+    processes, nodes = file.take("num_processes", one), file.take("num_machines", 1)
     gpus = str(file.take("gpu_ids", "all"))
     options: Options = {"accelerator": "cpu" if on_cpu else "auto" if kind == "NO" else "gpu"}
     if world_size_seen() > 1 or processes < 1:
