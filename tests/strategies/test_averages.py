@@ -135,6 +135,6 @@ def test_a_checkpoint_after_evaluation_has_the_averages_and_loads_as_weights_onl
     found = trained(tmp_path, {**options, "checkpoint": str(tmp_path / "checkpoints")})
     last = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
     model = checkpoints.read_file(last, "model")
-    assert all(torch.equal(model[name], found["trained"][name]) for name in model)
-    averages = [entry["average"] for entry in own_state(tmp_path)["averages"][0]["entries"]]
-    assert all(map(torch.equal, averages, found["averaged"].values()))
+    assert all(torch.equal(model[name], found["averaged"][name]) for name in model)
+    trained_weights = [entry["training"] for entry in own_state(tmp_path)["averages"][0]["entries"]]
+    assert all(map(torch.equal, trained_weights, found["trained"].values()))

@@ -177,9 +177,9 @@ def test_many_strangers_that_say_nothing(made: Callable[..., Transport]) -> None
     with contextlib.ExitStack() as stack:
         for _ in range(ASKING_AT_MOST):
             stack.enter_context(socket.create_connection((host, int(port)), 5))
-        with socket.create_connection((host, int(port)), 2) as one_more:
+        with socket.create_connection((host, int(port)), 30) as one_more:
             assert one_more.recv(1) == b""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 30
     while True:  # the replica soon notices that the connections are closed
         try:
             assert got(newcomer, source.metadata())["steps"] == 3

@@ -145,7 +145,7 @@ def options(folder: Path, config: dict[str, Any], **call: Any) -> dict[str, Any]
         ({"distributed_type": "MULTI_GPU", "use_cpu": False, "num_processes": 4, "gpu_ids": "1,3,4,5"},
          {"accelerator": "gpu", "devices": [1, 3, 4, 5], "strategy": "ddp"}),
         ({"distributed_type": "NO", "use_cpu": False, "num_processes": None},
-         {"devices": 1, "strategy": None}),
+         {"devices": 1, "strategy": "auto"}),
         ({"num_processes": 8, "num_machines": 2, "mixed_precision": "fp16"},
          {"devices": 4, "num_nodes": 2, "precision": "16-mixed", "strategy": "ddp"}),
         (fsdp({"fsdp_reshard_after_forward": "HYBRID_SHARD_ZERO2", "fsdp_offload_params": True,

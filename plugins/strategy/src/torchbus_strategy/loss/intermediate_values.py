@@ -100,7 +100,10 @@ def _sums(parts: Sequence[Tensor]) -> set[int]:
 def weigh_parts(
     session: Context, parts: Sequence[Part], loss: Tensor, count: Count
 ) -> list[Number]:
-    """Return what this rank adds to the mean over ranks of each part."""
+    """Return what this rank adds to the mean over ranks of each part.
+
+    ``loss`` has one element.
+    """
     of_sum = float(session.world.data.parts) if session.share.weight else 0.0
     return [_weighed_part(part, loss, count, of_sum) for part in parts]
 
