@@ -201,8 +201,8 @@ class EarlyStop:
     def session_end(self, error: BaseException | None) -> None:
         if isinstance(error, StopIteration) and self.should_stop:
             raise UsageError(self._goes_on("next(...) has found no batch")) from error
-        trained_nothing = error is None and not self._has_trained
-        if trained_nothing and self._had_ended and self._session.is_main:
+        has_not_trained = error is None and not self._has_trained
+        if has_not_trained and self._had_ended and self._session.is_main:
             warn(HAD_ENDED.format(self._monitor))
 
     @hookimpl

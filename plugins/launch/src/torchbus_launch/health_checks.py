@@ -195,8 +195,8 @@ class HealthChecks:
             f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank}"
             f" waits in {place.waits_in or 'a collective'} at {place.line}: all ranks must make the"
             " same number of them. A loop that stops by a value of one rank (such as a loss read"
-            " before backward) must share it: read the loss after backward, or use s.reduce(number)."
-            " A loop whose episodes differ in length needs strategy='dp'"
+            " before backward) must share it: read the loss after backward, or use"
+            " s.reduce(number). A loop whose episodes differ in length needs strategy='dp'"
         )
 
 

@@ -165,7 +165,7 @@ class TermWeights:
             if (whole := seen.target(term.number)) != 1.0:
                 weights[place] = whole if found.weights[place] else 0.0
             elif _is_nan(weights[place]):
-                weights[place] = _of_nothing(term, found.weights[place])
+                weights[place] = _of_no_count(term, found.weights[place])
         return weights
 
     def multiply(self, found: WeightedTerms, weights: Sequence[Number]) -> Number | None:
@@ -317,7 +317,7 @@ def _is_nan(weight: Number) -> bool:
     return not isinstance(weight, Tensor) and math.isnan(weight)
 
 
-def _of_nothing(term: Term, weight: float) -> float:
+def _of_no_count(term: Term, weight: float) -> float:
     """Return the weight of a term that counts nothing on any rank: NaN, unless it is clamped."""
     if not weight:  # the batch only fills in for missing samples
         return 0.0
