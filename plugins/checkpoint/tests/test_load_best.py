@@ -67,16 +67,17 @@ def test_ranks_end_with_the_best_weights_also_of_a_run_that_is_over(tmp_path: Pa
 
 
 EVERY_SECOND = [[step, True if step % 4 == 0 else None] for step in range(2, 19, 2)]
+AFTER_EACH_VALUE = [[4, True], [6, None], [8, True], [12, True], [16, True], [18, None]]
 OF_LOOPS: dict[tuple[str, int, int | None, int], list[list[object]]] = {
     ("after_each_epoch", 1, None, 12): [[6, True], [12, True], [18, True]],
     ("after_each_epoch", 2, None, 6): [[6, True], [12, True], [18, True]],
     ("after_each_epoch", 1, 4, 6): [
         *([4, None], [6, True], [8, None], [12, True], [16, None], [18, True])
     ],
-    ("after_some_steps", 1, None, 8): [[6, None], [8, True], [12, True], [18, None]],
+    ("after_some_steps", 1, None, 8): AFTER_EACH_VALUE,
     ("after_some_steps", 2, 2, 6): EVERY_SECOND,
     ("after_a_pass_that_it_leaves", 1, 2, 8): EVERY_SECOND,
-    ("after_a_pass_that_it_leaves", 2, None, 8): [[6, None], [8, True], [12, True], [18, None]],
+    ("after_a_pass_that_it_leaves", 2, None, 8): AFTER_EACH_VALUE,
     ("before_some_steps", 1, 2, 4): EVERY_SECOND,
     ("before_some_steps", 2, 2, 8): EVERY_SECOND,
     ("before_some_steps", 1, None, 12): [[6, None], [12, True], [18, None]],

@@ -69,6 +69,8 @@ class AutomaticSaves:
         ends = iterator is None and self._position.is_after_epochs and not cut
         is_new = self._steps.since_save or (ends and not self._snapshot.end_is_saved)
         if not is_new and not requests.leave:
+            if self._steps.count and self._when.is_due(self._steps.count, self._steps.epochs):
+                self._when.saved(self._steps.count, self._steps.epochs)  # these weights are saved
             return
         if iterator is not None and self._looks_again:
             self._looks_again = False
@@ -83,6 +85,7 @@ class AutomaticSaves:
             or requests.leave
             or cut
             or (self._steps.judged and self._steps.owes_value)
+            or (self._steps.judged and self._steps.evaluated and self._when.is_default)
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
             self._save(ends)

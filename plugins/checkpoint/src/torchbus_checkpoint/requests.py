@@ -141,13 +141,14 @@ def seconds(time_limit: str | timedelta) -> float:
 class When:
     """A checkpoint is due at each multiple of these numbers of steps and of epochs.
 
-    It is also due ``every_minutes`` after the last checkpoint. If nothing is given, a checkpoint is
-    due after every epoch.
+    It is also due ``every_minutes`` after the last checkpoint. If nothing is given, ``is_default``
+    is True, and a checkpoint is due after every epoch.
     """
 
     every_n_steps: int | None = None
     every_n_epochs: int | None = None
     every_minutes: float | None = None
+    is_default: bool = False
     _steps: int = 0
     _epochs: int = 0
     _time_s: float = field(default_factory=time.monotonic)
@@ -167,7 +168,7 @@ class When:
             and self.every_n_epochs is None
             and self.every_minutes is None
         ):
-            self.every_n_epochs = 1
+            self.every_n_epochs, self.is_default = 1, True
 
     def is_due(self, steps: int, epochs: int) -> bool:
         """Whether a checkpoint is due by the counts, which are equal on all ranks."""

@@ -96,8 +96,9 @@ class LoopSteps:
     checkpoint. ``judged`` is True if the monitored value was reported after the last step, so that
     it is the value of the present weights. ``owes_value`` is True if the last checkpoint was
     written without a value. ``lost_value`` is True if a later value came for newer weights, but
-    more steps followed before the loop was between two steps. ``loaded`` is True between
-    ``s.load`` and the next step: the weights are those of a checkpoint that must not change.
+    more steps followed before the loop was between two steps. ``evaluated`` is True if the loop has
+    read a batch without gradients after the last step. ``loaded`` is True between ``s.load`` and
+    the next step: the weights are those of a checkpoint that must not change.
     """
 
     hears_trials = False
@@ -114,7 +115,8 @@ class LoopSteps:
         self.epochs = 0
         self.counts_passes = True
         self.since_save = False
-        self.judged = self.owes_value = self.lost_value = self.loaded = False
+        self.judged = self.owes_value = self.lost_value = False
+        self.evaluated = self.loaded = False
 
     @property
     def count(self) -> int:
@@ -163,7 +165,7 @@ class LoopSteps:
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._clean.add(id(optimizer))
         self.lost_value |= self.judged and self.owes_value and self.since_save
-        self.judged = self.loaded = False
+        self.judged = self.evaluated = self.loaded = False
         self._stepped = self.since_save = True
         if self._asked and (
             self._head is None or self._head() is None or self._head not in self._asked
@@ -173,6 +175,7 @@ class LoopSteps:
     @hookimpl
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         if not torch.is_grad_enabled():
+            self.evaluated = True
             return
         reference = weakref.ref(loader)
         if self._pass_ended and self._head is not None and self._head() is None:
