@@ -138,3 +138,34 @@ def test_a_checkpoint_after_evaluation_has_the_averages_and_loads_as_weights_onl
     assert all(torch.equal(model[name], found["averaged"][name]) for name in model)
     trained_weights = [entry["training"] for entry in own_state(tmp_path)["averages"][0]["entries"]]
     assert all(map(torch.equal, trained_weights, found["trained"].values()))
+
+
+def test_dp_finds_the_order_of_rows_without_putting_averages_in_place():
+    script = """
+        import sys, torch
+        from torchbus import session
+
+        class Views(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = torch.nn.Linear(4, 6)
+
+            def forward(self, x):
+                return self.net(torch.cat([x, 2 * x])).tanh()
+
+        torch.set_default_dtype(torch.float64)
+        ranks = int(sys.argv[1])
+        with session(strategy="dp" if ranks > 1 else None, devices=ranks, accelerator="cpu", ema_decay=0.9):
+            torch.manual_seed(0)
+            net = Views()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(4):
+                first, second = net(torch.randn(8, 4)).chunk(2)
+                loss = (first * second).sum(1).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"{loss.item():.9f}")
+    """
+    alone, two = (fork_script(script, ranks) for ranks in (1, 2))
+    assert two.ok() and two.stdout == alone.stdout

@@ -115,10 +115,8 @@ def refuse_verb(maker: object, verb: str) -> None:
         )
 
 
-MARKS = (
-    "companions", "declares_events", "divides_data", "divides_states", "grad_batches", "owns",
-    "verbs",
-)  # fmt: skip
+MARKS = {"companions", "declares_events", "divides_data", "divides_states", "grad_batches"}
+MARKS |= {"owns", "verbs"}
 
 
 class NeedsParentheses(type):

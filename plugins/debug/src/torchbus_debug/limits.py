@@ -364,6 +364,7 @@ class Limits:
         self._overfits = None if overfit is None else (tries or overfit)
         self._train, self._evaluate = (tries or overfit or one for one in (train, evaluate))
         self.dry_run = tries is not None
+        self.shortens_passes = bool(self._train or self._evaluate)
 
     @hookimpl
     def session_start(self, session: Context) -> None:

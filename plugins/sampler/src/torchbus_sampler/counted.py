@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -308,12 +308,7 @@ class CountFinder:
             for at, node in reversed(list(enumerate(self._facts.nodes)))
             for name, _ in self._facts.program.given(node)
         }
-        backwards: dict[str, tuple[int, str]] = {}
-        for index, node in enumerate(self._facts.nodes):
-            for one in source.losses(node):
-                root = source.variable(one) or f"({ast.unparse(one)})"
-                for name in source.reached(source.parts, [one], self._facts.values) | self._parts:
-                    backwards.setdefault(name, (index, root))
+        backwards = self._backwards()
 
         def read(nodes: Iterable[ast.AST]) -> set[str]:
             return {
@@ -332,31 +327,47 @@ class CountFinder:
             for name in read(ast.walk(node))
         }
         given = [
-            (node, to, value)
+            (place[id(node)], to, value)
             for node in self._facts.nodes
             if isinstance(node, ast.Assign)
             for to, value in self._facts.program.given(node)
-            if to not in backwards and to not in source.names(value)
+            if to not in backwards and to not in source.names(value) and self._is_shown(to)
         ]
-        held = {
-            to: name
-            for _, to, value in given
-            for name in read(ast.walk(value))
-            if self._is_shown(to)
-        }
-        others = (self._facts.of_batch | self._facts.batch) - set(backwards)
-        computed = {
-            to: f"{ast.unparse(value)} after {backwards[name][1]}.backward()"
-            for node, to, value in given
-            for name in source.computed_from(value) & set(backwards)
-            if others.isdisjoint(source.names(value))
-            if is_synced and place[id(node)] < backwards[name][0] and self._is_shown(to)
-        }
+        held = {to: name for _, to, value in given for name in read(ast.walk(value))}
+        computed = self._computed_early(given, backwards) if is_synced else {}
         return computed | {
             of: f"{name}.item() after {backwards[name][1]}.backward()"
             if is_synced
             else f"s.reduce({name})"
             for of, name in (shown | held).items()
+        }
+
+    def _backwards(self) -> dict[str, tuple[int, str]]:
+        """Return the losses, each with the place of its backward and the expression there."""
+        found: dict[str, tuple[int, str]] = {}
+        for index, node in enumerate(self._facts.nodes):
+            for one in source.losses(node):
+                root = source.variable(one) or f"({ast.unparse(one)})"
+                for name in source.reached(source.parts, [one], self._facts.values) | self._parts:
+                    found.setdefault(name, (index, root))
+        return found
+
+    def _computed_early(
+        self,
+        given: Iterable[tuple[int, str, ast.expr]],
+        backwards: Mapping[str, tuple[int, str]],
+    ) -> dict[str, str]:
+        """Return variables that are computed from losses alone before their backward.
+
+        ``given`` has a place, a variable and its value: ``psnr = mse2psnr(loss)``.
+        """
+        others = (self._facts.of_batch | self._facts.batch) - set(backwards)
+        return {
+            to: f"{ast.unparse(value)} after {backwards[name][1]}.backward()"
+            for place, to, value in given
+            if others.isdisjoint(source.names(value))
+            for name in source.computed_from(value) & set(backwards)
+            if place < backwards[name][0]
         }
 
     def _is_shown(self, name: str) -> bool:

@@ -139,7 +139,8 @@ class TrainingLoaders:
         self._trains.setdefault(loader, set()).add(place)
         self._places.add(place)
 
-    def train_here(self) -> bool:
+    @property
+    def is_training_line(self) -> bool:
         """Whether a pass over any loader that began in the line that runs now has trained."""
         return place_of(users_frame()[0]) in self._places
 
@@ -168,9 +169,8 @@ class TrainingLoaders:
             self._may_be_whole = self._may_be_whole or (whole[0], whole[0].references)
         elif whole:
             self._whole = whole[-1].origin
-        if self._steps:  # otherwise ``step`` refuses to train on them
-            return
-        if self._whole is not None and only_parameters(as_list(call.tensors)):
+        steps_by_hand = not self._steps  # otherwise ``step`` refuses to train on them
+        if self._whole is not None and steps_by_hand and only_parameters(as_list(call.tensors)):
             self._warn(_message(self._whole))
 
     def step(self, optimizer: Optimizer) -> None:

@@ -162,7 +162,7 @@ class Divider:
 
         A new loader does not count in a line in which another one has trained.
         """
-        is_new = loader not in self._training and not self._training.train_here()
+        is_new = loader not in self._training and not self._training.is_training_line
         return is_new and (bool(self._training) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:

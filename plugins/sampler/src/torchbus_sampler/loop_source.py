@@ -396,12 +396,12 @@ def read_as_number(node: ast.AST) -> set[str]:
     if called(node) == "detach" and called(node.func.value) in ("cat", "stack"):  # type: ignore[attr-defined]
         return names(node)
     if called(node) == "log":
-        return set().union(*map(_computed_from, shown(node)))
+        return set().union(*map(_summed_from, shown(node)))
     added = added_to(node)
-    return set() if added is None else set().union(*map(_computed_from, _terms(added[1])))
+    return set() if added is None else set().union(*map(_summed_from, _terms(added[1])))
 
 
-def _computed_from(value: ast.expr) -> set[str]:
+def _summed_from(value: ast.expr) -> set[str]:
     """Return ``loss`` of ``loss.detach().float()``, ``torch.sqrt(loss.data)`` and ``loss * n``."""
     if variable(value):
         return {variable(value)}
@@ -414,7 +414,7 @@ def _computed_from(value: ast.expr) -> set[str]:
         owner = value.func.value
         is_library = isinstance(owner, ast.Name) and owner.id in LIBRARIES
         inner = value.args[:1] if is_library else [owner]
-    return set().union(*map(_computed_from, inner))
+    return set().union(*map(_summed_from, inner))
 
 
 def computed_from(value: ast.expr) -> set[str]:

@@ -174,7 +174,7 @@ class RandomStreams:
     def goes_on(self) -> None:
         """Draw from "own" again, because training continues without another pass.
 
-        A backward in an evaluation between two passes is none of training.
+        A backward in an evaluation between two passes does not train.
         """
         if self._current == "own" and self._script.apart:
             return

@@ -16,7 +16,6 @@ from torchbus_strategy.collectives import broadcast_object, sealed, unsealed
 from torchbus_strategy.main_first import Turns
 
 Result = TypeVar("Result")
-LIMITS = ("fast_dev_run", "limit_train_batches", "limit_eval_batches", "overfit_batches")
 
 
 class RankVerbs:
@@ -149,9 +148,9 @@ class RankVerbs:
 
     @property
     def _is_limited(self) -> bool:
-        """Whether an option may end passes over loaders early."""
-        values = [self._session.options.get(name) for name in LIMITS]
-        return any(value is not None and value is not False for value in values)
+        """Whether a plugin may end passes over loaders early."""
+        plugins = [plugin for _, plugin in self._session.bus.plugins()]
+        return any(getattr(plugin, "shortens_passes", False) for plugin in plugins)
 
     def _made(self, key: str, function: Callable[[], Result]) -> Result:
         what, job, is_main = f"s.once({key!r}, ...)", self._session.job, self._session.world.is_main

@@ -18,7 +18,7 @@ from torchbus.plugin import Context, Surround, hookimpl, warn
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import Joins, part
-from torchbus_ddp.dp.outputs import OutputLayout, RowOrder
+from torchbus_ddp.dp.outputs import OutputLayout
 from torchbus_ddp.dp.rows import (
     Leaf,
     Rows,
@@ -221,10 +221,10 @@ class DividedForward:
         compute: Callable[[], object],
     ) -> None:
         """Find the orders of outputs with several rows for each sample, without dropout."""
-        found = [RowOrder.UNKNOWN] * len(layout.orders(None, None, rows))
+        found = layout.unknown_orders
         with _evaluated(model), suppress(RuntimeError, IndexError, ValueError):
             found = layout.orders(whole(), compute(), rows)
-        layout.agree(self._team.gather(found))
+        layout.agree_on_orders(self._team.gather(found))
         if layout.whole_because and torch.is_grad_enabled():
             self._warn(model, layout, "Return them as a tensor with the batch in one dimension")
 
@@ -265,10 +265,14 @@ def _buffers_of(model: Module) -> Callable[[], None]:
 
 @contextmanager
 def _evaluated(model: Module) -> Iterator[None]:
-    """Put the model into eval mode without gradients, and then everything as it was."""
+    """Put the model into eval mode without gradients, and then everything as it was.
+
+    Sets the modes directly, because ``model.eval()`` is an event that other plugins act on.
+    """
     modes = [(module, module.training) for module in model.modules()]
     restore, stream = _buffers_of(model), random_streams.read()
-    model.eval()
+    for module, _ in modes:
+        module.training = False
     try:
         with torch.no_grad():
             yield

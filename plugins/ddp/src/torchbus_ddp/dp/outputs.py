@@ -35,6 +35,10 @@ class RowOrder(IntEnum):
     UNKNOWN = 2
 
 
+CLEARLY = 0.1
+"""How much rows in the right order may differ, relative to the difference in the wrong order."""
+
+
 class OutputLayout:
     """How the outputs of a model depend on the batch.
 
@@ -68,6 +72,10 @@ class OutputLayout:
         both = zip(self._kinds, self._whole, strict=True)
         return any(kind is Kind.ROWS and one[self._dim] > self._total for kind, one in both)
 
+    @property
+    def unknown_orders(self) -> list[RowOrder]:
+        return [RowOrder.UNKNOWN for _ in self._kinds]
+
     def orders(self, whole: object, mine: object, rows: Rows) -> list[RowOrder]:
         """Return the order of each output's rows, which this rank's rows show.
 
@@ -75,7 +83,7 @@ class OutputLayout:
         """
         both = list(zip(numbers_in(whole), numbers_in(mine), strict=False))
         if len(both) != len(self._kinds):
-            return [RowOrder.UNKNOWN for _ in self._kinds]
+            return self.unknown_orders
         return [
             _order(one, other, rows, self._dim)
             if kind is Kind.ROWS and isinstance(one, Tensor) and isinstance(other, Tensor)
@@ -83,7 +91,7 @@ class OutputLayout:
             for kind, (one, other) in zip(self._kinds, both, strict=True)
         ]
 
-    def agree(self, reported: Sequence[Sequence[int]]) -> None:
+    def agree_on_orders(self, reported: Sequence[Sequence[int]]) -> None:
         """Set the orders that all ranks have reported."""
         each = [set(codes) for codes in zip(*reported, strict=True)]
         self._orders = [RowOrder(one.pop()) if len(one) == 1 else RowOrder.UNKNOWN for one in each]
@@ -223,9 +231,6 @@ def _order(whole: Tensor, mine: Tensor, rows: Rows, dim: int) -> RowOrder:
     if far[0] <= CLEARLY * far[1]:
         return RowOrder.BY_SAMPLE
     return RowOrder.BY_VIEW if far[1] <= CLEARLY * far[0] else RowOrder.UNKNOWN
-
-
-CLEARLY = 0.1
 
 
 def _dims(leaf: Leaf) -> int:

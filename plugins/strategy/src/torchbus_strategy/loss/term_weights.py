@@ -93,12 +93,8 @@ class TermWeights:
             self._pending = copied, accelerators.recorded(mean.device), _numbers(found)
         return self._weights(found, mean) if self.differs and found is not None else None
 
-    def has_constants(self, terms: Sequence[Term]) -> tuple[bool, bool]:
-        """Whether some of the terms, and all, are sums over a constant that counts samples."""
-        each = self._may_be_of_all(unique(terms))
-        return any(each), all(each)
-
-    def _may_be_of_all(self, terms: Sequence[Term]) -> list[bool]:
+    def may_be_of_all(self, terms: Sequence[Term]) -> list[bool]:
+        """Whether each of the terms may be a sum over a constant that counts samples."""
         return [
             seen.may_be_of_all(term.number, term.divisors, term.sizes)
             for term, seen in zip(terms, self.constants, strict=False)
@@ -117,7 +113,7 @@ class TermWeights:
             counts = [float(count) for count in _counts(found)]
             reported[HEAD : HEAD + size] = counts
             reported[SQUARES : SQUARES + size] = [count * count for count in counts]
-            reported[OF_ALL : OF_ALL + size] = map(float, self._may_be_of_all(found.terms))
+            reported[OF_ALL : OF_ALL + size] = map(float, self.may_be_of_all(found.terms))
             ratio = found.ratio() if all(found.weights) else 0.0
             reported[HAVE], reported[RATIO] = float(ratio > 0.0), ratio
             reported[RATIO_SQUARED] = ratio * ratio

@@ -19,7 +19,7 @@ from torchbus_strategy.loss.reading import (
     terms_of,
 )
 from torchbus_strategy.loss.repeated import RepeatedLosses
-from torchbus_strategy.loss.term_weights import TermWeights
+from torchbus_strategy.loss.term_weights import TermWeights, unique
 from torchbus_strategy.loss.terms import (
     HAVE_RATIO,
     MAY_BE_CLAMPED,
@@ -351,10 +351,10 @@ class LossWeights:
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
         for text in self._deciding.warnings(found[0], rows):
             self._say(text)
-        some, every = (False, False) if may_sync else self._each.has_constants(terms)
-        if some and not every:
+        constants = [] if may_sync else self._each.may_be_of_all(unique(terms))
+        if any(constants) and not all(constants):
             self._say(messages.SUM_BESIDE)
-        elif some and adds_parameters(loss, terms):
+        elif any(constants) and adds_parameters(loss, terms):
             self._say(messages.PENALTY)
         for number in self._constants_over_unknown(terms):
             self._say(messages.UNKNOWN_OVER.format(number))
