@@ -214,11 +214,14 @@ def test_a_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 FILES = """
-import os, sys, torch
+import os, shutil, sys, torch
+from pathlib import Path
+from shutil import copyfile
 from torchbus import session
 from torch.utils.data import DataLoader, TensorDataset
 os.chdir(sys.argv[1])
-torch.save("real", "best.pt")
+for name in ("best.pt", "copy.pt"):
+    torch.save("real", name)
 def train(s):
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -243,7 +246,20 @@ for ranks in (1, 2):
         torch.nn.init.zeros_(model.weight)
         s.load("runs/own")
         assert torch.equal(model.weight, weights)
-    assert torch.load("best.pt") == "real"
+        for target in ("new.pt", Path("newer.pt")):
+            torch.save("later", "last.pt")
+            shutil.copy("last.pt", "runs")
+            shutil.copyfile("last.pt", "copy.pt")
+            copyfile("last.pt", "best.pt")
+            os.replace("last.pt", target)
+            assert os.path.getsize(target) and not os.path.exists("last.pt")
+            for name in ("best.pt", "copy.pt", "runs/last.pt", target):
+                with open(name, "rb") as file:
+                    assert torch.load(file) == "later"
+            s.barrier()
+        Path("newer.pt").unlink()
+        assert not Path("newer.pt").exists()
+    assert torch.load("best.pt") == torch.load("copy.pt") == "real"
 print(sorted(os.listdir()), os.listdir("runs"))
 """
 
@@ -252,7 +268,7 @@ def test_a_try_leaves_the_files_of_real_runs(tmp_path: Path) -> None:
     (tmp_path / "runs" / "step00000001").mkdir(parents=True)
     result = fork_script(FILES, str(tmp_path))
     assert result.ok(), result
-    assert result.stdout.strip() == "['best.pt', 'runs'] ['step00000001']"
+    assert result.stdout.strip() == "['best.pt', 'copy.pt', 'runs'] ['step00000001']"
 
 
 def test_an_error_in_a_try_has_no_summary(capsys: pytest.CaptureFixture[str]) -> None:

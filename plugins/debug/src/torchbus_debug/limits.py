@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, warn
 from torchbus.runtime.steps import StepCounter
 
+from torchbus_rank0.trial_files import TrialFiles
 from torchbus_strategy import random_streams
 from torchbus_strategy.evaluating import (
     DecidingModels,
@@ -120,53 +119,6 @@ def drawn(sampler: Iterable[Any], count: int | None) -> list[Any]:
         random_streams.write(before)
         if own is not None:
             own.set_state(own_before)
-
-
-BESIDE = ".fast_dev_run"
-
-
-class TriedFiles:
-    """Saves and loads a trial's files beside those of real runs, which stay unchanged."""
-
-    def __init__(self, session: Context) -> None:
-        self._session = session
-        self._saved: set[str] = set()
-        session.replace(torch, "load", self._loads)
-        session.on_close.callback(self._remove)
-
-    @hookimpl(tryfirst=True)
-    def save_file(self, path: str, write: Callable[[str], None]) -> bool | None:
-        if path.endswith(BESIDE):
-            return None
-        beside, real = path + BESIDE, os.path.realpath(path)
-        self._saved.add(real)
-        if self._session.bus.hook.save_file(path=beside, write=write) is None:
-            write(beside)
-        if self._session.world_size > 1:
-            self._session.world.shared.set(_key(real), "")
-        return True
-
-    def _loads(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(f, str | os.PathLike) and self._has(os.path.realpath(os.fspath(f))):
-                f = f"{os.fspath(f)}{BESIDE}"
-            return original(f, *args, **kwargs)
-
-        return load
-
-    def _has(self, real: str) -> bool:
-        if real in self._saved or self._session.world_size == 1:
-            return real in self._saved
-        return self._session.world.shared.check([_key(real)])
-
-    def _remove(self) -> None:
-        for path in self._saved:
-            with suppress(OSError):
-                os.unlink(path + BESIDE)
-
-
-def _key(path: str) -> str:
-    return f"debug/tried/{path}"
 
 
 @dataclass
@@ -374,7 +326,7 @@ class Limits:
             passes = LimitedPasses(session, self._train, self._evaluate)
             session.bus.register(passes, "debug.passes")
         if self.dry_run:
-            session.bus.register(TriedFiles(session), "debug.files")
+            session.bus.register(TrialFiles(session), "debug.files")
         if self.dry_run and session.is_main:
             session.bus.register(RunSummary(session.steps.follow(), passes), "debug.summary")
 

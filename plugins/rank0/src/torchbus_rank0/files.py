@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,10 +95,10 @@ class SharedFiles:
         ]
         for module, functions in PATHS.items():
             for name, places in functions.items():
-                make = partial(self._changed, name, places)
+                make = cache(partial(self._changed, name, places))  # one function in all places
                 by_name[getattr(module, name)] = make
                 replacements += everywhere(module, name, make)
-        session.seams.replace([*replacements, *imported(by_name)], session.on_close)
+        session.seams.replace([*imported(by_name), *replacements], session.on_close)
         follow_libraries(session, self)
         if not session.is_main:
             self._seeing = Seeing(session, self._changes, self._is_seen)

@@ -37,7 +37,8 @@ def everywhere(
 def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replacement]:
     """Yield replacements where a module of the script, bz2 or lzma has imported such a function."""
     # copy() does not run the garbage collector, or another thread that imports, as a list might
-    for name, module in sys.modules.copy().items():
+    modules = {id(module): (name, module) for name, module in sys.modules.copy().items()}
+    for name, module in modules.values():
         if name in IMPORTING or is_users_module(name):
             for attribute, value in vars(module).copy().items():
                 if isinstance(value, FUNCTIONS) and value in made:
