@@ -63,6 +63,20 @@ class Crops(nn.Module):
         }
 
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = (
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x):
+        p = self.gate(x).softmax(-1)
+        self.losses = {"balance": ((p > 0.4).double().mean(0) * p.mean(0)).sum()}
+        return p * self.out(x)
+
+
 class Noisy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -89,7 +103,7 @@ def trained(kind):
         if kind is Policy:
             with torch.no_grad():
                 found.append([net(one).argmax().item() for one in torch.randn(6, 4)])
-        loss = loss_of(net(torch.randn(8, 4)))
+        loss = loss_of(net(torch.randn(8, 4))) + getattr(net, "losses", {}).get("balance", 0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -105,6 +119,6 @@ with warnings.catch_warnings(record=True) as warned:
     ) as s:
         found = {
             kind.__name__: trained(kind)
-            for kind in (Policy, Episode, Attention, Whole, Crops, Noisy)
+            for kind in (Policy, Episode, Attention, Whole, Experts, Crops, Noisy)
         }
         print(json.dumps([found, [str(one.message) for one in warned]]))

@@ -26,6 +26,7 @@ from torchbus_ddp.dp.rows import (
     count_sharers,
     has_rows,
     map_numbers,
+    number_left_in,
     numbers_in,
     refuse_time_first,
     share_rows,
@@ -43,6 +44,7 @@ CONSTANT = (
     " has a row for each sample. If each sample needs all rows (prototypes, class embeddings),"
     " make it a buffer of the model"
 )
+LEFT = "Return the rows that it is computed from, and compute it in the loop"
 NUMBER = (
     "If it is a mean (a sum) over samples, pass loss_reduction='mean' ('sum'), and it is divided"
 )
@@ -184,6 +186,9 @@ class DividedForward:
         elif layout.has_numbers and self._reduction is None:
             layout.whole_because = "returns a number for the whole batch"
             self._warn(model, layout, NUMBER)
+        elif name := number_left_in(model, total):
+            layout.whole_because = f"leaves a number for the whole batch in an attribute ({name})"
+            self._warn(model, layout, LEFT)
         if not self._dim_is_said and not unbatched:
             refuse_time_first(model)
         return layout

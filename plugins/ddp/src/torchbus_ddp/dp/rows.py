@@ -13,6 +13,7 @@ from torchbus.plugin import UsageError
 from torchbus.tree import leaves, map_leaves
 
 from torchbus_ddp._compat import is_compiled
+from torchbus_strategy.loss.of_parameters import may_be_of_parameters
 
 
 def refuse_time_first(model: Module) -> None:
@@ -56,6 +57,25 @@ def unbatched_calls(model: Module) -> Iterator[list[str]]:
 def _is_recurrent(module: Module) -> bool:
     layers = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention | layers)
+
+
+def number_left_in(model: Module, total: int) -> str | None:
+    """Return the attribute in which a forward has left a number for all of its ``total`` samples.
+
+    The loop may add it to its loss, as it does with the balance loss of a mixture of experts.
+    """
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if any(_is_number_of_samples(leaf, total) for leaf in leaves(value)):
+                return f"{path}.{name}" if path else name
+    return None
+
+
+def _is_number_of_samples(leaf: object, total: int) -> bool:
+    """Whether a leaf is a number, or a vector without rows, that is not made of parameters only."""
+    if not isinstance(leaf, Tensor) or leaf.grad_fn is None or leaf.dim() > 1:
+        return False
+    return total not in leaf.shape and not may_be_of_parameters(leaf.grad_fn)
 
 
 AT_LEAST = 2
