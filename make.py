@@ -46,7 +46,7 @@ def test(environment: Environment, words: Words) -> int:
     """mypy runs beside the tests, which often wait for the processes that they start."""
     types = environment.start(*types_of(environment.packages, *SCRIPTS_WITH_TYPES))
     statuses = style(environment, Path("."))
-    statuses["pytest"] = environment.pytest("--dist", "loadfile", *words)
+    statuses["pytest"] = environment.pytest("--dist", "loadfile", "--durations=40", *words)
     say("mypy")
     print(types.communicate()[0], end="")
     return verdict({**statuses, "mypy": types.returncode})
