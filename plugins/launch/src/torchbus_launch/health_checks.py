@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -20,7 +19,6 @@ from torchbus_launch.freeze import Freeze
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.rank_position import END, RankPosition
 from torchbus_launch.store import SealedStore
-from torchbus_launch.terminal import say
 
 LOOK = "Look at its output, and in `dmesg` for a process that the kernel has killed"
 FIRST_ENDS_WITHIN_S = 3.0
@@ -41,15 +39,11 @@ class HealthChecks:
         store: SealedStore,
         log: BroadcastLog,
         rank: int,
-        world_size: int,
-        hang_timeout_s: float,
         place: Callable[[], RankPosition],
         children: Sequence[Child],
         parent_pid: int | None,
-        freeze: Freeze | None = None,
-        idle_mark: Callable[[], str] = lambda: "",
-        beat: Callable[[], None] = lambda: None,
-        timeout_s: float = math.inf,
+        freeze: Freeze,
+        hang: HangWatch,
     ) -> None:
         self._store = store
         self._log = log
@@ -58,22 +52,11 @@ class HealthChecks:
         self._children = children
         self._parent_pid = parent_pid
         self._freeze = freeze
+        self._hang = hang
         self.found: Failure | None = None
         """The failure that ends this rank, once it is known."""
         # whether the session started the ranks, which then know more about how others ended
         self._is_ours = bool(children) or parent_pid is not None
-        self._hang = HangWatch(
-            store,
-            log,
-            rank,
-            world_size,
-            hang_timeout_s,
-            place,
-            idle_mark,
-            beat,
-            say if freeze is None else freeze.say,
-            timeout_s,
-        )
 
     def look(self) -> BaseException | None:
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
@@ -82,15 +65,11 @@ class HealthChecks:
             return store_lost()
         try:
             self.found = found = self._recorded() or self.dead_rank() or self._frozen()
-            if found is not None and found.frozen and self._freeze is not None:
+            if found is not None and found.frozen:
                 self._freeze.end(found.rank, found.summary)
         except RuntimeError:
             return store_lost()
-        if found is not None and (
-            found.rank != self._rank
-            or found.frozen
-            or (self._freeze is not None and self._freeze.stands)
-        ):
+        if found is not None and (found.rank != self._rank or found.frozen or self._freeze.stands):
             return found.as_error()
         return self._ended_peer() or self._deadlock()
 
@@ -141,7 +120,7 @@ class HealthChecks:
 
     def lost_rank(self) -> Failure | None:
         """Return the failure of a launcher's rank on this host whose process has gone, if any."""
-        lost = self._freeze.lost() if self._freeze is not None and not self._is_ours else None
+        lost = None if self._is_ours else self._freeze.lost()
         if lost is not None:
             with contextlib.suppress(RuntimeError):  # the store has gone with it
                 return self.publish(self._store, lost)
@@ -153,7 +132,7 @@ class HealthChecks:
 
         Ranks that the session started don't wait, because rank 0 prints for all.
         """
-        if self.found is None or self.found.diverged or self._is_ours or self._freeze is None:
+        if self.found is None or self.found.diverged or self._is_ours:
             return
         deadline = time.monotonic() + FIRST_ENDS_WITHIN_S
         while (
@@ -162,7 +141,7 @@ class HealthChecks:
             time.sleep(0.02)
 
     def _frozen(self) -> Failure | None:
-        found = self._freeze.look() if self._freeze is not None else None
+        found = self._freeze.look()
         return self.publish(self._store, found) if found is not None else None
 
     def _deadlock(self) -> BaseException | None:

@@ -24,6 +24,7 @@ from torchbus_launch.ending import EndCounts, JobEnd
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
 from torchbus_launch.guard import Guard, Leave
+from torchbus_launch.hang import HangWatch
 from torchbus_launch.health_checks import HealthChecks, received, store_lost
 from torchbus_launch.rank_position import (
     BLIND,
@@ -90,19 +91,21 @@ class Job:
         self._ending = JobEnd(self.world, self._store, self._log)
         workers = partial(waited_workers, self._thread)
         self._freeze = Freeze(store, self.world, request, workers, parent_pid)
-        self._health_checks = HealthChecks(
+        rank, place = self.world.rank, self._place
+        hang = HangWatch(
             store,
             self._log,
-            self.world.rank,
+            rank,
             self.world.world_size,
             request.hang_timeout_s,
-            self._place,
-            self._children,
-            parent_pid,
-            self._freeze,
+            place,
             self._idle_mark,
             lambda: self.guard.beat(),
+            self._freeze.say,
             request.timeout.total_seconds(),
+        )
+        self._health_checks = HealthChecks(
+            store, self._log, rank, place, self._children, parent_pid, self._freeze, hang
         )
 
     def _make_guard(self) -> Guard:
