@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -112,31 +112,30 @@ class FairClock:
 
 def sockets_opened() -> set[int]:
     """Return the descriptors of this process's sockets; an empty set outside Linux."""
-    return set(_connected_sockets())
-
-
-def _connected_sockets() -> Iterator[int]:
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                    yield int(entry)
+    found = set()
+    for entry in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                found.add(int(entry))
+    return found
 
 
 def connected_to(port: int) -> set[int]:
     """Return the descriptors of this process's sockets that are connected to a port."""
-    return {descriptor for descriptor in sockets_opened() if _port_of_peer(descriptor) == port}
+    return {descriptor for descriptor in sockets_opened() if ports_of(descriptor)[1:] == [port]}
 
 
-def _port_of_peer(descriptor: int) -> int | None:
-    """Return the port at the other end of a TCP connection; None for any other socket.
+def ports_of(descriptor: int) -> list[int]:
+    """Return the ports of a TCP socket: that of this end and, if connected, that of the other end.
 
-    The host process may have sockets of other families: the peer of a Unix socket is a path.
+    Returns [] for sockets of other families: the peer of a Unix socket is a path.
     """
+    found = []
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         if copy.family in (socket.AF_INET, socket.AF_INET6):
-            return int(copy.getpeername()[1])
-    return None
+            found.append(int(copy.getsockname()[1]))
+            found.append(int(copy.getpeername()[1]))
+    return found
 
 
 def shut(descriptors: set[int]) -> None:

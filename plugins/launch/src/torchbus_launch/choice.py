@@ -176,5 +176,5 @@ def _threads_lost_in_a_fork() -> Iterator[str]:
     yield from (
         thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
     )
-    names = [name for name, _ in native()]  # the first name is the main thread's
+    names = [name for _, name, _ in native()]  # the first name is the main thread's
     yield from (name for name in names if name != names[0])

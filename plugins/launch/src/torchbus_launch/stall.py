@@ -13,7 +13,8 @@ import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from torchbus_launch.broadcast_log import FairClock
+from torchbus_launch.broadcast_log import FairClock, sockets_opened
+from torchbus_launch.threads import native
 from torchbus_redaction.redactor import redacted_output
 
 STOPPED, ENDED = "T", ("", "Z", "X")
@@ -69,24 +70,14 @@ def this() -> Process:
         return Process("", os.getpid(), 0)
 
 
-def stat(pid: int, thread: int | None = None) -> list[str]:
+def stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; [] if there is no such process."""
     with (
         contextlib.suppress(OSError),
-        open(f"/proc/{pid}/task/{thread or pid}/stat", encoding="utf-8", errors="replace") as file,
+        open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8", errors="replace") as file,
     ):
         return file.read().rpartition(")")[2].split()
     return []
-
-
-def thread_name(thread: int) -> str:
-    """Return the name of a thread of this process."""
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file,
-    ):
-        return file.read().strip()
-    return ""
 
 
 def status(pid: int) -> dict[str, str]:
@@ -257,7 +248,7 @@ def mark(store_port: int) -> str:
     while a rank waits, too.
     """
     if any(state != "S" for state in _native_threads()) or any(
-        _carries_something(socket, store_port) for socket in _sockets()
+        _carries_something(socket, store_port) for socket in sockets_opened()
     ):
         return ""
     return switches(os.getpid())
@@ -276,17 +267,9 @@ def _native_threads() -> Iterator[str]:
     if not os.path.isdir("/proc/self/task"):
         yield "?"
         return
-    for number in {int(name) for name in os.listdir("/proc/self/task")} - others:
-        fields = stat(os.getpid(), number)
-        if fields and not thread_name(number).startswith(STORE):
-            yield fields[0]
-
-
-def _sockets() -> Iterator[int]:
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                yield int(entry)
+    for number, name, state in native():
+        if number not in others and not name.startswith(STORE):
+            yield state
 
 
 def _carries_something(descriptor: int, store_port: int) -> bool:

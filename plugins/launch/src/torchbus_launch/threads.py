@@ -82,8 +82,8 @@ def _empty_collected() -> Iterator[None]:
                 gc.enable()
 
 
-def native() -> Iterator[tuple[str, str]]:
-    """Yield name and state ("R" if it runs) of each thread, Python's too; nothing without /proc.
+def native() -> Iterator[tuple[int, str, str]]:
+    """Yield id, name and state ("R" if it runs) of each thread, Python's too; none without /proc.
 
     The main thread is the first.
     """
@@ -92,7 +92,7 @@ def native() -> Iterator[tuple[str, str]]:
             path = f"/proc/self/task/{number}/stat"
             with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(") ")
-                yield name, rest[:1]
+                yield int(number), name, rest[:1]
 
 
 def has_backward_threads() -> bool:
@@ -100,7 +100,7 @@ def has_backward_threads() -> bool:
 
     Once they run, backward raises in a forked process. torch offers no other way to detect them.
     """
-    return any(name.startswith(BACKWARD) for name, _ in native())
+    return any(name.startswith(BACKWARD) for _, name, _ in native())
 
 
 def let_native_threads_sleep() -> None:
@@ -111,7 +111,7 @@ def let_native_threads_sleep() -> None:
     forever, because Python before 3.12 resets it too late.
     """
     deadline = time.monotonic() + SLEEP_WITHIN_S
-    while any(name.startswith(OF_TORCH) and state == "R" for name, state in native()):
+    while any(name.startswith(OF_TORCH) and state == "R" for _, name, state in native()):
         if time.monotonic() > deadline:
             return
         time.sleep(0.0001)

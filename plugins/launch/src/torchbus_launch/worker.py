@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
-import socket
 import sys
 import threading
 from types import FrameType
@@ -14,7 +12,7 @@ from types import FrameType
 from torchbus.compat.python import current_frame
 from torchbus.errors import UsageError
 
-from torchbus_launch.broadcast_log import sockets_opened
+from torchbus_launch.broadcast_log import ports_of, sockets_opened
 from torchbus_launch.rank_position import DATA
 
 PR_SET_PDEATHSIG = 1
@@ -52,7 +50,7 @@ def close_connections(port: int) -> None:
     """
     none_found = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in sockets_opened():
-        if port in _ports(descriptor):
+        if port in ports_of(descriptor):
             os.dup2(none_found, descriptor, inheritable=False)
     os.close(none_found)
 
@@ -75,13 +73,3 @@ def _is_loaders_worker() -> bool:
     while frame is not None and frame.f_globals.get("__name__") != DATA:
         frame = frame.f_back
     return frame is not None
-
-
-def _ports(descriptor: int) -> set[int]:
-    """Return the ports of both ends of a TCP socket."""
-    ports = set()
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        if copy.family in (socket.AF_INET, socket.AF_INET6):
-            ports.add(int(copy.getsockname()[1]))
-            ports.add(int(copy.getpeername()[1]))
-    return ports
