@@ -68,16 +68,21 @@ class Nodes:
         self, local_rank: int, request: LaunchRequest, store: SealedStore, launched_by: str
     ) -> World:
         """Return the world as local rank ``local_rank`` of this node sees it."""
-        return World(
+        place = self.place(local_rank, store.port, launched_by)
+        return _world(place, request.devices.device(local_rank), store)
+
+    def place(self, local_rank: int, port: int, launched_by: str = "session") -> LaunchedRank:
+        """Return the place of local rank ``local_rank``, with the store at ``port``."""
+        return LaunchedRank(
+            launched_by,
             self.first_rank + local_rank,
             self.world_size,
             local_rank,
             self.local_world_size,
             self.node_rank,
-            launched_by,
-            request.devices.device(local_rank),
-            store,
-            one_host=self.num_nodes == 1,
+            self.address,
+            port,
+            self.num_nodes == 1,
         )
 
 

@@ -170,7 +170,7 @@ def start_child(
 
     ``reported`` is what the child reads from its standard input, or None for nothing.
     """
-    place = _place(nodes, local_rank, store.port)
+    place = nodes.place(local_rank, store.port)
     errors, stdin = error_file(), standard_input()
     process = subprocess.Popen(
         argv,
@@ -187,20 +187,6 @@ def start_child(
         with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(reported)
     return Child(place.rank, process.pid, process, errors)
-
-
-def _place(nodes: Nodes, local_rank: int, port: int) -> LaunchedRank:
-    return LaunchedRank(
-        "session",
-        nodes.first_rank + local_rank,
-        nodes.world_size,
-        local_rank,
-        nodes.local_world_size,
-        nodes.node_rank,
-        nodes.address,
-        port,
-        nodes.num_nodes == 1,
-    )
 
 
 def _environment(
