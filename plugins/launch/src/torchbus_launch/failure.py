@@ -61,19 +61,15 @@ def of(rank: int, error: BaseException) -> Failure:
 
 def publish(store: SealedStore, log: BroadcastLog, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
-    recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
+    recorded = store.compare_set(KEY, "", json.dumps(asdict(failure)))
     log.append(store, FAILED)  # the rank that recorded it may have died before it could announce it
-    return recorded
+    return Failure(**json.loads(recorded))
 
 
 def read(store: SealedStore) -> Failure | None:
     """Return the recorded failure, if any."""
     text = store.read(KEY)
-    return None if text is None else parse(text)
-
-
-def parse(text: bytes) -> Failure:
-    return Failure(**json.loads(text))
+    return None if text is None else Failure(**json.loads(text))
 
 
 def show(failure: Failure) -> None:

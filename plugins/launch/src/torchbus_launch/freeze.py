@@ -301,18 +301,12 @@ class Freeze:
 
     def say(self, text: str) -> None:
         """Print a text where the user sees it: a started rank writes to its parent's stderr."""
-        parent = next(
-            (
-                process
-                for rank, process in self.local_processes.found.items()
-                if self._is_parent(rank)
-            ),
-            None,
-        )
-        if parent is None:
-            say(text)
+        processes = self.local_processes.found
+        parents = [one for rank, one in processes.items() if self._is_parent(rank)]
+        if parents:
+            parents[0].write_stderr(text)
         else:
-            parent.write_stderr(text)
+            say(text)
 
     def _say_once(self, text: str) -> None:
         """Print a text that all ranks of this host would print; only one of them does."""

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,17 +20,6 @@ LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
 libuv accept it.
 """
 FORGED_AGAIN_S = 0.05
-
-
-class OfBytes(Protocol):
-    """The methods of torch's stores for values of bytes, which their annotations leave out."""
-
-    timeout: timedelta
-
-    def set(self, key: str, value: str | bytes) -> None: ...
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None: ...
-    def append(self, key: str, value: str) -> None: ...
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes: ...
 
 
 class SealedStore:
@@ -65,13 +54,14 @@ class SealedStore:
         self._held.clear()
 
     @property
-    def _bytes(self) -> OfBytes:
-        return cast(OfBytes, self.raw)
+    def _bytes(self) -> Any:
+        """The store without its annotations, which leave out methods for values of bytes."""
+        return self.raw
 
     @property
     def timeout_s(self) -> float:
         """The number of seconds that ``get`` and ``wait`` wait at most."""
-        return self._bytes.timeout.total_seconds()
+        return float(self._bytes.timeout.total_seconds())
 
     @property
     def port(self) -> int:
@@ -119,7 +109,7 @@ class SealedStore:
 
         Raises RuntimeError if it does not come within the store's timeout.
         """
-        deadline = time.monotonic() + self._bytes.timeout.total_seconds()
+        deadline = time.monotonic() + self.timeout_s
         while (value := self._opened(name, self.raw.get(self.prefix + name))) is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(
