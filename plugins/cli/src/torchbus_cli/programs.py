@@ -46,7 +46,7 @@ class MainProgram:
 
         Raises the program's exception, or the one with which the session replaces it.
         """
-        error = self._execute()
+        error = self.execute()
         try:
             session.close(error)
         finally:
@@ -54,7 +54,8 @@ class MainProgram:
         if error is not None:
             raise error
 
-    def _execute(self) -> BaseException | None:
+    def execute(self) -> BaseException | None:
+        """Run the code, and return its exception, with a traceback that begins in the program."""
         try:
             exec(self.code, vars(self.main))
         except BaseException as error:

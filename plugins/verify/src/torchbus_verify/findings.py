@@ -11,12 +11,11 @@ from torchbus_verify.causes.search import describe
 from torchbus_verify.compare import difference, output, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.output import LineDifference
-from torchbus_verify.compare.samples import SampleComparison
+from torchbus_verify.compare.samples import SampleComparison, some
 from torchbus_verify.runs import inside
 from torchbus_verify.runs.run import EndedRun
 from torchbus_verify.variants import Laboratory
 
-SHOWN = 3
 WHOLE_BATCHES = ("dp", "pipeline", "rpc_sequential", "tp")
 """Strategies that divide a model, or the batch in its forward: every rank gets the whole batch."""
 
@@ -61,7 +60,7 @@ def look_beside(
         reported.notes.append("gradients are not compared: the strategy keeps them to itself")
     unseen = difference.unseen(ours.ranks)
     if unseen:
-        reported.notes.append(f"values that rank 0 does not have are not compared: {_some(unseen)}")
+        reported.notes.append(f"values that rank 0 does not have are not compared: {some(unseen)}")
     if not (found.models or differs):  # a difference may come before they are compared
         reported.notes.append(
             "losses and prints were compared, and no parameters: no model and no optimizer has any"
@@ -69,7 +68,7 @@ def look_beside(
     if found.thinned:
         reported.notes.append(
             f"of {len(found.thinned)} large tensors a part was compared, and the norm:"
-            f" {_some(found.thinned)}"
+            f" {some(found.thinned)}"
         )
     return reported
 
@@ -81,7 +80,7 @@ def _add_files(
     chance = output.by_chance(plain, again) if again is not None else []
     if chance:
         reported.notes.append(
-            f"files named by the clock or by chance are not compared: {_some(chance)}"
+            f"files named by the clock or by chance are not compared: {some(chance)}"
         )
     for one in output.compare(ours, plain, again, allowed):
         reported.causes.append(cause.files(f"{one.name} {one.text}"))
@@ -102,7 +101,7 @@ def _add_samples(reported: Beside, lab: Laboratory, seen: SampleComparison, repl
         reported.causes.append(cause.samples(seen.problems))
     if (seen.twice or replicas) and not by_strategy and not seen.divided:
         data = (
-            f"all of {_some(list(seen.twice))}"
+            f"all of {some(list(seen.twice))}"
             if seen.twice
             else "batches that the script makes itself"
         )
@@ -113,7 +112,7 @@ def _add_samples(reported: Beside, lab: Laboratory, seen: SampleComparison, repl
         )
     elif seen.twice and not by_strategy:
         reported.notes.append(
-            f"work was done twice: every rank trained on all of {_some(list(seen.twice))}"
+            f"work was done twice: every rank trained on all of {some(list(seen.twice))}"
         )
 
 
@@ -150,7 +149,7 @@ def _add_prints(
         whole = lab.session(shard_eval=False)
         if not whole.status and not _different_lines(lab, plain, whole, near):
             parts = samples.compare(ours.ranks, plain.first).parts
-            reported.causes.append(cause.evaluation(_some(list(parts)) or "the data"))
+            reported.causes.append(cause.evaluation(some(list(parts)) or "the data"))
             return
     of_ranks = [output.lines_of(record) for record in ours.ranks]
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
@@ -173,9 +172,3 @@ def _quoted(line: LineDifference) -> str:
         side = "the session's run" if line.ours else "the plain run"
         return f"only {side} prints {line.ours or line.theirs!r}"
     return f"line {line.number + 1} of what is printed is {line.ours!r}, not {line.theirs!r}"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (
-        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    )

@@ -103,24 +103,18 @@ class Verdict:
         return self.causes[0].name if self.causes else ""
 
     def __str__(self) -> str:
-        return text(self.headline, self.causes, self.notes, self.traceback)
+        lines = [self.headline]
+        for cause in self.causes:
+            lines += _entry("cause", f"{cause.name}: {cause.found}")
+            lines += _entry("remedy" if not cause.inherent else "what to do", cause.remedy)
+        for note in self.notes:
+            lines += _entry("note", note)
+        if self.traceback:
+            lines += ["", self.traceback.rstrip()]
+        return "\n".join(lines)
 
 
 WIDTH = 96
-
-
-def text(
-    headline: str, causes: tuple[Cause, ...], notes: tuple[str, ...], traceback: str = ""
-) -> str:
-    lines = [headline]
-    for cause in causes:
-        lines += _entry("cause", f"{cause.name}: {cause.found}")
-        lines += _entry("remedy" if not cause.inherent else "what to do", cause.remedy)
-    for note in notes:
-        lines += _entry("note", note)
-    if traceback:
-        lines += ["", traceback.rstrip()]
-    return "\n".join(lines)
 
 
 def _entry(name: str, text: str) -> list[str]:

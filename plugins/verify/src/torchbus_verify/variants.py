@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torchbus_verify.causes import draws, weights
@@ -104,14 +105,10 @@ class Laboratory:
             return self.request.with_whole_batches()
         return self.request.with_options(**options)
 
-    def in_float64(self) -> Laboratory:
-        """Let both runs compute in float64 from now on."""
-        self.request = self.request.in_float64()
+    def in_float64(self, wanted: bool = True) -> Laboratory:
+        """Let both runs compute in float64 from now on, or in the script's precision."""
+        self.request = replace(self.request, float64=wanted)
         return self
-
-    def in_local_precision(self) -> None:
-        """Let both runs compute in the script's precision from now on."""
-        self.request = self.request.in_local_precision()
 
     def _run(
         self, key: object, name: str, request: RunRequest, alone: bool, changes: tuple[Change, ...]

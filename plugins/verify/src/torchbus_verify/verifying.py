@@ -106,14 +106,14 @@ class _Two:
             if double is not None and double.steps == found.steps and double.beyond():
                 found = double
             else:
-                self.lab.in_local_precision()
+                self.lab.in_float64(False)
                 if double is not None and double.steps == found.steps:
                     return double, report.amplified(found, double)
-        self.lab.drift = self._drift(found)
+        self.lab.drift = self._drift()
         again = self.lab.compared(self.lab.session(), self.lab.plain())
         return again, "" if again.beyond() else report.DRIFTED
 
-    def _drift(self, found: Comparison) -> Drift:
+    def _drift(self) -> Drift:
         terms = max((event["terms"] for event in self.plain.first.of("backward")), default=1)
         disturbed = self.lab.plain(change=search.disturb(terms))
         if disturbed.status:

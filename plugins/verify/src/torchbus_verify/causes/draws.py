@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import Dataset
 
 from torchbus_verify._compat import DATA_ITERATOR, LOCAL_SCALAR, MAP_FETCHER, RESET, DispatchMode
-from torchbus_verify.runs.inside import Inside
+from torchbus_verify.runs.inside import Inside, seed
 
 NUMPY_ROWS = (
     "normal",
@@ -317,7 +317,7 @@ class Seeded:
         self.drew = False
 
     def __getitem__(self, index: object) -> object:
-        _seed(zlib.crc32(repr(index).encode()))
+        seed(zlib.crc32(repr(index).encode()))
         before = _read()
         sample = self._dataset[index]
         self.drew = self.drew or not _same(before, _read())
@@ -338,13 +338,6 @@ def _write(state: State) -> None:
     random.setstate(state[1])
     if state[2] is not None:
         sys.modules["numpy"].random.set_state(state[2])
-
-
-def _seed(number: int) -> None:
-    torch.manual_seed(number)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
 
 
 def _same(one: State, other: State) -> bool:

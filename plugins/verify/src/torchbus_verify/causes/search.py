@@ -48,7 +48,7 @@ class Search:
 
     def _moved(self, first: Difference, without: Comparison, removed: dict[str, str]) -> bool:
         """Whether the difference appears later when all suspects are removed."""
-        return bool(removed) and _order(without.beyond()[0]) > _order(first)
+        return bool(removed) and without.beyond()[0].step > first.step
 
     def _needed(self, removed: dict[str, str], goal: Comparison | None = None) -> list[str]:
         """Return the suspects that bring the difference back, or all if no single one does."""
@@ -62,7 +62,7 @@ class Search:
         if found is None:
             return True
         beyond = found.beyond()
-        return bool(beyond) and (goal is None or _order(beyond[0]) < _order(goal.beyond()[0]))
+        return bool(beyond) and (goal is None or beyond[0].step < goal.beyond()[0].step)
 
     def _chance(self, name: str) -> Cause:
         detail = self._removed()[name]
@@ -130,10 +130,6 @@ def describe(one: Difference) -> str:
         what = f"{one.name} at the end"
     size = one.words or f"differs by {one.relative:.1g}"
     return f"{what} in {place}: {size}" if one.words else f"{what} in {place} {size}"
-
-
-def _order(one: Difference) -> tuple[int, int]:
-    return one.step, 0
 
 
 AS_FAR = 4.0

@@ -30,7 +30,6 @@ class Fit:
 
     weights: tuple[float, ...]
     fits: bool
-    residual: float
 
 
 def note(run: Inside) -> None:
@@ -77,7 +76,7 @@ def mixture(
     enough = wanted.numel() > len(ours)  # fewer numbers always fit some mixture
     gap = float((columns @ found_weights - wanted).norm() / wanted.norm().clamp(min=1e-300))
     near = gap <= CLEAR * rounding.of_sums(rounding.unit(dtype), 1)
-    return Fit(tuple(found_weights.tolist()), near and enough, gap)
+    return Fit(tuple(found_weights.tolist()), near and enough)
 
 
 def noted(record: RankRecord, number: int) -> Gradient | None:

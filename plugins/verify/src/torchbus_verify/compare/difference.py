@@ -24,19 +24,14 @@ class RelativeDifference(NamedTuple):
     text: str = ""
 
 
-def gap(
-    name: str,
-    ours: Named,
-    theirs: Named,
-    floor: float = 0.0,
-    sides: tuple[str, str] = ("session", "plain"),
-) -> RelativeDifference:
+def gap(name: str, ours: Named, theirs: Named, floor: float = 0.0) -> RelativeDifference:
     """Compare two tensors. Differences below ``floor`` count as zero."""
     if name not in ours or name not in theirs:
-        return RelativeDifference(name, math.inf, f"only in the {sides[name not in ours]} run")
+        side = "session" if name in ours else "plain"
+        return RelativeDifference(name, math.inf, f"only in the {side} run")
     a, b = ours[name], theirs[name]
     if a is None or b is None:
-        text = f"{'no' if a is None else 'a'} gradient, unlike in the {sides[1]} run"
+        text = f"{'no' if a is None else 'a'} gradient, unlike in the plain run"
         return RelativeDifference(name, 0.0) if a is b else RelativeDifference(name, math.inf, text)
     if a.shape != b.shape:
         return RelativeDifference(name, math.inf, f"has the shape {a.shape}, not {b.shape}")

@@ -124,11 +124,10 @@ ONLY_PLAIN = "written by the plain run, not by the session's"
 
 @dataclass(frozen=True)
 class File:
-    """A problem with a file. ``torn`` is True if the file is incomplete."""
+    """A problem with a file."""
 
     name: str
     text: str
-    torn: bool = False
 
 
 def compare(
@@ -142,7 +141,7 @@ def compare(
     mine, theirs = set(map(str, ours.written)), set(map(str, plain.written))
     chance = set() if again is None else theirs ^ set(map(str, again.written))
     torn = {name for name in mine if _is_torn(ours.work / name)}
-    found = [File(name, "can't be read whole", True) for name in sorted(torn)]
+    found = [File(name, "can't be read whole") for name in sorted(torn)]
     if chance:
         return found
     found += [File(name, ONLY_OURS) for name in sorted(mine - theirs)]

@@ -143,8 +143,8 @@ def _problem(key: Batch, event: dict[str, Any], shares: list[list[Any]]) -> str:
     wanted, got = event["samples"], [one for share in shares for one in share]
     lost = [one for one in wanted if one not in got]
     twice = sorted({one for one in got if got.count(one) > wanted.count(one)}, key=str)
-    facts = [f"unused: {_some(lost)}"] * bool(lost) + [
-        f"used more than once, or from elsewhere: {_some(twice)}"
+    facts = [f"unused: {some(lost, 5)}"] * bool(lost) + [
+        f"used more than once, or from elsewhere: {some(twice, 5)}"
     ] * bool(twice)
     place = f"{event['dataset']}, pass {key[1] + 1}, batch {key[2] + 1}"
     return f"{place}: {'; '.join(facts) or 'the same samples in another order'}"
@@ -161,7 +161,7 @@ def _extra(ours: list[dict[Batch, Any]], theirs: dict[Batch, Any]) -> Iterator[s
             )
 
 
-def _some(samples: list[Any]) -> str:
-    return ", ".join(map(str, samples[:5])) + (
-        f" and {len(samples) - 5} more" if len(samples) > 5 else ""
-    )
+def some(values: list[Any], most: int = 3) -> str:
+    """List the first values, and how many more there are."""
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(map(str, values[:most])) + more

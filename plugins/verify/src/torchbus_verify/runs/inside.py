@@ -46,7 +46,7 @@ def execute(
 ) -> int:
     """Run the script to its end or to the last compared step; return the exit status."""
     torch.set_num_threads(1)  # so that sums are the same in every run, and ranks can be forked
-    _seed()
+    seed(SEED)  # so that a script without seeds starts the same in every run
     argv = _relative(request, mirror)
     RunWrites(mirror, folder, lambda path: _note(folder / OUTSIDE, path)).install()
     if request.float64:
@@ -86,7 +86,7 @@ def _listen(
     steps.install(context)
     for change in changes:
         change(Inside(rank, context, steps, writer))
-    error = _run(program)
+    error = program.execute()
     ended = error is None or (isinstance(error, SystemExit) and not error.code)
     if ended or isinstance(error, RecordedEnough):
         steps.finish()
@@ -96,17 +96,6 @@ def _listen(
         how="stopped" if isinstance(error, RecordedEnough) else "ended" if ended else "failed",
     )
     return _close(session, None if ended or isinstance(error, RecordedEnough) else error, folder)
-
-
-def _run(program: MainProgram) -> BaseException | None:
-    try:
-        exec(program.code, vars(program.main))
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code is not program.code:
-            trace = trace.tb_next
-        return error.with_traceback(trace)
-    return None
 
 
 def _close(session: Any, error: BaseException | None, folder: Path) -> int:
@@ -144,12 +133,12 @@ def _is_users(folder: Path) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
 
 
-def _seed() -> None:
-    """Seed all generators, so that a script without seeds starts the same in every run."""
-    torch.manual_seed(SEED)
-    random.seed(SEED)
+def seed(number: int) -> None:
+    """Seed the generators of torch, Python and, if imported, NumPy."""
+    torch.manual_seed(number)
+    random.seed(number)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED)
+        sys.modules["numpy"].random.seed(number)
 
 
 def _note(path: Path, text: str) -> None:
@@ -282,17 +271,6 @@ class RunRequest:
     float64: bool = False
     folder: Path = Path(".")
     """The script's own working folder."""
-
-    @property
-    def devices(self) -> int:
-        given = self.options.get("devices")
-        return len(given) if isinstance(given, list) else given if isinstance(given, int) else 2
-
-    def in_float64(self) -> RunRequest:
-        return replace(self, float64=True)
-
-    def in_local_precision(self) -> RunRequest:
-        return replace(self, float64=False)
 
     def with_options(self, **options: object) -> RunRequest:
         return replace(self, options={**self.options, **options})
