@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import BinaryIO
 
 from torchbus.plugin import Context, UsageError, expect, hookimpl, warn
@@ -197,12 +196,7 @@ class Local:
                 f" {self._disk.first_error}. Training continues, and later records are tried"
             )
 
-    def _leave(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Write how the run has ended, and close the files."""
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if self._config is not None:

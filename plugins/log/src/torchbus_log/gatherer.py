@@ -9,7 +9,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Real
-from types import TracebackType
 from typing import Any, Literal, TypedDict, get_args
 
 import torch
@@ -102,14 +101,14 @@ class Gatherer:
     def add(self, name: str, number: Value, how: How) -> None:
         """Gather a value for this step, for the end of the pass over this loader, or for both."""
         if self._monitors is not None:
-            if self._is_monitored(name, how.on_epoch):
+            if self._monitors.logs(name, how.on_epoch):
                 how = dataclasses.replace(how, sync_dist=True)
             elif not self._listens:
                 return
         if how.on_epoch:
             self._add_to_pass(name, number, how)
         if how.in_step:
-            self._add_to_step(name, number, how)
+            self._add_record(f"{name}_step" if how.on_epoch else name, number, how)
 
     def _add_to_pass(self, name: str, number: Value, how: How) -> None:
         self.names.add(name)
@@ -124,25 +123,22 @@ class Gatherer:
         )
         total.add(number, self._samples(how))
 
-    def _add_to_step(self, name: str, number: Value, how: How) -> None:
-        self._add_record(f"{name}_step" if how.on_epoch else name, number, how)
-
     def _add_record(self, name: str, number: Value, how: How) -> None:
         samples = self._samples(how) if how.sync_dist else 1.0
-        self._wait(
-            LoggedValue(
-                name=name,
-                step=self._steps.count if how.step is None else how.step,
-                epoch=self.passes.epoch,
-                parts=(number,),
-                scale=samples if how.reduce == "mean" else 1.0,
-                weight=samples,
-                reduce=how.reduce,
-                sync=how.sync_dist is True,
-                prog_bar=how.prog_bar,
-                may_lack=self.passes.current.divided_evaluation,
-            )
+        record = LoggedValue(
+            name=name,
+            step=self._steps.count if how.step is None else how.step,
+            epoch=self.passes.epoch,
+            parts=(number,),
+            scale=samples if how.reduce == "mean" else 1.0,
+            weight=samples,
+            reduce=how.reduce,
+            sync=how.sync_dist is True,
+            prog_bar=how.prog_bar,
+            may_lack=self.passes.current.divided_evaluation,
         )
+        records = [record] if self._monitors is None else self._monitors.judged([record])
+        self.waiting += records  # a listener to a monitored value may have sent the others
 
     def add_plainly(self, name: str, number: Value) -> None:
         """Gather a value for this step without options, in half the time."""
@@ -151,15 +147,6 @@ class Gatherer:
         step, epoch = self._steps.count, self.passes.epoch
         fields = (name, step, epoch, (number,), 1.0, 1.0, "mean", False, False, False)
         self.waiting.append(_new(LoggedValue, fields))
-
-    def _wait(self, record: LoggedValue) -> None:
-        if self._monitors is not None:
-            (record,) = self._monitors.judged([record])
-        self.waiting.append(record)
-
-    def _is_monitored(self, name: str, on_epoch: bool) -> bool:
-        assert self._monitors is not None
-        return self._monitors.logs(name, on_epoch)
 
     @property
     def _follows_a_pass(self) -> bool:
@@ -180,7 +167,7 @@ class Gatherer:
         if prog_bar:
             self._on_bar.add(name)
         if self._monitors is not None:
-            self._is_monitored(name, True)
+            self._monitors.logs(name, True)
             self._monitors.named(name, name)
         if self.passes.current is self.passes.outside:
             self._logged_outside.append((metric, updates(metric)))
@@ -314,12 +301,7 @@ class Gatherer:
             values += local_values(more)
         self._send(ready, values)
 
-    def end(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def end(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Send everything at the end of the session.
 
         If a rank has failed, each rank sends only its local values.

@@ -7,7 +7,6 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from torchbus.plugin import Context, UsageError, warn
 
@@ -43,12 +42,7 @@ class RemoteJob:
         self.mirror.start()
         session.on_close.push(self._close)
 
-    def _close(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _close(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the mirror. This runs after the ranks have joined, so only rank 0 waits."""
         if isinstance(error, Exception):
             return self.mirror.close(PATIENCE_AFTER_ERROR_S, PATIENCE_AFTER_ERROR_S)

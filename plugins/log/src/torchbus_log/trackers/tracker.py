@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Full, Queue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, warn
@@ -492,12 +491,7 @@ class Tracker(Client, Plugin):
                 time.sleep(retries.pause_s(error, pause_s))
         return function(*arguments)
 
-    def _finish(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _finish(self, kind: object, error: BaseException | None, trace: object) -> None:
         worker, self._worker = self._worker, None
         if worker is None or os.getpid() != self._pid:
             return
