@@ -188,13 +188,9 @@ def items_of(value: object) -> list[object] | None:
 
 def text_of(value: object) -> str:
     try:
-        return cleaned(value)
+        return str(value)
     except Exception:
         return f"<{type(value).__name__}>"
-
-
-def cleaned(value: object) -> str:
-    return str(value)
 
 
 DEEPEST = 20
@@ -306,7 +302,7 @@ class Redactor:
             if isinstance(fields.get("name"), str) and "value" in fields:
                 names["value"] = str(fields["name"])
             return {
-                self.text(cleaned(key)): self._built(item, around, names[key])
+                self.text(str(key)): self._built(item, around, names[key])
                 for key, item in fields.items()
             }
         items = items_of(value)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from numbers import Integral, Real
 
@@ -162,25 +162,26 @@ def without_assigned(text: str) -> str:
     text = YAML_BLOCK.sub(_block, text) if BEGINS_BLOCK.search(text) else text
     text = YAML_LIST.sub(_listed, text) if BEGINS_LIST.search(text) else text
     text = YAML_MAP.sub(_mapped, text) if ":" in text else text
-    return RANDOM.sub(_nearby, _without_plain(text))
+    return RANDOM.sub(_nearby, FLAG.sub(_flagged, _without(text, _assigned(text))))
 
 
 def without_literals(code: str) -> str:
     """Hide quoted texts after names of secrets in code; ``login(key=key)`` is not changed."""
-    reported, done = [], 0
-    for found, value in _assigned(code):
-        if value != _bare(value) and any(map(str.isalnum, value)):
-            reported += [code[done : found.end()], _in_quotes(value)]
-            done = found.end() + len(value)
-    return "".join([*reported, code[done:]])
+    literals = (
+        (found, value)
+        for found, value in _assigned(code)
+        if value != _bare(value) and any(map(str.isalnum, value))
+    )
+    return _without(code, literals)
 
 
-def _without_plain(text: str) -> str:
+def _without(text: str, secrets: Iterable[tuple[re.Match[str], str]]) -> str:
+    """Hide the secret after each match."""
     reported, done = [], 0
-    for found, value in _assigned(text):
+    for found, value in secrets:
         reported += [text[done : found.end()], _in_quotes(value)]
         done = found.end() + len(value)
-    return FLAG.sub(_flagged, "".join([*reported, text[done:]]))
+    return "".join([*reported, text[done:]])
 
 
 def without_given_away(text: str) -> str:
