@@ -49,7 +49,7 @@ def chart(name: str, curves: list[Curve], axis: Axis, *, hover_names: bool) -> s
         f"<figcaption>{title}{_unit(name, up)}{_lost(lost)}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
         f'aria-label="{html.escape(_spoken(name, curves))}">{grid(up)}{lines}</svg>'
-        f"{y_labels(up)}{_x_labels(across, axis)}</div></figure>"
+        f"{y_labels(up)}{x_labels(across, axis)}</div></figure>"
     )
 
 
@@ -117,7 +117,7 @@ def y_labels(up: AxisScale) -> str:
     )
 
 
-def _x_labels(across: AxisScale, axis: Axis) -> str:
+def x_labels(across: AxisScale, axis: Axis) -> str:
     ticks = _clock_ticks(across) if axis.clock else across.ticks()
     return "".join(
         f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{axis.text(tick)}</span>'
@@ -230,22 +230,17 @@ def system(runs: list[LoggedRun], name: str) -> list[Curve]:
     A single run has a colour for each rank. Several runs have a colour each, which is fainter for
     ranks after the first.
     """
-    if len(runs) == 1:
-        return [
-            series(f"rank {rank}", rank, over_time(lines, name))
-            for rank, lines in runs[0].system.items()
-            if over_time(lines, name)
-        ]
-    return [
-        series(
-            f"{run.label}, rank {rank}",
-            color,
-            over_time(lines, name),
-            faint=rank != min(run.system),
-        )
-        for color, run in enumerate(runs)
+    of_ranks = [
+        (number, run, rank, points)
+        for number, run in enumerate(runs)
         for rank, lines in run.system.items()
-        if over_time(lines, name)
+        if (points := over_time(lines, name))
+    ]
+    if len(runs) == 1:
+        return [series(f"rank {rank}", rank, points) for _, _, rank, points in of_ranks]
+    return [
+        series(f"{run.label}, rank {rank}", number, points, faint=rank != min(run.system))
+        for number, run, rank, points in of_ranks
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from torchbus_report.page import chart
-from torchbus_report.page.series import AxisScale, fit, thin, tick_text
+from torchbus_report.page.series import AxisScale, fit, thin
 from torchbus_report.runs.media import Cell, Distribution, Picture, ReportTable
 from torchbus_report.runs.summary import LoggedRun
 
@@ -189,10 +189,6 @@ def _curve(sheet: ReportTable, heading: str, color: int) -> str:
     points = thin(sorted((float(row[x]), float(row[y])) for row in sheet.rows))
     across = fit([one for one, _ in points], log=True)
     up = fit([one for _, one in points])
-    ends = "".join(
-        f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{tick_text(tick)}</span>'
-        for tick in across.ticks()
-    )
     reported = f"{sheet.name}: {sheet.columns[y]} by {sheet.columns[x]}"
     return (
         f'<figure class="chart"><figcaption>{_title(sheet, heading)} <span class="unit">'
@@ -200,5 +196,5 @@ def _curve(sheet: ReportTable, heading: str, color: int) -> str:
         f'<div class="plot"><svg viewBox="0 0 {chart.SIZE} {chart.SIZE}" preserveAspectRatio="none"'
         f' role="img" aria-label="{html.escape(reported)}">'
         f"{chart.grid(up)}{chart.path(chart.color_class(color), '', points, across, up)}"
-        f"</svg>{chart.y_labels(up)}{ends}</div></figure>"
+        f"</svg>{chart.y_labels(up)}{chart.x_labels(across, chart.STEPS)}</div></figure>"
     )

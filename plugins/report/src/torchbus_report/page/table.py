@@ -129,16 +129,11 @@ def settings(runs: list[LoggedRun], heads: list[str]) -> str:
 
 
 def _setting(key: str, columns: list[dict[str, str]], differs: bool) -> str:
-    cells = [html.escape(column[key]) if key in column else "-" for column in columns]
-    if not differs:
-        cells = (
-            [f'<td colspan="{len(columns)}">{cells[0]}</td>']
-            if len(columns) > 1
-            else [f"<td>{cells[0]}</td>"]
-        )
-    else:
-        cells = [f"<td>{cell}</td>" for cell in cells]
+    shown = columns if differs else columns[:1]
+    span = f' colspan="{len(columns)}"' if len(columns) > len(shown) else ""
+    texts = [html.escape(column[key]) if key in column else "-" for column in shown]
+    cells = "".join(f"<td{span}>{text}</td>" for text in texts)
     return (
         f"<tr{' class=differs' if differs else ''}><th"
-        f" scope=row>{html.escape(key)}</th>{''.join(cells)}</tr>"
+        f" scope=row>{html.escape(key)}</th>{cells}</tr>"
     )

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from torchbus_redaction.redactor import printable
 
@@ -96,6 +96,11 @@ def showable(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}..."
     return printable(text) if not text.isascii() or not text.isprintable() else text
+
+
+def is_number(value: object, limit: float) -> TypeGuard[int | float]:
+    """Whether a value of JSON is a number, and not NaN, whose absolute value is at most a limit."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= limit
 
 
 def shown(value: Any) -> Any:

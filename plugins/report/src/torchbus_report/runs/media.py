@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbus_report.runs import files
-from torchbus_report.runs.files import Unreadable, showable
+from torchbus_report.runs.files import Unreadable, is_number, showable
 
 PLACE = re.compile(r"media/[0-9]{1,9}\.png")
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -78,7 +78,7 @@ def _parsed(line: bytes, folder: Path) -> Picture | Distribution | ReportTable |
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not _is_number(record.get("step"), LARGEST_STEP):
+    if not isinstance(record, dict) or not is_number(record.get("step"), LARGEST_STEP):
         return None
     return _picture(record, folder) or _histogram(record) or _sheet(record)
 
@@ -100,17 +100,11 @@ def _histogram(record: dict[str, Any]) -> Distribution | None:
     return Distribution(showable(name), int(record["step"]), counts, float(low), float(high))
 
 
-def _is_number(value: object, limit: float) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= limit
-    )  # False for NaN, too
-
-
 def _are_counts(value: Any) -> bool:
     return (
         isinstance(value, list)
         and 0 < len(value) <= MOST_BINS
-        and all(_is_number(one, LARGEST_VALUE) and one >= 0 for one in value)
+        and all(is_number(one, LARGEST_VALUE) and one >= 0 for one in value)
     )
 
 
@@ -118,7 +112,7 @@ def _are_ends(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(_is_number(one, LARGEST_VALUE) for one in value)
+        and all(is_number(one, LARGEST_VALUE) for one in value)
         and value[0] < value[1]
         and math.isfinite(value[1] - value[0])
     )
@@ -162,7 +156,7 @@ def _is_row(row: Any, size: int) -> bool:
     return (
         isinstance(row, list)
         and len(row) == size
-        and all(isinstance(cell, str) or _is_number(cell, LARGEST_VALUE) for cell in row)
+        and all(isinstance(cell, str) or is_number(cell, LARGEST_VALUE) for cell in row)
     )
 
 
@@ -175,5 +169,5 @@ def _plot(wanted: Any, columns: list[str], rows: list[list[Any]]) -> tuple[int, 
     if not isinstance(wanted, list) or len(wanted) != 2 or any(x not in columns for x in wanted):
         return None
     x, y = (columns.index(column) for column in wanted)
-    drawable = all(_is_number(row[at], LARGEST_VALUE) for row in rows for at in (x, y))
+    drawable = all(is_number(row[at], LARGEST_VALUE) for row in rows for at in (x, y))
     return (x, y) if drawable and len(rows) > 1 else None

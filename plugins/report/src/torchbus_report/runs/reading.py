@@ -20,12 +20,12 @@ from torchbus.plugin import UsageError
 
 from torchbus_redaction.redactor import Redactor
 from torchbus_report.runs import files, media
-from torchbus_report.runs.files import Unreadable, showable, shown
+from torchbus_report.runs.files import Unreadable, is_number, showable, shown
 from torchbus_report.runs.summary import LONGEST_CELL, LoggedRun, Point, RankFile
 
 NOT_METRICS = ("step", "epoch", "time_s", "records_lost")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-LARGEST_STEP, LONGEST_TIME_S = 2**53, 1e11
+LARGEST_STEP, LONGEST_TIME_S, LARGEST_VALUE = 2**53, 1e11, 1e308
 MOST_DAMAGED = 100_000
 
 
@@ -175,14 +175,18 @@ def point(line: bytes) -> Point | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not _is_time(record.get("time_s")):
+    if not isinstance(record, dict) or not is_number(record.get("time_s"), LONGEST_TIME_S):
         return None
     values = {
         name: NOT_FINITE.get(value, value) if isinstance(value, str) else value
         for name, value in record.items()
         if name not in NOT_METRICS
     }
-    numbers = {showable(name): float(value) for name, value in values.items() if _is_number(value)}
+    numbers = {
+        showable(name): float(value)
+        for name, value in values.items()
+        if isinstance(value, float) or is_number(value, LARGEST_VALUE)
+    }
     return Point(
         _whole(record.get("step")),
         _whole(record.get("epoch")),
@@ -192,28 +196,8 @@ def point(line: bytes) -> Point | None:
     )
 
 
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308
-    ) or isinstance(value, float)
-
-
-def _is_time(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= LONGEST_TIME_S
-    )
-
-
 def _whole(value: object) -> int | None:
-    return (
-        int(value)
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= LARGEST_STEP
-        else None
-    )
+    return int(value) if is_number(value, LARGEST_STEP) else None
 
 
 FOLDER = "torchbus-logs"
