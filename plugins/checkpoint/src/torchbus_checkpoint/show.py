@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -99,14 +99,7 @@ class Broken(TypedDict):
 
 
 Kind = Literal["models", "optimizers", "schedulers", "scalers", "registered", "plugins"]
-KINDS: tuple[Kind, ...] = (
-    "models",
-    "optimizers",
-    "schedulers",
-    "scalers",
-    "registered",
-    "plugins",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 COLUMNS = ("checkpoint", "step", "epoch", "ranks", "metric", "size", "written by")
 
 

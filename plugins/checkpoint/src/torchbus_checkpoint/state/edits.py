@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -57,16 +56,10 @@ class Edits:
     """Restores optimizers and schedulers. ``words`` has the warnings about edited constants.
 
     ``built`` returns the hyperparameters with which the script created an optimizer in this run.
-    ``alone`` returns a context in which no plugin skips a scheduler's step.
     """
 
-    def __init__(
-        self,
-        built: Callable[[Optimizer], list[State]],
-        alone: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, built: Callable[[Optimizer], list[State]]) -> None:
         self._built = built
-        self._alone = alone
         self._began: dict[int, list[State]] = {}
         self._replayed: set[int] = set()
         self._edited: list[str] = []

@@ -219,8 +219,7 @@ class LoopSnapshot:
         return saved
 
     def _put_training(self, contents: LoopContents, saved: State, where: str) -> None:
-        bus = self._session.bus
-        edits = Edits(contents.built, lambda: bus.muted([one for _, one in bus.plugins()]))
+        edits = Edits(contents.built)
         common.put_training(contents, saved, self._take_gradients, edits, where)
         if self._session.is_main:
             for words in edits.words:
