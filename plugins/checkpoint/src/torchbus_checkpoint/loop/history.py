@@ -199,29 +199,19 @@ class History:
     # State ---------------------------------------------------------------------------------------
 
     def state(self) -> State:
+        every = [
+            (section, number, one)
+            for section, passes in self.passes.items()
+            for number, one in enumerate(passes)
+        ]
         return {
             "sections": [
                 [section, [one.over for one in passes], [one.before_training for one in passes]]
                 for section, passes in self.passes.items()
             ],
-            "trained": [
-                [section, number]
-                for section, passes in self.passes.items()
-                for number, one in enumerate(passes)
-                if one.trained
-            ],
-            "gaps": [
-                [section, number, one.gap]
-                for section, passes in self.passes.items()
-                for number, one in enumerate(passes)
-                if one.gap is not None
-            ],
-            "counted": [
-                [section, number, one.counted]
-                for section, passes in self.passes.items()
-                for number, one in enumerate(passes)
-                if one.counted
-            ],
+            "trained": [[section, number] for section, number, one in every if one.trained],
+            "gaps": [[*at, one.gap] for *at, one in every if one.gap is not None],
+            "counted": [[*at, one.counted] for *at, one in every if one.counted],
         }
 
 
