@@ -10,7 +10,7 @@ import dis
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -19,10 +19,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torchbus.compat.required import require
 from torchbus.plugin import UsageError
-
-current_frame: Callable[[int], FrameType] = sys._getframe
-"""``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""
-
 
 UPDATE_COUNT = "_update_count"
 """The attribute that counts the updates of a metric of torchmetrics.

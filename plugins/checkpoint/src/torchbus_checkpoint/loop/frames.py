@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from torch.nn import Module
 from torchbus.compat import python
+from torchbus.runtime.user_code import LIBRARIES
 
-from torchbus_checkpoint._compat import current_frame, loops_in
+from torchbus_checkpoint._compat import loops_in
 
-LIBRARIES = tuple(
-    {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 OURS = ("torchbus", "pluggy", "torch.")
 DEPTH, MAX_ITEMS = 3, 64
 
@@ -22,7 +19,7 @@ DEPTH, MAX_ITEMS = 3, 64
 def user_frames(outermost: FrameType | None) -> list[FrameType]:
     """Return the frames of the user's code, outermost first, up to the frame of the session."""
     frames: list[FrameType] = []
-    frame: FrameType | None = current_frame(1)
+    frame: FrameType | None = python.current_frame(1)
     while frame is not None:
         if is_users(frame.f_globals.get("__name__", ""), frame.f_code.co_filename):
             frames.append(frame)
@@ -34,7 +31,7 @@ def user_frames(outermost: FrameType | None) -> list[FrameType]:
 
 def is_users(module: str, path: str | None) -> bool:
     """Whether code is the user's: not torchbus, torch, standard library or an installed package."""
-    if module.startswith(OURS) or path is None or path.startswith("<frozen"):
+    if module.startswith(OURS) or path is None:
         return False
     return (
         "site-packages" not in path
