@@ -123,7 +123,7 @@ class SharedFiles:
             def call(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
                 path = self._path(args[place] if len(args) > place else None)
-                if self._is_shared(path) and not self._is_inside() and not self._is_local(path):
+                if self._is_seen(path):
                     if self._session.is_main:
                         self._changes.publish(kind, path, None)
                     else:
@@ -168,9 +168,7 @@ class SharedFiles:
             return None if self._gives_way(kind, paths) else self._make(make)
         if self._session.is_main:
             return self._make_for_all(kind, paths, make)
-        found = self._changes.find(kind, paths[0])
-        if found.change is None and found.is_local:
-            self._local_paths.update(paths)
+        found = self._find(kind, paths)
         if found.is_local or _raise(found, paths):
             return self._make(make)
         return paths[-1] if kind in ("copy", "move", "copytree") else None
@@ -222,11 +220,9 @@ class SharedFiles:
             path = self._path(file)
             if (
                 not (changes or not self._session.is_main)
-                or not self._is_shared(path)
+                or not self._is_seen(path)
                 or (changes and is_special(path))
                 or kwargs.get("opener") is not None
-                or self._is_inside()
-                or self._is_local(path)
             ):
                 return original(file, mode, *args, **kwargs)
             if not changes:
@@ -240,7 +236,7 @@ class SharedFiles:
                 )
                 _on_close(stream, lambda: self._changes.close(path, number))
                 return stream
-            found = self._find_open(path)
+            found = self._find("open", [path])
             if found.is_local or _raise(found, [path]):
                 return original(file, mode, *args, **kwargs)
             unnamed = _unnamed(path if "r" in mode else None)
@@ -261,11 +257,9 @@ class SharedFiles:
                 return self._make_own(shared, lambda: original(path, flags, *args, **kwargs))
             if (
                 not flags & WRITES
-                or not self._is_shared(shared)
+                or not self._is_seen(shared)
                 or is_special(shared)
                 or kwargs.get("dir_fd") is not None
-                or self._is_inside()
-                or self._is_local(shared)
             ):
                 return original(path, flags, *args, **kwargs)
             if is_standard(current_frame(1)):
@@ -275,7 +269,7 @@ class SharedFiles:
                     shared, lambda: original(path, flags, *args, **kwargs)
                 )
                 return self._close_with(descriptor, lambda: self._changes.close(shared, number))
-            found = self._find_open(shared)
+            found = self._find("open", [shared])
             if found.is_local or _raise(found, [shared]):
                 return original(path, flags, *args, **kwargs)
             number = found.number
@@ -307,9 +301,7 @@ class SharedFiles:
             path, changes = self._path(name), mode != "r"
             if (
                 not (changes or not self._session.is_main)
-                or not self._is_shared(path)
-                or self._is_inside()
-                or self._is_local(path)
+                or not self._is_seen(path)
                 or kwargs.get("driver", args) not in (None, ())
             ):
                 return original(file, name, mode, *args, **kwargs)
@@ -321,7 +313,7 @@ class SharedFiles:
                 return _on_close(file, lambda: self._changes.close(path, number))
             assert self._seeing is not None
             there = self._seeing.content(path)
-            found = self._find_open(path)
+            found = self._find("open", [path])
             if found.is_local or _raise(found, [path]):
                 return original(file, name, mode, **kwargs)
             if mode in ("a", "r+") and there is None:
@@ -333,10 +325,10 @@ class SharedFiles:
 
         return init
 
-    def _find_open(self, path: str) -> WaitResult:
-        found = self._changes.find("open", path)
+    def _find(self, kind: str, paths: list[str]) -> WaitResult:
+        found = self._changes.find(kind, paths[0])
         if found.change is None and found.is_local:
-            self._local_paths.add(path)
+            self._local_paths.update(paths)
         return found
 
     def _open_first(self, path: str, make: Callable[[], T], appends: bool = False) -> tuple[T, int]:
@@ -365,7 +357,7 @@ class SharedFiles:
         )
 
     def _is_inside(self) -> bool:
-        return getattr(self._inside, "depth", 0) > 0 or _caller().startswith(SYNCHRONISED_MODULES)
+        return getattr(self._inside, "depth", 0) > 0 or caller().startswith(SYNCHRONISED_MODULES)
 
     @contextmanager
     def _within(self) -> Iterator[None]:
@@ -376,14 +368,15 @@ class SharedFiles:
             self._inside.depth -= 1
 
 
-def _caller() -> str:
-    """Return the module that changes a file: the innermost outside this one and the standard ones.
+def caller(*through: str) -> str:
+    """Return the module that changes a file: the innermost outside this package, Python's own
+    library, and the modules in ``through``.
 
     torch.save, which the patch replaces, belongs to the script.
     """
-    frame = current_frame(2)
+    frame = current_frame(1)
     while frame is not None and (
-        frame.f_globals.get("__name__", "").startswith(SEAMS) or is_standard(frame)
+        frame.f_globals.get("__name__", "").startswith((*SEAMS, *through)) or is_standard(frame)
     ):
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))

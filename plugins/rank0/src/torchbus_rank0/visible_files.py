@@ -7,11 +7,11 @@ import errno
 import os
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from os import stat as status_of
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from torchbus.plugin import Context
@@ -214,16 +214,13 @@ def _missing(path: Any) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
 
 
-def _in_memory() -> IO[bytes]:
-    """Open an empty file without a name, on the disk if the system has no files in memory."""
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("torchbus"), "w+b")
-    return tempfile.TemporaryFile()
-
-
 def holding(content: bytes) -> int:
-    """Open a file without a name that has this content; return its descriptor."""
-    with _in_memory() as file:
+    """Open a file without a name that has this content; return its descriptor.
+
+    The file is on the disk if the system has no files in memory.
+    """
+    is_linux = sys.platform == "linux"
+    with os.fdopen(os.memfd_create("torchbus"), "w+b") if is_linux else TemporaryFile() as file:
         file.write(content)
         file.flush()
         file.seek(0)

@@ -27,7 +27,6 @@ from typing import IO, Any
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.compat.python import current_frame
 from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl, warn
 from torchbus.runtime.user_code import is_users_module
 
@@ -40,7 +39,7 @@ from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passe
 from torchbus_checkpoint.loop.position import LoopPosition
 from torchbus_checkpoint.loop.variables import generators_named
 from torchbus_checkpoint.state.plain import State
-from torchbus_rank0.files import SEAMS, is_standard
+from torchbus_rank0.files import caller
 from torchbus_rank0.visible_files import holding
 from torchbus_rank0.whole_files import absolute, everywhere, imported, is_private, is_special
 from torchbus_strategy.script_generators import Generator
@@ -527,14 +526,7 @@ class QuietFiles:
 
         Another library may still be writing its file when its call returns.
         """
-        frame = current_frame(2)
-        while frame is not None and (
-            is_standard(frame)
-            or frame.f_globals.get("__name__", "").startswith((*SEAMS, *through, __name__))
-        ):
-            frame = frame.f_back  # type: ignore[assignment]
-        name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-        return os.getpid() == self._pid and is_users_module(name)
+        return os.getpid() == self._pid and is_users_module(caller(*through, __name__))
 
 
 def _content(path: str) -> bytes:
