@@ -10,8 +10,7 @@ import pytest
 import torch
 from torchbus.errors import UsageError
 
-from torchbus_deepspeed import _compat, known
-from torchbus_deepspeed import config as agreement
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.strategy import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -165,23 +164,25 @@ def test_a_stage_in_the_name_and_another_in_the_config():
     ],
 )
 def test_contradictions_name_both_values(config, options, words):
+    session = SimpleNamespace(options=options, device=torch.device("cpu"))
     with pytest.raises(UsageError, match=words):
-        agreement.check(config, options)
+        DeepSpeed(config=config).config.check(session)
 
 
 def test_batch_sizes_that_are_not_the_loops():
-    agreement.check_batch(
-        {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto"}, 16, 2, 2
-    )
+    config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto"}
+    DeepSpeed(config=config).config.check_batch(16, 2, 2)
     with pytest.raises(
         UsageError, match="16 samples per step, and config says train_batch_size=64"
     ):
-        agreement.check_batch({"train_batch_size": 64}, 16, 2, 1)
+        DeepSpeed(config={"train_batch_size": 64}).config.check_batch(16, 2, 1)
 
 
 def test_unknown_keys_of_zero_optimization():
-    with pytest.raises(UsageError, match="did you mean 'reduce_bucket_size'"):
-        known.refuse_unknown_zero({"reduce_bucket": 1}, ["reduce_bucket_size", "stage"])
+    session = SimpleNamespace(options={}, device=torch.device("cpu"))
+    words = "config: zero_optimization has an unknown key 'reduce_bucket' .did you mean 'reduce_bu"
+    with pytest.raises(UsageError, match=words):
+        DeepSpeed(config={"zero_optimization": {"reduce_bucket": 1}}).config.check(session)
 
 
 @pytest.mark.parametrize(

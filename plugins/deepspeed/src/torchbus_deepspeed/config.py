@@ -145,10 +145,12 @@ class DeepSpeedConfig:
 
     def check(self, session: Context) -> None:
         """Raise UsageError if the config contradicts the session, or can't be used here."""
-        known.refuse_unknown_zero(self.zero, _compat.zero_keys())
+        known.check_keys("zero_optimization", self.zero, _compat.zero_keys())
         for name, keys in _compat.section_keys().items():
             known.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
-        check(self._given, session.options)
+        _check_clipping(self._given, session.options)
+        _check_accumulation(self._given, session.options)
+        _check_precision(self._given, session.options)
         fill_precision(self._given, session.options)
         if self.stage == 0 and (self.dtype != torch.float32 or self.is_offloaded):
             raise UsageError(
@@ -167,12 +169,21 @@ class DeepSpeedConfig:
             raise UsageError(NOT_3.format(self.stage))
         check_offload(self.zero)
 
-    def check_batch(self, count: int, world_size: int, windows: int) -> None:
-        """Raise UsageError if a batch size in the config contradicts the loop's.
+    def check_batch(self, count: int, ranks: int, windows: int) -> None:
+        """Raise UsageError for batch sizes that differ from the loop's first batch.
 
-        ``count`` is the number of samples in a batch of all ranks.
+        ``count`` is the number of samples of all ranks in this batch. ``windows`` is the number of
+        batches per step.
         """
-        check_batch(self._given, count, world_size, windows)
+        sizes = {
+            "train_micro_batch_size_per_gpu": (-(-count // ranks), "samples per rank"),
+            "train_batch_size": (count * windows, "samples per step"),
+        }
+        for key, (ours, what) in sizes.items():
+            theirs = self._given.get(key, AUTO)
+            if theirs not in (AUTO, ours):
+                what, remedy = f"the loop has {ours} {what}", "write 'auto', or leave the key out"
+                raise UsageError(CONTRADICTION.format(what, key, theirs, remedy))
 
     def build(self) -> None:
         """Compile the CPU optimizer before the ranks start, so that they do not wait for it.
@@ -265,13 +276,6 @@ CONTRADICTION = "{}, and config says {}={!r}: {}"
 PRECISIONS = {"bf16": ("bf16-true",), "fp16": ("16-true",)}
 
 
-def check(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise UsageError for clipping, accumulation or precision that contradict the session's."""
-    _check_clipping(config, options)
-    _check_accumulation(config, options)
-    _check_precision(config, options)
-
-
 def _check_clipping(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     ours = options.get("gradient_clip_val")
     theirs = config.get("gradient_clipping", AUTO)
@@ -321,26 +325,6 @@ def fill_precision(config: dict[str, Any], options: Mapping[str, Any]) -> None:
             config[name] = {**(config.get(name) or {}), "enabled": True}
 
 
-def check_batch(config: Mapping[str, Any], count: int, ranks: int, windows: int) -> None:
-    """Raise UsageError for batch sizes that differ from the loop's first batch.
-
-    ``count`` is the number of samples of all ranks in this batch. ``windows`` is the number of
-    batches per step.
-    """
-    sizes = {
-        "train_micro_batch_size_per_gpu": (-(-count // ranks), "samples per rank"),
-        "train_batch_size": (count * windows, "samples per step"),
-    }
-    for key, (ours, what) in sizes.items():
-        theirs = config.get(key, AUTO)
-        if theirs not in (AUTO, ours):
-            remedy = "write 'auto', or leave the key out"
-            raise UsageError(
-                CONTRADICTION.format(f"the loop has {ours} {what}", key, theirs, remedy)
-            )
-
-
-SECTIONS = ("offload_optimizer", "offload_param")
 NO_AIO = (
     "config: {}.device='nvme' needs DeepSpeed's async_io, which can't be built here: install libaio"
     " (libaio-dev, libaio-devel), or use device 'cpu'; `ds_report` says what is missing"
@@ -350,7 +334,7 @@ NO_PATH = "config: {}.device='nvme' needs {}.nvme_path, a folder on the NVMe dis
 
 def check_offload(zero: Mapping[str, Any]) -> None:
     """Raise UsageError if NVMe offload is configured but not available."""
-    for name in SECTIONS:
+    for name in known.OFFLOADS:
         section = zero.get(name) or {}
         if section.get("device") != "nvme":
             continue

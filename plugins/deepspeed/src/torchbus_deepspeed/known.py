@@ -155,20 +155,6 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_unknown_zero(section: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise UsageError for an unknown key of ``zero_optimization``.
-
-    ``known`` has the keys of the installed release.
-    """
-    names = sorted(known)
-    for key in section:
-        if key not in names:
-            raise UsageError(
-                f"config: zero_optimization has an unknown key {key!r}{nearest(key, names)}: the"
-                f" installed DeepSpeed knows {', '.join(names)}"
-            )
-
-
 def nearest(key: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(key, list(names), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -223,7 +223,8 @@ class OptimizerSection:
         self._kind = str(self._section.get("type", AUTO))
         self._given: Mapping[str, Any] = self._section.get("params") or {}
         self._is_offloaded = is_offloaded
-        refuse_compressed(self._kind)
+        if self._kind.lower() in COMPRESSED:
+            raise UsageError(REMOVED.format(self._kind))
 
     def of(self, optimizer: Optimizer, device: torch.device) -> Kernel | None:
         """Return the kernel that replaces the loop's step, or None if the loop's class steps.
@@ -311,12 +312,6 @@ class OptimizerSection:
             place = "in main memory" if kernel.in_main_memory else "on the model's device"
             given = "on" if self._is_offloaded else "off"
             raise UsageError(MISPLACED.format(self._kind, kernel.name, place, given, kind))
-
-
-def refuse_compressed(kind: str) -> None:
-    """Raise UsageError for 1-bit optimizers."""
-    if kind.lower() in COMPRESSED:
-        raise UsageError(REMOVED.format(kind))
 
 
 def _family(kind: str) -> str:
