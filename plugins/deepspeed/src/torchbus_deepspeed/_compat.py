@@ -34,18 +34,16 @@ COMM = "deepspeed.comm.torch"
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence DeepSpeed's log of its start and of untested optimizers on every rank."""
+
+    def only_errors(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
     logger = logging.getLogger("DeepSpeed")
-    only_errors = _OnlyErrors()
     logger.addFilter(only_errors)
     try:
         yield
     finally:
         logger.removeFilter(only_errors)
-
-
-class _OnlyErrors(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR
 
 
 def deepspeed() -> Any:

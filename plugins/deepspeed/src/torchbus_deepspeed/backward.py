@@ -16,8 +16,8 @@ from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine import ReducingEngine
 from torchbus_deepspeed.engines import Engines
 from torchbus_deepspeed.partitioned import is_empty
-from torchbus_strategy.backward import engine, gradients, header
 from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.backward import gradients, header
 from torchbus_strategy.backward.header import SOME, WEIGHT
 from torchbus_strategy.loss.gradients import isolated_gradients
 from torchbus_strategy.parameters import rank0_values
@@ -104,7 +104,7 @@ class ShardedReduction:
                 error = None  # breaks a cycle, as its traceback refers to this frame
 
     @contextmanager
-    def _running(self, roots: engine.Roots) -> Iterator[None]:
+    def _running(self, roots: strategy_engine.Roots) -> Iterator[None]:
         """Context in which the graph runs. At its end, all ranks reduce the remaining gradients."""
         again, failed = self._counts_of(roots), True
         with ExitStack() as computing:
@@ -119,7 +119,7 @@ class ShardedReduction:
                 for each, counts in zip(self._engines, again, strict=True):
                     each.recover() if failed else _compat.put_backward_counts(counts)
 
-    def _counts_of(self, roots: engine.Roots) -> list[list[tuple[Module, str, int]]]:
+    def _counts_of(self, roots: strategy_engine.Roots) -> list[list[tuple[Module, str, int]]]:
         """Return stage 3's counters if the graph is retained, so that it can run again."""
         retained = bool(roots.retain_graph)
         return [

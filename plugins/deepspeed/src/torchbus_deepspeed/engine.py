@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -107,7 +108,7 @@ class ReducingEngine:
     def _lay_out(self, session: Context) -> None:
         """Find the parameters and this rank's shards of them."""
         self.layout = layout_of(self.zero, self.stage, session.rank)
-        held = parameters_of_groups(_compat.groups_of(self.zero, self.stage))
+        held = chain.from_iterable(_compat.groups_of(self.zero, self.stage))
         order = {id(one): number for number, one in enumerate(self.model.parameters())}
         self.parameters = sorted(held, key=lambda one: order[id(one)])
         self.masters = _compat.masters_of(self.zero, self.stage)
@@ -275,10 +276,6 @@ class ReducingEngine:
                 view.zero_()
 
 
-def parameters_of_groups(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
-    return [parameter for group in groups for parameter in group]
-
-
 def _holder(master: Tensor, device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=torch.float32, device=device).expand(master.numel())
 
@@ -293,8 +290,10 @@ class Traces:
     def __init__(self, model: Module) -> None:
         self._things: list[Thing] = [*model.modules(), *model.parameters()]
         self._attributes = [set(vars(thing)) for thing in self._things]
-        self._tables = [_compat.hook_tables(module) for module in model.modules()]
-        self._hooks = [set(table) for tables in self._tables for table in tables]
+        self._tables = [
+            table for module in model.modules() for table in _compat.hook_tables(module)
+        ]
+        self._hooks = [set(table) for table in self._tables]
 
     def note(self) -> None:
         """Called after the engine was made."""
@@ -302,16 +301,15 @@ class Traces:
             set(vars(thing)) - before | LATER
             for thing, before in zip(self._things, self._attributes, strict=True)
         ]
-        flat = [table for tables in self._tables for table in tables]
-        self._hooks = [set(table) - old for table, old in zip(flat, self._hooks, strict=True)]
+        pairs = zip(self._tables, self._hooks, strict=True)
+        self._hooks = [set(table) - old for table, old in pairs]
 
     def remove(self) -> None:
         """Undo the recorded changes that still exist."""
         for thing, names in zip(self._things, self._attributes, strict=True):
             for name in names & vars(thing).keys():
                 delattr(thing, name)
-        flat: list[dict[int, object]] = [table for tables in self._tables for table in tables]
-        for table, keys in zip(flat, self._hooks, strict=True):
+        for table, keys in zip(self._tables, self._hooks, strict=True):
             for key in keys & table.keys():
                 del table[key]
 

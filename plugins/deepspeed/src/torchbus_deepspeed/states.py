@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -176,14 +177,8 @@ def hook(engines: SessionEngines, optimizer: Optimizer) -> None:
 
     All ranks must call these methods.
     """
-
-    def whole(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
-        return _whole(engines, optimizer, state_dict)
-
-    def divide(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
-        return _divide(engines, optimizer, state_dict)
-
     stack = engines.session.on_close
+    whole, divide = partial(_whole, engines), partial(_divide, engines)
     stack.callback(optimizer.register_state_dict_post_hook(whole).remove)
     stack.callback(optimizer.register_load_state_dict_pre_hook(divide).remove)
 
@@ -205,7 +200,7 @@ def _whole(
 def gathering(engines: SessionEngines) -> Any:
     """Return a function that gathers the shards of all ranks."""
 
-    def gather(flat: torch.Tensor) -> list[torch.Tensor]:
+    def gather(flat: Tensor) -> list[Tensor]:
         job = engines.session.job
         assert job is not None
         job.wait_in("state_dict")
