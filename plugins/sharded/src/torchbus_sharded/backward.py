@@ -16,13 +16,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl, warn
 
-from torchbus_sharded._compat import buffers_in, is_view
+from torchbus_sharded._compat import buffers_in
 from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.forward_hooks import CLOSELY
 from torchbus_sharded.meta import zeros_instead
 from torchbus_sharded.models import ShardedModels
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import MODULUS, Constants, equal_on_all_ranks
+from torchbus_strategy.compat import is_view
 from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.gradients import isolated_gradients, scale_all
 from torchbus_strategy.loss.intermediate_values import (
@@ -34,6 +35,7 @@ from torchbus_strategy.loss.intermediate_values import (
 )
 from torchbus_strategy.loss.terms import Count, Number, weighted
 from torchbus_strategy.loss.weights import LossWeights
+from torchbus_strategy.parameters import rank0_values
 
 if TYPE_CHECKING:
     from torchbus_sharded.unmanaged import UnmanagedTensors
@@ -215,17 +217,13 @@ def _refuse(call: BackwardCall) -> None:
 
 
 def copy_from_rank0(models: Iterable[Module]) -> None:
-    """Give the models' buffers rank 0's values, in one broadcast per dtype. All ranks call it."""
+    """Give the models' buffers rank 0's values, in one broadcast per device. All ranks call it."""
     held = [buffer for model in models for some in buffers_in(model) for buffer in some.values()]
     buffers = {
         id(buffer): buffer for buffer in held if buffer is not None and buffer.numel()
     }.values()
-    for kind in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
-        same = [buffer for buffer in buffers if (buffer.dtype, buffer.device) == kind]
-        packed = torch.cat([buffer.reshape(-1) for buffer in same])
-        dist.broadcast(packed, 0)
-        for buffer, part in zip(same, packed.split([one.numel() for one in same]), strict=True):
-            buffer.data.copy_(part.view_as(buffer))
+    for device in dict.fromkeys(buffer.device for buffer in buffers):
+        rank0_values.broadcast([buffer for buffer in buffers if buffer.device == device])
 
 
 PARTS = 2 + MOST

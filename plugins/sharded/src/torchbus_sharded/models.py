@@ -66,7 +66,8 @@ class ShardedModels:
         self._alive: list[Tensor | Module] = []
         self._optimizers = ShardedOptimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
-        session.on_close.callback(self._forget)
+        session.on_close.callback(self._alive.clear)
+        session.on_close.callback(self._replaced.clear)
         as_whole(session)
 
     def __iter__(self) -> Iterator[Module]:
@@ -102,10 +103,7 @@ class ShardedModels:
         At their first call it would be too late.
         """
         for optimizer in common_optimizers(self.agreement):
-            self.parameters_added(
-                optimizer,
-                parameters_of(optimizer),
-            )
+            self.parameters_added(optimizer, parameters_of(optimizer))
 
     # For the backward ----------------------------------------------------------------------------
 
@@ -240,10 +238,6 @@ class ShardedModels:
             for optimizer in optimizers:
                 sharding.swap(optimizer, replaced)
             put_strides(model, self._strides[model])
-
-    def _forget(self) -> None:
-        self._alive.clear()
-        self._replaced.clear()
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
