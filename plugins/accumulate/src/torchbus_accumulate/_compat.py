@@ -9,26 +9,15 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import dataloader
 from torchbus.compat.required import require
-
-version: Callable[[Tensor], int] = attrgetter("_version")
-"""A tensor's version, which grows with each change in place.
-
-Without it: AttributeError at the first backward.
-"""
 
 index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
 """The sampler that yields a loader's batches of indices.
 
 Without it: AttributeError when the loop asks for the length of a loader.
 """
-
-DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
-"""The class of a loader's iterators. Without it: AttributeError when the plugin is imported."""
 
 yielded: Callable[[Any], int] = attrgetter("_num_yielded")
 """The number of batches that an iterator has yielded.

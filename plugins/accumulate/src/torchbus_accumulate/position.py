@@ -11,8 +11,9 @@ from torchbus import objects
 from torchbus.plugin import Context, Origin, UsageError, an
 from torchbus.runtime.services import BatchService
 
-from torchbus_accumulate._compat import DATA_ITERATOR, yielded
+from torchbus_accumulate._compat import yielded
 from torchbus_strategy.batches import TrackedBatch
+from torchbus_strategy.compat import DATA_ITERATOR
 
 
 class BatchUse:
@@ -125,7 +126,8 @@ def last_by_torch() -> bool:
 
     Raises UsageError if no loader is being iterated, or if it has no length.
     """
-    begun = [iterator for iterator in objects.alive(DATA_ITERATOR) if yielded(iterator)]
+    alive: list[Any] = objects.alive(DATA_ITERATOR)
+    begun = [iterator for iterator in alive if yielded(iterator)]
     if not begun:
         raise UsageError(
             "s.is_last_batch: no DataLoader is being iterated. Read it inside a loop over one"

@@ -14,7 +14,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -279,12 +278,6 @@ def run_pre_hooks(
 
 PARTITION_NUMEL = "partition_numel"
 """The name of a method that parameters have under stage 3."""
-
-version: Callable[[Tensor], int] = attrgetter("_version")
-"""A tensor's version, which grows with each change in place.
-
-Without it: AttributeError when the first engine is made.
-"""
 
 will_execute: Callable[[Node], bool] = private(
     torch._C, "_will_engine_execute_node", "finds the parameters that a backward will reach"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torchbus.compat.torch_names import version
 from torchbus.plugin import mark_internal
 
 from torchbus_deepspeed import _compat
@@ -81,7 +82,7 @@ class ForwardWrites:
     """Copies a forward's writes to this rank's shard, before DeepSpeed frees the parameters."""
 
     def __init__(self, model: Module) -> None:
-        self._versions = {id(one): _compat.version(one) for one in model.parameters()}
+        self._versions = {id(one): version(one) for one in model.parameters()}
         self._forwards: Counter[int] = Counter()
         self._hidden: set[int] = set()
         self.digest = Digest()
@@ -100,8 +101,8 @@ class ForwardWrites:
         for parameter in _compat.direct_parameters(module).values():
             if parameter is None or not _compat.is_gathered(parameter):
                 continue
-            if _compat.version(parameter) != self._versions[id(parameter)]:
-                self._versions[id(parameter)] = _compat.version(parameter)
+            if version(parameter) != self._versions[id(parameter)]:
+                self._versions[id(parameter)] = version(parameter)
                 self.digest.add(parameter)
                 _compat.put_parameter(parameter, parameter)
             elif self._is_hidden(parameter):

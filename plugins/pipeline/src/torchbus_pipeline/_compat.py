@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.nn import Module
 
@@ -23,26 +23,13 @@ Without it: AttributeError when the package is imported.
 """
 
 parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
-buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-"""The parameters and buffers of one module, by name.
-
-Without one of the two names: AttributeError when a model is divided.
-"""
+"""The parameters of one module, by name. Without it: AttributeError when a model is divided."""
 
 FOREACH = "_foreach_"
 """The prefix of the names of functions on lists of tensors.
 
 Without it: Unsupported if a loop writes into a list with parameters that another rank has.
 """
-
-version: Callable[[Tensor], int] = attrgetter("_version")
-"""A tensor's version, which grows with each change in place.
-
-Without it: AttributeError at the second forward of 1f1b.
-"""
-
-is_view: Callable[[Tensor], bool] = Tensor._is_view
-"""Whether a tensor is a view. Without it: AttributeError when the package is imported."""
 
 Order = list[tuple[str, int, int]]
 """The actions of a rank in order: ("F" or "B", stage, micro-batch)."""

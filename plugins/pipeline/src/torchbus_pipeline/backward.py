@@ -11,7 +11,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl
 
-from torchbus_pipeline._compat import buffers, is_view
 from torchbus_pipeline.calls import LayerCalls
 from torchbus_pipeline.cut import mark_of
 from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
@@ -24,6 +23,7 @@ from torchbus_strategy.backward import loss_counts
 from torchbus_strategy.backward.header import INPUT, PROGRESS, agrees, constants_agree, numbers
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import Constants
+from torchbus_strategy.compat import buffers, is_view
 from torchbus_strategy.loss.gradients import isolated_gradients
 from torchbus_strategy.loss.intermediate_values import Part, kind_of, weigh_parts, writable_parts
 from torchbus_strategy.loss.terms import Count

@@ -11,10 +11,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torchbus.compat.torch_names import version
 from torchbus.plugin import Unsupported, an
 from torchbus.tree import leaves, map_tensors
-
-from torchbus_pipeline._compat import version
 
 T = TypeVar("T")
 SHARED_TYPES = (

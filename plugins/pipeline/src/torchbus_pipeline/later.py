@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torchbus.compat.torch_names import version
 from torchbus.plugin import Unsupported
 from torchbus.tree import leaves, map_tensors
 
-from torchbus_pipeline._compat import as_plain_tensors, version
+from torchbus_pipeline._compat import as_plain_tensors
 
 GET = "__get__"
 FACTS: tuple[str, ...] = (

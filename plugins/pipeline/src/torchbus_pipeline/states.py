@@ -19,12 +19,13 @@ from torchbus.tree import map_tensors
 
 from torchbus_launch.rank_position import END
 from torchbus_pipeline import remote_parameters
-from torchbus_pipeline._compat import buffers, parameters
+from torchbus_pipeline._compat import parameters
 from torchbus_pipeline.cut import Cut, first_mark, mark_of
 from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
 from torchbus_pipeline.models import CutModels
 from torchbus_pipeline.remote_parameters import Elsewhere
 from torchbus_strategy import sharding
+from torchbus_strategy.compat import buffers
 
 
 class End:

@@ -22,15 +22,14 @@ from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
-from torch.utils import _pytree
 from torchbus.compat.required import absent, private, require
 from torchbus.plugin import Unsupported
 
+from torchbus_strategy.compat import buffers, tensor_hooks
+
 parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
-buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 temporary_buffers: Callable[[Module], set[str]] = attrgetter("_non_persistent_buffers_set")
-"""A module's tensors by name, or such names. Without one of the three: AttributeError when a model
-is divided.
+"""A module's tensors by name, or such names. Without one: AttributeError when a model is divided.
 """
 
 step_post_hooks: Callable[[Any], OrderedDict[int, Any]] = attrgetter("_optimizer_step_post_hooks")
@@ -38,15 +37,6 @@ step_post_hooks: Callable[[Any], OrderedDict[int, Any]] = attrgetter("_optimizer
 
 Without it: AttributeError when an optimizer is made.
 """
-
-version: Callable[[Tensor], int] = attrgetter("_version")
-"""Grows with each change in place. Without it: AttributeError when a meta tensor gets values."""
-
-backward_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter("_backward_hooks")
-post_accumulate_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
-    "_post_accumulate_grad_hooks"
-)
-"""A tensor's hooks. Without one of the two: AttributeError when a model is divided."""
 
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 """Methods that give a module its first values; the second is MultiheadAttention's.
@@ -58,12 +48,6 @@ call_when_accumulated: Callable[[Tensor, Callable[[Tensor], None]], object] = (
     Tensor.register_post_accumulate_grad_hook
 )
 """Torch's method for any tensor. DTensor's method is replaced by one that refuses."""
-
-is_view: Callable[[Tensor], bool] = Tensor._is_view
-"""Without it: AttributeError when the package is imported."""
-
-tree_map: Callable[[Callable[[Any], Any], Any], Any] = _pytree.tree_map
-"""Without it: AttributeError when the package is imported."""
 
 DATA: Any = torch._C.TensorBase.data
 """The attribute ``data`` of all tensors. Without it: AttributeError when the package is imported.
@@ -91,12 +75,9 @@ MODULE_HOOKS = (
 
 
 def share_backward_hooks(old: Any, new: Any) -> None:
-    """Give ``new`` the hooks of ``old``, so that ``handle.remove()`` works on both.
-
-    Without ``_backward_hooks``: see ``backward_hooks``.
-    """
-    if backward_hooks(old):
-        new._backward_hooks = backward_hooks(old)
+    """Give ``new`` the hooks of ``old``, so that ``handle.remove()`` works on both."""
+    if tensor_hooks(old):
+        new._backward_hooks = tensor_hooks(old)
 
 
 def count_of_collectives() -> Callable[[], int]:

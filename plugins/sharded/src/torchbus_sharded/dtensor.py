@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchbus.plugin import Context, Unsupported
+from torchbus.tree import map_leaves
 
-from torchbus_sharded._compat import tree_map
 from torchbus_sharded.meta import refuse_accumulated
 from torchbus_strategy import sharding
 
@@ -69,7 +69,7 @@ def set_item(tensor: DTensor, index: Any, values: Any) -> None:
     if not may_be_written(tensor):
         return SET_ITEM(tensor, index, values)  # raises for a parameter, as without a session
     changed = sharding.whole(tensor)
-    changed[tree_map(sharding.whole, index)] = sharding.whole(values)
+    changed[map_leaves(index, sharding.whole)] = sharding.whole(values)
     _put(tensor, changed)
 
 
@@ -155,7 +155,8 @@ class WritableShard(DTensor):
 def _through(name: str) -> Callable[..., WritableShard]:
     def change(row: WritableShard, *args: object, **options: object) -> WritableShard:
         values = sharding.whole(row)
-        getattr(values, name)(*tree_map(sharding.whole, args), **tree_map(sharding.whole, options))
+        given, named = map_leaves((args, options), sharding.whole)
+        getattr(values, name)(*given, **named)
         row.origin[row.index] = values
         return row
 

@@ -12,18 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
+from torchbus.compat.torch_names import version as version_of
 from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_sharded._compat import (
     RESET_METHODS,
-    backward_hooks,
-    buffers,
     parameters,
-    post_accumulate_hooks,
     share_backward_hooks,
     temporary_buffers,
 )
-from torchbus_sharded._compat import version as version_of
+from torchbus_strategy.compat import buffers, post_accumulate_hooks, tensor_hooks
 
 ParamInit = Callable[[Module], object]
 REMEDY = "give it reset_parameters(), or pass param_init_fn=..., a function that gets each module"
@@ -201,7 +199,7 @@ def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
     """
 
     def call(gradient: Tensor) -> Tensor:
-        for hook in list((backward_hooks(part) or {}).values()):
+        for hook in list((tensor_hooks(part) or {}).values()):
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
         return gradient

@@ -14,7 +14,6 @@ from torchbus.plugin import RanksDiverged
 
 from torchbus_sharded._compat import (
     Pair,
-    backward_hooks,
     call_when_accumulated,
     original_class,
     pairs_in,
@@ -22,6 +21,7 @@ from torchbus_sharded._compat import (
 )
 from torchbus_sharded.agreement import REMEDY, Agreement
 from torchbus_sharded.meta import forward_to
+from torchbus_strategy.compat import tensor_hooks
 
 REACHED, COUNTED = 1, 2
 """How a backward has reached a parameter. The ranks use the maximum of their flags."""
@@ -107,7 +107,7 @@ def _watch(pair: Pair) -> None:
     if (
         whole is not None
         and whole.requires_grad
-        and backward_hooks(pair.sharded_param)
+        and tensor_hooks(pair.sharded_param)
         and not pair.torchbus_calls_hooks
     ):
         whole.register_hook(forward_to(pair.sharded_param))

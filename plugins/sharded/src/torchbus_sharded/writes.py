@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
+from torchbus.compat.torch_names import version
 from torchbus.plugin import Context
 
 from torchbus_sharded._compat import (
@@ -27,7 +28,6 @@ from torchbus_sharded._compat import (
     is_in_forward,
     let_go_of_early,
     pairs_in,
-    version,
 )
 from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.dtensor import check_alike, set_data

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torchbus.compat.python import current_frame
+from torchbus.compat.torch_names import version
 from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 from torchbus.tree import map_tensors
 
-from torchbus_sharded._compat import step_post_hooks, version
+from torchbus_sharded._compat import step_post_hooks
 from torchbus_sharded.optimizers import parameters_of, surround
 from torchbus_sharded.strategy import FSDP
 

@@ -10,7 +10,6 @@ from operator import attrgetter
 from types import ModuleType
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 functions_of_nn: ModuleType = torch._C._nn
@@ -30,12 +29,6 @@ hooks_after: Callable[[Module], dict[int, object]] = attrgetter("_forward_hooks"
 state_hooks: Callable[[Module], dict[int, object]] = attrgetter("_state_dict_hooks")
 load_hooks: Callable[[Module], dict[int, object]] = attrgetter("_load_state_dict_pre_hooks")
 """A module's hooks of states. Without one of the two: AttributeError when a model is divided."""
-
-backward_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter("_backward_hooks")
-post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
-    "_post_accumulate_grad_hooks"
-)
-"""A tensor's hooks. Without one of the two: AttributeError when a model is divided."""
 
 
 def forget_distribution(module: Module) -> None:

@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
 from torchbus.plugin import BackwardCall, Unsupported, UsageError
 
-from torchbus_tensor_parallel._compat import backward_hooks, post_accumulate_hooks
+from torchbus_strategy.compat import post_accumulate_hooks, tensor_hooks
 
 Grad = Callable[..., tuple[Tensor, ...]]
 TOGETHER = {
@@ -62,7 +62,7 @@ def refuse_hooks(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
     """Raise Unsupported for hooks on parameters that are to be divided: they would be lost."""
     for name in styles:
         for path, one in model.get_submodule(name).named_parameters(name):
-            if backward_hooks(one) or post_accumulate_hooks(one):
+            if tensor_hooks(one) or post_accumulate_hooks(one):
                 raise Unsupported(
                     f"tensor parallel with parameter hooks on {type(model).__name__}.{path}, which"
                     " the plan divides: register them after the optimizer is made, on the divided"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchbus import objects
+from torchbus.compat.torch_names import version
 from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, warn
 
-from torchbus_accumulate._compat import version
 from torchbus_accumulate.averages import UnoptimizedChanges, WindowSums, digest
 from torchbus_accumulate.messages import AVERAGED, CHANGED, MOVED, TOUCHED
 from torchbus_accumulate.windows.sums import WindowSum

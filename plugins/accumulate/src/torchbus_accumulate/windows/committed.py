@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torchbus.compat.torch_names import version
 from torchbus.plugin import Unsupported
 
-from torchbus_accumulate._compat import version
 from torchbus_strategy.compat import gradient as gradient_of
 from torchbus_strategy.loss.gradients import NONE, scale_all
 from torchbus_strategy.loss.terms import Number
