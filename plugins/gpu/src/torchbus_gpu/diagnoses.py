@@ -9,7 +9,7 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torchbus.plugin import Context, hookimpl
@@ -72,7 +72,7 @@ class LocalWork:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._clock = clock_of(device)
+        self._clock = HostClock() if device.type == "cpu" else DeviceClock(device)
         self._wanted = STEPS_PER_INTERVAL
         self._end: Any = None
         self._begin: Any = None
@@ -109,19 +109,9 @@ class LocalWork:
         return {"own_work_s": self.local_s, "step_s": self.step_s} if known else {}
 
 
-Mark = TypeVar("Mark")
-
-
-class Stopwatch(Protocol[Mark]):
-    """A stopwatch: the loop calls ``mark``, which must not wait; the monitor calls ``seconds``."""
-
-    def mark(self) -> Mark: ...
-
-    def seconds(self, begin: Mark, end: Mark) -> float | None:
-        """Return the time between two marks, or None while it is not known."""
-
-
 class HostClock:
+    """The loop calls ``mark``, which must not wait, and the monitor ``seconds``."""
+
     def mark(self) -> float:
         return time.perf_counter()
 
@@ -145,13 +135,10 @@ class DeviceClock:
     def seconds(
         self, begin: accelerators.Event | None, end: accelerators.Event | None
     ) -> float | None:
+        """Return the time between two marks, or None while it is not known."""
         if begin is None or end is None or not end.query():
             return None
         return float(begin.elapsed_time(end)) / 1000
-
-
-def clock_of(device: torch.device) -> Stopwatch[accelerators.Event | None] | Stopwatch[float]:
-    return HostClock() if device.type == "cpu" else DeviceClock(device)
 
 
 ROUNDS = 5

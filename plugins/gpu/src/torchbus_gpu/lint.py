@@ -10,22 +10,22 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType
-from typing import TypeVar, cast
 
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
+from torchbus.compat.python import current_frame
 from torchbus.plugin import Context, hookimpl
 from torchbus.runtime.steps import StepCounter
 from torchbus.runtime.user_code import outwards
 
 from torchbus_device import accelerators
-from torchbus_gpu._compat import FILE_OF_TENSOR, current_frame
+from torchbus_gpu._compat import FILE_OF_TENSOR
 from torchbus_gpu.monitor import Monitor
 from torchbus_gpu.users_code import SourceLine, is_users, line_of, loader_line
 
@@ -33,12 +33,12 @@ from torchbus_gpu.users_code import SourceLine, is_users, line_of, loader_line
 def listeners(session: Context, monitor: Monitor) -> list[tuple[str, object]]:
     """Return the listeners, and replace methods of torch until the session ends."""
     steps = session.steps.follow()
-    for lint in (
-        Synchronisation(steps, session.device),
-        EmptyCache(steps),
-        RetainedGradients(steps),
+    for owner, name, make in (
+        *Synchronisation(steps, session.device).replacements(),
+        *EmptyCache(steps).replacements(),
+        *RetainedGradients(steps).replacements(),
     ):
-        session.on_close.enter_context(lint.installed())
+        session.on_close.enter_context(replaced(owner, name, make))
     return [
         ("dataset", ObjectsInDataset(session)),
         ("loader", LoaderAdvice(session, monitor)),
@@ -107,14 +107,15 @@ def _caller(frame: FrameType) -> FrameType:
     return frame
 
 
-Method = TypeVar("Method", bound=Callable[..., object])
+Make = Callable[[Callable[..., object]], Callable[..., object]]
+Replacement = tuple[object, str, Make]
+"""An owner, the name of its method, and what makes the new method of the original one."""
 
 
 @contextmanager
-def replaced(owner: object, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
+def replaced(owner: object, name: str, make: Make) -> Iterator[None]:
     """Replace ``owner.name`` by ``make(original)`` inside the block."""
-    defined = vars(owner).get(name)
-    original = cast(Method, getattr(owner, name))
+    defined, original = vars(owner).get(name), getattr(owner, name)
     ours = functools.update_wrapper(make(original), original)
     setattr(owner, name, ours)
     try:
@@ -139,14 +140,10 @@ class Synchronisation:
         self._sites = Sites(steps, self._message, SYNC_STEPS, SYNC_PART)
         self._device = device.type
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in WAITING:
-                stack.enter_context(replaced(torch.Tensor, name, self._noticing(name)))
-            yield
+    def replacements(self) -> list[Replacement]:
+        return [(torch.Tensor, name, self._noticing(name)) for name in WAITING]
 
-    def _noticing(self, name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    def _noticing(self, name: str) -> Make:
         hit, device, spelled = self._sites.hit, self._device, SPELLED.get(name, f".{name}()")
 
         def make(original: Callable[..., object]) -> Callable[..., object]:
@@ -180,15 +177,11 @@ class EmptyCache:
     def __init__(self, steps: StepCounter) -> None:
         self._sites = Sites(steps, _message, CACHE_STEPS, CACHE_PART)
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name, module in _modules().items():
-                stack.enter_context(replaced(module, "empty_cache", self._noticing(name)))
-            yield
+    def replacements(self) -> list[Replacement]:
+        return [(one, "empty_cache", self._noticing(name)) for name, one in _modules().items()]
 
-    def _noticing(self, name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-        def make(original: Callable[[], None]) -> Callable[[], None]:
+    def _noticing(self, name: str) -> Make:
+        def make(original: Callable[[], object]) -> Callable[[], None]:
             def empty_cache() -> None:
                 self._sites.hit(f"torch.{name}.empty_cache()")
                 original()
@@ -240,7 +233,7 @@ class ObjectsInDataset:
         self._seen.add(id(loader))
         count, where = max(holdings(loader.dataset), default=(0, ""))
         if count >= MANY_OBJECTS:
-            line = line_of(outwards(current_frame())) or SourceLine("torchbus-gpu", 1)
+            line = line_of(outwards(current_frame(0))) or SourceLine("torchbus-gpu", 1)
             text = (
                 f"{where} holds about {count:,} Python objects, and each of the"
                 f" {loader.num_workers} workers of this loader gets a copy of them as it reads:"
@@ -293,7 +286,7 @@ class LoaderAdvice:
         if share < LONG_IN_LOADER or self._monitor.latest.get("gpu_util_pct", 0.0) >= BUSY_GPU_PCT:
             return
         self._warned = True
-        line = line_of(outwards(current_frame())) or SourceLine("torchbus-gpu", 1)
+        line = line_of(outwards(current_frame(0))) or SourceLine("torchbus-gpu", 1)
         text = (
             f"the loop waits for this loader {100 * share:.0f} % of its time:"
             f" {advice(loader, share, self._session)}"
@@ -340,15 +333,10 @@ class RetainedGradients:
     def __init__(self, steps: StepCounter) -> None:
         self._sites = Sites(steps, _keeps_gradients, KEPT_STEPS, KEPT_PART)
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        with (
-            replaced(Optimizer, "zero_grad", self._noticing),
-            replaced(Module, "zero_grad", self._noticing),
-        ):
-            yield
+    def replacements(self) -> list[Replacement]:
+        return [(owner, "zero_grad", self._noticing) for owner in (Optimizer, Module)]
 
-    def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _noticing(self, original: Callable[..., object]) -> Callable[..., None]:
         def zero_grad(self_: object, set_to_none: bool = True) -> None:
             if not set_to_none:
                 self._sites.hit("zero_grad(set_to_none=False)")

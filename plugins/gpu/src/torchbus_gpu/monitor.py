@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from torchbus.plugin import Context, TorchbusError
 
@@ -19,12 +18,7 @@ LOOKS_PER_INTERVAL = 20
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
 
 
-class SampleSource(Protocol):
-    def read(self) -> dict[str, float]: ...
-
-
-class SampleJudge(Protocol):
-    def judge(self, metrics: dict[str, float]) -> None: ...
+Source = Host | Whereabouts | LocalGpu | LocalWork
 
 
 class Monitor:
@@ -42,8 +36,8 @@ class Monitor:
         self.latest: dict[str, float] = {}
         self._gpu = LocalGpu(session, self.notices)
         self._local_work = LocalWork(session.device) if session.world_size > 1 else None
-        self._sources: list[SampleSource] = [Host(), self.whereabouts, self._gpu]
-        self._judges: list[SampleJudge] = [
+        self._sources: list[Source] = [Host(), self.whereabouts, self._gpu]
+        self._judges: list[IdleGpu | SlowRank] = [
             IdleGpu(self._gpu, self.whereabouts, self.notices, interval_s)
         ]
         if self._local_work is not None:
@@ -99,7 +93,7 @@ class Monitor:
                     f"the monitor's {type(judge).__name__} stopped: {error!r}. Training continues"
                 )
 
-    def _guarded(self, source: SampleSource) -> dict[str, float]:
+    def _guarded(self, source: Source) -> dict[str, float]:
         try:
             return source.read()
         except Exception as error:  # an error in here must not stop training

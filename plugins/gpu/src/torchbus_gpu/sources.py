@@ -142,22 +142,17 @@ def _handle(uuid: str) -> object:
         return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
-class Allocator:
-    """Memory of this process on one device; nothing before the device is in use."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def read(self) -> dict[str, float]:
-        found = accelerators.memory_stats(self._device)
-        if not found:
-            return {}
-        return {
-            "torch_allocated_mib": found["allocated_bytes.all.current"] / MIB,
-            "torch_allocated_peak_mib": found["allocated_bytes.all.peak"] / MIB,
-            "torch_reserved_mib": found["reserved_bytes.all.current"] / MIB,
-            "torch_alloc_retries": float(found["num_alloc_retries"]),
-        }
+def of_allocator(device: torch.device) -> dict[str, float]:
+    """Return the memory of this process on a device; nothing before the device is in use."""
+    found = accelerators.memory_stats(device)
+    if not found:
+        return {}
+    return {
+        "torch_allocated_mib": found["allocated_bytes.all.current"] / MIB,
+        "torch_allocated_peak_mib": found["allocated_bytes.all.peak"] / MIB,
+        "torch_reserved_mib": found["reserved_bytes.all.current"] / MIB,
+        "torch_alloc_retries": float(found["num_alloc_retries"]),
+    }
 
 
 class LocalGpu:
@@ -181,7 +176,7 @@ class LocalGpu:
         if device.type == "cpu" or not accelerators.is_initialized(device.type):
             return {}
         driver = self._from_driver() if device.type == "cuda" else {}
-        return driver | Allocator(device).read()
+        return driver | of_allocator(device)
 
     def close(self) -> None:
         if self._gpu is not None:
