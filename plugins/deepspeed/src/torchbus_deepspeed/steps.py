@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -155,7 +154,6 @@ class Unreached:
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
-        self._stepped: weakref.WeakSet[ReducingEngine] = weakref.WeakSet()
         self._reached: dict[int, bool] = {}
         """Whether the last step had a gradient for a parameter, by the parameter's id."""
 

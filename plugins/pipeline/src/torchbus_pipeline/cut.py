@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -89,13 +88,16 @@ class Cut:
             " blocks= that has neither, or use strategy='ddp'"
         )
 
-    def divide(self, ranks: Sequence[int], marks: Marks) -> None:
-        """Mark each layer with its place, and free the values of layers of other places."""
+    def divide(self, ranks: Sequence[int], numbers: Iterator[int]) -> None:
+        """Mark each layer with its place, and free the values of layers of other places.
+
+        ``numbers`` are those of the next marks.
+        """
         for name, layer, stage in zip(self.found.names(), self.layers, self.stage_of, strict=True):
             place = self.place_of(stage)
             where = f"{name} of {self.name} is on rank {ranks[place]}"
             for module in layer.modules():
-                marks.put(module, place)
+                vars(module)[MARK] = ModuleMark(place, numbers)
             if place != self.place:
                 for parameter in layer.parameters():
                     if type(parameter) is nn.Parameter:
@@ -234,16 +236,6 @@ class ModuleMark:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleMark:
         return ModuleMark(self.place, self._numbers)
-
-
-class Marks:
-    """Marks modules with consecutive numbers."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-
-    def put(self, module: Module, place: int) -> None:
-        vars(module)[MARK] = ModuleMark(place, self._numbers)
 
 
 def mark_of(module: Module) -> ModuleMark | None:

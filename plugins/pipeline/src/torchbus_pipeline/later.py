@@ -15,38 +15,19 @@ from torchbus.tree import leaves, map_tensors
 from torchbus_pipeline._compat import as_plain_tensors
 
 GET = "__get__"
-FACTS: tuple[str, ...] = (
-    "shape",
-    "dtype",
-    "requires_grad",
-    "ndim",
-    "layout",
-    "is_sparse",
-    "is_nested",
+FACTS = (
+    *("shape", "dtype", "requires_grad", "ndim", "layout", "is_sparse", "is_nested"),
+    *("is_quantized", "is_mkldnn", "retains_grad", "grad", "names"),
 )
-FACTS += ("is_quantized", "is_mkldnn", "retains_grad", "grad", "names")
-METHODS: tuple[str, ...] = (
-    "dim",
-    "size",
-    "numel",
-    "nelement",
-    "__len__",
-    "is_floating_point",
-    "is_complex",
+METHODS = (
+    *("dim", "size", "numel", "nelement", "__len__", "is_floating_point", "is_complex"),
+    *("stride", "is_contiguous", "__hash__", "element_size"),
 )
-METHODS += ("stride", "is_contiguous", "__hash__", "element_size")
-READS: tuple[str, ...] = (
-    "item",
-    "tolist",
-    "numpy",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "__repr__",
+READS = (
+    *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__"),
+    *("__format__", "__array__", "register_hook", "retain_grad", "requires_grad_", "to"),
+    *("__deepcopy__", "__reduce_ex__", "cpu", "cuda"),
 )
-READS += ("__format__", "__array__", "register_hook", "retain_grad", "requires_grad_", "to")
-READS += ("__deepcopy__", "__reduce_ex__", "cpu", "cuda")
 
 
 class OutputSource(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from torchbus import objects
 from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_pipeline import cut
-from torchbus_pipeline.cut import Cut, LayerRange, Marks
+from torchbus_pipeline.cut import Cut, LayerRange
 from torchbus_pipeline.divergence import CheckedBarrier, PipelineRanks
 from torchbus_pipeline.options import TIME, PipelineOptions
 from torchbus_pipeline.remote_parameters import Elsewhere
@@ -45,16 +46,13 @@ class CutModels:
         self._whole: dict[str, str] = {}
         self._shared: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._marks = Marks()
+        self._numbers = itertools.count()
         self._first_calls = FirstCalls(session, barrier)
         self.on_cut: list[Callable[[Cut], None]] = []
         session.on_close.callback(self._forget)
 
     def __iter__(self) -> Iterator[Cut]:
         return iter(list(self._cuts.values()))
-
-    def __contains__(self, model: object) -> bool:
-        return model in self._cuts
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
@@ -115,7 +113,7 @@ class CutModels:
         cut.measured = _measured(seconds, why)
         cut.refuse_shared()
         self._cuts[model] = cut
-        cut.divide(self._team.ranks, self._marks)
+        cut.divide(self._team.ranks, self._numbers)
         for listener in self.on_cut:
             listener(cut)
 
@@ -157,14 +155,11 @@ class CutModels:
             if one.requires_grad and not isinstance(one, Elsewhere) and one.is_leaf
         ]
 
-    def optimizers(self) -> list[Optimizer]:
-        """Return the optimizers that are alive, in the same order on all ranks."""
-        found = [reference() for reference in self._optimizers]
-        return [one for one in dict.fromkeys(found) if one is not None]
-
     def optimizer_settings(self) -> hyperparameters.Settings:
-        """Return the present hyperparameters of the optimizers."""
-        return hyperparameters.of_numbered(list(enumerate(self.optimizers())))
+        """Return the present hyperparameters of the optimizers that are alive."""
+        found = dict.fromkeys(reference() for reference in self._optimizers)
+        alive = [one for one in found if one is not None]
+        return hyperparameters.of_numbered(list(enumerate(alive)))
 
     def _forget(self) -> None:
         for model in self:

@@ -300,15 +300,12 @@ def backward(one: ForwardPass, gradient: Tensor, needs_input: bool) -> Tensor | 
     run.is_broken = True  # reset once all stages have run
     for stage in reversed(run.cut.local_stages):
         for index in reversed(range(run.count)):
-            run.backward(stage, index, retain, seeds[index] if _is_last(one, stage) else None)
+            seed = seeds[index] if stage == run.cut.stages - 1 else None
+            run.backward(stage, index, retain, seed)
     found = one.input_gradient() if needs_input else None
     run.finish()
     run.is_broken = False
     return found
-
-
-def _is_last(one: ForwardPass, stage: int) -> bool:
-    return stage == one.run.cut.stages - 1
 
 
 @dataclass

@@ -14,18 +14,11 @@ from torchbus_pipeline._compat import FOREACH, as_plain_tensors
 
 GET, SET = "__get__", "__set__"
 DERIVED = ("data", "T", "mT", "H", "mH", "real", "imag")
-FACTS: tuple[str, ...] = (
-    "__hash__",
-    "dim",
-    "size",
-    "numel",
-    "nelement",
-    "element_size",
-    "stride",
-    "__len__",
+FACTS = (
+    *("__hash__", "dim", "size", "numel", "nelement", "element_size", "stride", "__len__"),
+    *("is_floating_point", "is_complex", "is_contiguous", "requires_grad_", "storage_offset"),
+    *("register_hook", "register_post_accumulate_grad_hook", "get_device", "untyped_storage"),
 )
-FACTS += ("is_floating_point", "is_complex", "is_contiguous", "requires_grad_", "storage_offset")
-FACTS += ("register_hook", "register_post_accumulate_grad_hook", "get_device", "untyped_storage")
 
 
 class Elsewhere(nn.Parameter):

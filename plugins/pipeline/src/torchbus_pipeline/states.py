@@ -67,11 +67,18 @@ def refuse_gradient(error: BaseException, models: CutModels) -> None:
         ) from error
 
 
-class Gather:
-    """A hook by which a layer's owner broadcasts its values. All ranks must call it.
+class CopiedHook:
+    """A hook that copies of a model have, too. It can't be pickled."""
 
-    Copies of a model have this hook, too.
-    """
+    def __deepcopy__(self, memo: object) -> CopiedHook:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        remote_parameters.refuse_pickling("each rank has only some layers")
+
+
+class Gather(CopiedHook):
+    """A hook by which a layer's owner broadcasts its values. All ranks must call it."""
 
     def __init__(self, session: Context, team: PipelineRanks) -> None:
         self._session, self._team = session, team
@@ -85,14 +92,8 @@ class Gather:
             if isinstance(held, Tensor):
                 state[prefix + name] = _from_place(self._team, held, mark.place)
 
-    def __deepcopy__(self, memo: object) -> Gather:
-        return self
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        remote_parameters.refuse_pickling("each rank has only some layers")
-
-
-class SyncHook:
+class SyncHook(CopiedHook):
     """A hook that compares the ranks' positions before they gather a model."""
 
     def __init__(self, session: Context, barrier: CheckedBarrier) -> None:
@@ -101,12 +102,6 @@ class SyncHook:
     def __call__(self, module: Module, prefix: str, keep_vars: bool) -> None:
         if not prefix and self._session.is_inside:
             self._barrier.sync_in_pipeline(f"the state_dict of {type(module).__name__}")
-
-    def __deepcopy__(self, memo: object) -> SyncHook:
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        remote_parameters.refuse_pickling("each rank has only some layers")
 
 
 class WholeModules:

@@ -27,6 +27,8 @@ from torchbus_tensor_parallel.dtensor import (
 from torchbus_tensor_parallel.layers import DividedLayers, gathered_copy
 from torchbus_tensor_parallel.plans import ModulePlan, PlanOption
 
+Run = Callable[[float], Tensor]
+
 
 class TensorLayers(Plugin):
     """Divides the layers of a plan over the ranks of ``tp=``, under ``strategy="fsdp"``.
@@ -94,14 +96,32 @@ class TensorLayers(Plugin):
         self._mixing.end()
 
     @hookimpl(trylast=True)
+    @torch.no_grad()
     def clip_gradients(
         self,
         parameters: list[Tensor],
         max_norm: float,
         norm_type: float,
-        run: Callable[[float], Tensor],
+        run: Run,
     ) -> Tensor | None:
-        return clip_by_mesh(parameters, max_norm, norm_type, run)
+        """Clip gradients by their norm over all meshes, and return that norm, of one element.
+
+        ``run(max_norm)`` clips as torch does. Returns None without clipping if no parameter with a
+        gradient is a DTensor, so that torch can do it. All ranks call it.
+        """
+        meshes = list(dict.fromkeys(_mesh(one) for one in parameters if one.grad is not None))
+        if not any(meshes):
+            return None
+        if len(meshes) == 1:
+            return _plain(run(max_norm))
+        norms = [_norm_on(mesh, parameters, run) for mesh in meshes]
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for one in parameters:
+            if one.grad is not None:
+                mine = compat.local_part(one.grad)
+                mine.mul_(factor.to(mine.device, mine.dtype))
+        return total
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
@@ -115,33 +135,6 @@ class TensorLayers(Plugin):
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         return {"plan": self._plan.lines()}
-
-
-Run = Callable[[float], Tensor]
-
-
-@torch.no_grad()
-def clip_by_mesh(
-    parameters: Sequence[Tensor], max_norm: float, norm_type: float, run: Run
-) -> Tensor | None:
-    """Clip gradients by their norm over all meshes, and return that norm, a tensor of one element.
-
-    ``run(max_norm)`` clips as torch does. Returns None without clipping if no parameter with a
-    gradient is a DTensor, so that torch can do it. All ranks call it.
-    """
-    meshes = list(dict.fromkeys(_mesh(one) for one in parameters if one.grad is not None))
-    if not any(meshes):
-        return None
-    if len(meshes) == 1:
-        return _plain(run(max_norm))
-    norms = [_norm_on(mesh, parameters, run) for mesh in meshes]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    for one in parameters:
-        if one.grad is not None:
-            mine = compat.local_part(one.grad)
-            mine.mul_(factor.to(mine.device, mine.dtype))
-    return total
 
 
 def _mesh(parameter: Tensor) -> object:
