@@ -13,8 +13,8 @@ from torchbus import objects
 from torchbus.plugin import Context, Unsupported
 
 from torchbus_accumulate._compat import has_seen
-from torchbus_accumulate.windows.committed import is_part
 from torchbus_accumulate.windows.sums import WindowSum
+from torchbus_strategy.compat import is_divided
 
 LOOKS = 3
 """The number of skipped steps after which the parameters of all models are read."""
@@ -79,7 +79,7 @@ def digest(tensor: Tensor) -> complex | None:
     Returns None for a sharded, sparse or empty tensor, or if it has no values or contains NaN. fsdp
     frees the memory of a gathered parameter, and reading it would crash the process.
     """
-    if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+    if is_divided(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return None
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
         return None

@@ -9,6 +9,7 @@ from torchbus.compat.torch_names import version
 from torchbus.plugin import Unsupported
 
 from torchbus_strategy.compat import gradient as gradient_of
+from torchbus_strategy.compat import is_divided
 from torchbus_strategy.loss.gradients import NONE, scale_all
 from torchbus_strategy.loss.terms import Number
 
@@ -97,11 +98,6 @@ class HeldGradients:
             )
 
 
-def is_part(tensor: object) -> bool:
-    """Whether a tensor is a DTensor, found out without an import of that class."""
-    return hasattr(tensor, "full_tensor")
-
-
 def whole(part: Any) -> Tensor:
     """Return the whole gradient of a DTensor. All ranks must call this."""
     gathered: Tensor = part.full_tensor()
@@ -113,7 +109,7 @@ def as_parameter(gradient: Tensor, parameter: Any) -> Tensor:
 
     A gradient that is sharded already is returned as it is.
     """
-    if not is_part(parameter) or is_part(gradient):
+    if not is_divided(parameter) or is_divided(gradient):
         return gradient
     from torch.distributed.tensor import distribute_tensor
 

@@ -18,12 +18,12 @@ from torchbus_accumulate.averages import WindowSums
 from torchbus_accumulate.position import BatchUse, WindowPosition
 from torchbus_accumulate.schedules import Schedules
 from torchbus_accumulate.windows.changes import WindowChanges
-from torchbus_accumulate.windows.committed import is_part
 from torchbus_accumulate.windows.saved import refuse_between, restore, state_of
 from torchbus_accumulate.windows.steps import RealSteps
 from torchbus_accumulate.windows.sums import WindowSum
 from torchbus_accumulate.windows.weights import Weights, WindowEnd
 from torchbus_strategy.batches import TrackedBatch
+from torchbus_strategy.compat import is_divided
 
 
 class Steady:
@@ -33,18 +33,6 @@ class Steady:
     ``s.backward_weight``. The share of the data and the optimizers must stay the same. It saves a
     few microseconds per batch.
     """
-
-    __slots__ = (
-        "_ending",
-        "_factor",
-        "_optimizers",
-        "_session",
-        "_share",
-        "_size",
-        "_sum",
-        "_sums",
-        "_weights",
-    )
 
     def __init__(
         self,
@@ -302,7 +290,7 @@ class LocalSums:
 def _of(one: WindowSum) -> dict[str, object]:
     """Return this rank's part of the state. Sharded gradients are in the common state."""
     gradients = [
-        None if gradient is None or is_part(gradient) else gradient.detach()
+        None if gradient is None or is_divided(gradient) else gradient.detach()
         for gradient in one.committed()
     ]
     numbers = {
@@ -318,15 +306,8 @@ def _of(one: WindowSum) -> dict[str, object]:
 
 def _restore(one: WindowSum, saved: Mapping[str, Any]) -> None:
     gradients = [
-        theirs if theirs is not None and is_part(theirs) else mine
+        theirs if theirs is not None and is_divided(theirs) else mine
         for theirs, mine in zip(one.committed(), saved["gradients"], strict=True)
     ]
-    one.restore(
-        saved["calls"],
-        saved["weight"],
-        saved["samples"],
-        saved["mass"],
-        saved.get("whole", 0.0),
-        gradients,
-    )
+    one.restore(saved, gradients)
     one.counted = saved["counted"]

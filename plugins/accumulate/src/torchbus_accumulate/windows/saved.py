@@ -10,8 +10,9 @@ from torch import Tensor
 from torchbus.plugin import Context, Unsupported, UsageError
 
 from torchbus_accumulate.position import WindowPosition
-from torchbus_accumulate.windows.committed import is_part, whole
+from torchbus_accumulate.windows.committed import whole
 from torchbus_accumulate.windows.sums import WindowSum
+from torchbus_strategy.compat import is_divided
 
 ABSENT, DENSE, SPARSE = range(3)
 
@@ -72,7 +73,7 @@ def mean_over_ranks(
         if kind == ABSENT:
             found.append(None)
             continue
-        if gradient is not None and is_part(gradient):
+        if gradient is not None and is_divided(gradient):
             found.append(whole(gradient) if session.gathers_states else gradient)
             continue
         mine = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
@@ -93,7 +94,4 @@ def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> N
     for one, state in zip(sums, states, strict=False):
         one.drop()
         if state["calls"]:
-            numbers = state.get("mass", state["weight"]), state.get("whole", 0.0)
-            one.restore(
-                state["calls"], state["weight"], state["samples"], *numbers, state["gradients"]
-            )
+            one.restore(state, state["gradients"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -267,18 +267,10 @@ class WindowSum:
         """Return the committed gradient of each parameter, or None, in the parameter's shape."""
         return self._held.of(self.parameters())
 
-    def restore(
-        self,
-        calls: int,
-        weight: float,
-        samples: float,
-        mass: float,
-        whole: float,
-        gradients: list[Tensor | None],
-    ) -> None:
+    def restore(self, saved: Mapping[str, Any], gradients: list[Tensor | None]) -> None:
         """Commit a checkpoint's gradients, as after a call of ``zero_grad``.
 
-        Raises UsageError if the number of parameters differs.
+        ``saved`` has the numbers. Raises UsageError if the number of parameters differs.
         """
         mine = self.parameters()
         if len(mine) != len(gradients):
@@ -286,8 +278,9 @@ class WindowSum:
                 f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer"
                 f" has {len(mine)}. Create the optimizer as in the run that wrote it"
             )
-        self.calls, self.weight, self.samples = calls, weight, samples
-        self.mass, self.whole = mass, whole
+        weight, mass = saved["weight"], saved.get("mass", saved["weight"])
+        self.calls, self.weight, self.samples = saved["calls"], weight, saved["samples"]
+        self.mass, self.whole = mass, saved.get("whole", 0.0)
         self.counted = abs(mass - weight) > 1e-9 * weight
         self._held.load(mine, gradients)
         self._held.clear_parameters()
@@ -321,11 +314,6 @@ class PresentGradients:
     ``are_over`` is True if the gradients belong to a finished window and are weighted by counts. If
     a backward then adds to them, they are mixed and can't be weighted.
     """
-
-    __slots__ = (
-        *("_are_mixed", "_last", "are_left", "are_over", "has_failed", "is_new"),
-        "of_batches",
-    )
 
     def __init__(self) -> None:
         self.is_new = self.has_failed = self.are_over = self._are_mixed = False

@@ -238,27 +238,20 @@ class Weights:
             call.factor = call.factor * scale
 
     def _count(self, call: BackwardCall, tokens: float | None, terms: list[Term] | None) -> Count:
-        expected = self._of_rank
-        if not self._has_unit:
-            self._agree(call, tokens, expected)
-        return (
-            self._losses.of(call.loss, expected=expected, terms=terms)
-            if tokens is None
-            else self._losses.of_number(tokens, expected)
-        )
+        """Return what the batch counts.
 
-    def _agree(self, call: BackwardCall, tokens: float | None, expected: float) -> None:
-        """At the first backward, let all ranks agree on how much one sample counts.
-
-        From then on, a loop in which all samples count the same is weighted by samples.
+        At the first backward, all ranks agree on how much one sample counts. From then on, a loop
+        in which all samples count the same is weighted by samples.
         """
-        self._has_unit = True
-        count = (
-            self._losses.of(call.loss, expected=expected)
-            if tokens is None
-            else self._losses.of_number(tokens, expected)
-        )
-        self._losses.agree_on_unit(count)
+        if not self._has_unit:
+            self._has_unit = True
+            self._losses.agree_on_unit(self._read(call, tokens, None))
+        return self._read(call, tokens, terms)
+
+    def _read(self, call: BackwardCall, tokens: float | None, terms: list[Term] | None) -> Count:
+        if tokens is None:
+            return self._losses.of(call.loss, expected=self._of_rank, terms=terms)
+        return self._losses.of_number(tokens, self._of_rank)
 
     def _expect(self, batch: TrackedBatch | None) -> float:
         samples = self.samples or 1.0
