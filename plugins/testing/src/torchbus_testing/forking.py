@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import types
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +99,7 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 import time
-import types
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,12 +131,7 @@ class Script:
     def __enter__(self) -> Script:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         for output in self._outputs:
             output.close()

@@ -19,10 +19,6 @@ def same_world(ranks: int) -> tuple[int, ...]:
     return (ranks,)
 
 
-def no_objects() -> tuple[object, ...]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Rule:
     """A requirement on every strategy and plugin.
@@ -46,7 +42,7 @@ class Rule:
     judge: Callable[[Evidence], list[str]] = judgement.same_as_one_process
     essential: bool = False
     worlds: Callable[[int], tuple[int, ...]] = same_world
-    objects: Callable[[], tuple[object, ...]] = no_objects
+    objects: Callable[[], tuple[object, ...]] = tuple
 
     @property
     def says(self) -> str:
