@@ -1,14 +1,12 @@
-"""Private names of torch and CPython that advise uses; nothing else in this package uses one.
+"""Private names of torch that advise uses; nothing else in this package uses one.
 
-All were seen in torch 2.13 and Python 3.11.
+All were seen in torch 2.13.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from operator import attrgetter
-from types import FrameType
 from typing import Any
 
 import torch
@@ -48,6 +46,3 @@ storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 count_of_values: Callable[[Tensor], int] = Tensor._nnz
 """The number of values of a sparse tensor. Without it: AttributeError when a trial begins."""
-
-current_frame: Callable[[int], FrameType] = sys._getframe
-"""``current_frame(1)`` is the caller's. Without it: AttributeError when a trial begins."""

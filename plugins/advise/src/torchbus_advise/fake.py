@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
+from torchbus.compat.python import current_frame
 from torchbus.plugin import users_frame
 from torchbus.tree import leaves
 
@@ -24,7 +25,6 @@ from torchbus_advise._compat import (
     DispatchMode,
     FakeTensor,
     FakeTensorMode,
-    current_frame,
     unset_fake_temporarily,
 )
 from torchbus_advise.facts import ASKED_FOR

@@ -310,9 +310,7 @@ def _broken(line: str) -> list[str]:
     return textwrap.wrap(
         line,
         WIDTH,
-        initial_indent="",
         subsequent_indent=further,
         break_on_hyphens=False,
         break_long_words=False,
-        drop_whitespace=True,
     ) or [""]

@@ -90,16 +90,15 @@ class _Trials:
     def fake(self, **options: object) -> TrialOutcome:
         suffix = f" under {options['precision']}" if options else ""
         self._progress(f"running the first {self._request.steps} steps with fake tensors{suffix}")
-        return self._run(replace(self._request, is_fake=True, options=dict(options)))
+        request = replace(self._request, is_fake=True, options=dict(options))
+        return run_run(request, self._timeout_s, self._progress)
 
     def real(self, lint: bool) -> TrialOutcome:
         self._progress(
             f"running the first steps with real values, for up to {TIMED_S:.0f} s of steps"
         )
         options = {"lint": True} if lint else {}
-        return self._run(replace(self._request, is_fake=False, options=options, then_s=TIMED_S))
-
-    def _run(self, request: TrialRequest) -> TrialOutcome:
+        request = replace(self._request, is_fake=False, options=options, then_s=TIMED_S)
         return run_run(request, self._timeout_s, self._progress)
 
 

@@ -296,11 +296,7 @@ class LocalModels:
                 averager.restore(mine["averager"])
 
     def _alive(self) -> list[Optimizer]:
-        return [
-            optimizer
-            for optimizer in (known() for known in self._optimizers)
-            if optimizer is not None
-        ]
+        return [one for known in self._optimizers if (one := known()) is not None]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 
-HOOKS = ("fp16", "bf16", "powersgd", "bytegrad")
 AlgorithmName = Literal[
     "allreduce",
     "fp16",

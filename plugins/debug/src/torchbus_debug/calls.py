@@ -17,6 +17,7 @@ from torchbus.plugin import Surround
 
 from torchbus_strategy import random_streams
 from torchbus_strategy.batches import collect
+from torchbus_strategy.compat import local_part
 
 CALLS_AT_MOST = 64
 
@@ -180,15 +181,9 @@ def tensors_in(thing: object) -> list[Tensor]:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite."""
-    values = local(tensor.detach())
+    values = local_part(tensor.detach())
     values = values.coalesce().values() if values.is_sparse else values
     return bool(torch.isfinite(values).all())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 MAX_NOTES = 1 << 16
@@ -246,4 +241,4 @@ class LayerNotes:
 
 
 def note(tensor: Tensor) -> Tensor:
-    return torch.isfinite(local(tensor.detach())).all()
+    return torch.isfinite(local_part(tensor.detach())).all()

@@ -23,8 +23,9 @@ from torchbus.plugin import (
     hookimpl,
 )
 
-from torchbus_debug.calls import CallHistory, LayerNotes, OutermostCall, is_finite, local
+from torchbus_debug.calls import CallHistory, LayerNotes, OutermostCall, is_finite
 from torchbus_strategy.collectives import extremes
+from torchbus_strategy.compat import local_part
 from torchbus_strategy.loss.intermediate_values import unscaled
 
 FOLDER = "torchbus-nan"
@@ -243,7 +244,7 @@ def have_finite_gradients(optimizer: Optimizer) -> bool:
         for parameter in group["params"]
         if parameter.grad is not None
     ]
-    parts = [local(one) for one in gradients]
+    parts = [local_part(one) for one in gradients]
     dense = [one for one in parts if not one.is_sparse and one.numel()]
     sparse = [one for one in parts if one.is_sparse]
     whole = not dense or is_finite(get_total_norm(dense, float("inf")))

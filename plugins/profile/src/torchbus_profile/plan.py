@@ -63,7 +63,7 @@ class Recording:
             self._ready(self._profiler, recorded)
 
 
-STEPS = {"skip_first": 10, "wait": 0, "warmup": 2, "active": 3, "repeat": 1}
+STEPS: dict[str, Any] = {"skip_first": 10, "wait": 0, "warmup": 2, "active": 3, "repeat": 1}
 LEAST = {"skip_first": 0, "wait": 0, "warmup": 1, "active": 1, "repeat": 0}
 FACTS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
@@ -109,7 +109,7 @@ def plan(given: object) -> ProfilePlan | None:
         "profile", given, (bool, Mapping, type(None)), 'True, or a dict such as {"skip_first": 100}'
     )
     if not isinstance(given, Mapping):
-        return _plan(STEPS, {}) if given else None
+        return ProfilePlan(**STEPS) if given else None
     known = (*STEPS, *FACTS)
     unknown = [word for word in given if word not in known]
     if unknown:
@@ -123,9 +123,5 @@ def plan(given: object) -> ProfilePlan | None:
     for word in FACTS:
         if not isinstance(given.get(word, True), bool):
             raise UsageError(f"profile={dict(given)}: {word} must be True or False")
-    facts = {word: True for word in FACTS if given.get(word)}
-    return _plan({word: given.get(word, usual) for word, usual in STEPS.items()}, facts)
-
-
-def _plan(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> ProfilePlan:
-    return ProfilePlan(**steps, facts=facts)
+    steps = {word: given.get(word, usual) for word, usual in STEPS.items()}
+    return ProfilePlan(**steps, facts={word: True for word in FACTS if given.get(word)})

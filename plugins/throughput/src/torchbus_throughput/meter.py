@@ -57,7 +57,6 @@ class WindowExchange:
 
 
 PREFIX = "throughput/"
-ALWAYS = ("samples_per_sec",)
 
 
 class Sending:

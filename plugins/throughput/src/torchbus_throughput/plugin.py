@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from types import TracebackType
 
 import torch
 from torch.optim import Optimizer
@@ -155,12 +154,7 @@ class Throughput:
         """Whether this is the loop's thread. A wrapper may read a loader in another one."""
         return threading.get_ident() == self._thread
 
-    def _close(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _close(self, kind: object, error: BaseException | None, trace: object) -> None:
         bus = self._session.bus
         is_logged = bus.has_listeners("metrics_ready") and bus.has_listeners("log_metrics")
         if error is None and not is_logged and self._counts.now.steps and self._session.is_main:

@@ -163,17 +163,13 @@ class FirstCallHooks:
         self._handles: list[RemovableHandle] = []
         for module in {id(row.module): row.module for row in self.rows if row.is_open}.values():
             self._handles += [
-                module.register_forward_pre_hook(self._before, with_kwargs=True),
+                module.register_forward_pre_hook(self.begin, with_kwargs=True),
                 module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
             ]
 
-    @property
-    def was_called(self) -> bool:
-        return id(self.model) in self.calls
-
-    def begin(self, module: Module) -> None:
+    def begin(self, module: Module, *_: object) -> None:
         """A module is about to run."""
-        if module is self.model and not self.was_called and not self._watches:
+        if module is self.model and id(module) not in self.calls and not self._watches:
             self._watches = True
             if self._counts and _compat.compiled_graphs() == self._graphs_before:
                 self._counter = _compat.CountedOps()
@@ -185,9 +181,6 @@ class FirstCallHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    def _before(self, module: Module, args: Any, kwargs: Any) -> None:
-        self.begin(module)
 
     def _after(self, module: Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._watches:
