@@ -51,7 +51,7 @@ def get_item(tensor: DTensor, index: Any) -> Tensor:
 
 def narrow(tensor: DTensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     first = int(start) % tensor.shape[dim] if int(start) < 0 else int(start)
-    return _at(tensor, dim, slice(first, first + length))
+    return select(tensor, dim, slice(first, first + length))
 
 
 def rows(tensor: DTensor) -> Iterator[Tensor]:
@@ -60,8 +60,8 @@ def rows(tensor: DTensor) -> Iterator[Tensor]:
     return iter(unbind(tensor))
 
 
-def select(tensor: DTensor, dim: int, index: int) -> Tensor:
-    return _at(tensor, dim, index)
+def select(tensor: DTensor, dim: int, index: int | slice) -> Tensor:
+    return get_item(tensor, (slice(None),) * (dim % tensor.dim()) + (index,))
 
 
 def set_item(tensor: DTensor, index: Any, values: Any) -> None:
@@ -78,7 +78,7 @@ def split(tensor: DTensor, split_size: int | list[int], dim: int = 0) -> tuple[T
 
 
 def unbind(tensor: DTensor, dim: int = 0) -> tuple[Tensor, ...]:
-    return tuple(_at(tensor, dim, index) for index in range(tensor.shape[dim]))
+    return tuple(select(tensor, dim, index) for index in range(tensor.shape[dim]))
 
 
 METHODS: dict[str, object] = {
@@ -111,10 +111,6 @@ def _pieces(tensor: DTensor, like: tuple[Tensor, ...], dim: int) -> tuple[Tensor
         found.append(narrow(tensor, dim, start, piece.shape[dim]))
         start += piece.shape[dim]
     return tuple(found)
-
-
-def _at(tensor: DTensor, dim: int, what: int | slice) -> Tensor:
-    return get_item(tensor, (slice(None),) * (dim % tensor.dim()) + (what,))
 
 
 GET_ITEM = Tensor.__getitem__
