@@ -178,17 +178,11 @@ class OnePass:
 
         All ranks must call this, and get the same result.
         """
-        x, roots, gradients = self._run.inputs.x, [], []
-        found = [self._spread(inner.grad) for inner in self._replay.inner]
+        x, gradients = self._run.inputs.x, [self._spread(one.grad) for one in self._replay.inner]
+        pairs = list(zip(self._replay.outside, gradients, strict=True))
         if x.requires_grad:
-            roots.append(x)
-            gradients.append(self._one.input_gradient())
-        roots, gradients = [*roots, *self._replay.outside], [*gradients, *found]
-        retained = [
-            (one, gradient)
-            for one, gradient in zip(roots, gradients, strict=True)
-            if gradient is not None
-        ]
+            pairs.insert(0, (x, self._one.input_gradient()))
+        retained = [(one, gradient) for one, gradient in pairs if gradient is not None]
         return [one for one, _ in retained], [gradient for _, gradient in retained]
 
     def _spread(self, tensor: Tensor | None) -> Tensor | None:

@@ -96,20 +96,14 @@ class UsedParameters:
 def _watch(pair: Pair) -> None:
     """Record when the whole tensor gets a gradient. It exists after the first gather."""
     whole = unsharded(pair)
-    if (
-        whole is not None
-        and whole.requires_grad
-        and getattr(pair, "torchbus_watched", None) is not whole
-    ):
+    if whole is None or not whole.requires_grad:
+        return
+    watched: object = getattr(pair, "torchbus_watched", None)
+    if watched is not whole:
         call_when_accumulated(whole, _mark(pair))
         pair.torchbus_watched = whole
         pair.torchbus_calls_hooks = False
-    if (
-        whole is not None
-        and whole.requires_grad
-        and tensor_hooks(pair.sharded_param)
-        and not pair.torchbus_calls_hooks
-    ):
+    if tensor_hooks(pair.sharded_param) and not pair.torchbus_calls_hooks:
         whole.register_hook(forward_to(pair.sharded_param))
         pair.torchbus_calls_hooks = True
 

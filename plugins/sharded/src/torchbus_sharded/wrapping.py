@@ -89,13 +89,10 @@ def _holders(model: Module) -> dict[int, set[int]]:
 def _has_all_to_itself(part: Module, holders: dict[int, set[int]]) -> bool:
     inside = {id(module): module for module in part.modules()}
     things = [
-        *(
-            one
-            for module in inside.values()
-            for one in parameters(module).values()
-            if one is not None
-        ),
-        *(module for module in inside.values() if module is not part),
+        one
+        for module in inside.values()
+        for one in (*parameters(module).values(), *module.children())
+        if one is not None
     ]
     return all(holders[id(thing)] <= inside.keys() for thing in things)
 
