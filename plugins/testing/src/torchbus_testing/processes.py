@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -47,11 +48,7 @@ def until_lost(marker: str, seconds: float) -> list[str]:
 
 def marked(marker: str) -> list[int]:
     text = f"{MARKER}={marker}".encode()
-    numbers = (
-        [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-        if os.path.isdir("/proc")
-        else []
-    )
+    numbers = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     return [pid for pid in numbers if pid != os.getpid() and text in _read(pid, "environ")]
 
 
@@ -67,10 +64,8 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def listening_ports() -> list[int]:
