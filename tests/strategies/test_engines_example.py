@@ -12,7 +12,7 @@ from torchbus_testing.scripts import run
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "examples/engines/table.py"
-PAGE = ROOT / "docs/evidence.md"
+PAGE = ROOT / "benchmarks/results/README.md"
 ENGINES = runpy.run_path(str(TABLE))["ENGINES"]
 pytestmark = pytest.mark.timeout(600)
 

@@ -16,7 +16,7 @@ from judgement import judge
 from zoo import ZOO
 from zoo_strategies import NOT_EXACT_UNDER_DP, OPTIONS, REFUSED, STRATEGIES, under
 
-LIMITS = Path(__file__).parents[2] / "docs" / "limits.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "corpus.md"
 QUICK = {
     "dp": ("contrastive", "get_batch", "loader_subclass"),
     "fsdp": ("encoder_decoder", "expert_routing", "batch_branch"),
@@ -69,7 +69,7 @@ def test_with_other_options_it_is_refused(strategy, options, name, words, tmp_pa
 
 def test_docs_list_what_is_refused():
     """Rows such as | what the loop has | fsdp, ddp_sharded | `words of the message` |."""
-    section = LIMITS.read_text("utf-8").partition("\n## Refused loops\n")[2]
+    section = PAGE.read_text("utf-8").partition("\n## Refused loops\n")[2]
     rows = re.findall(r"^\| .+ \| ([\w, ]+) \| `(.+)` \|$", section, re.MULTILINE)
     listed = [(strategy, words) for names, words in rows for strategy in names.split(", ")]
     refused = {(strategy, words) for strategy in REFUSED for words in REFUSED[strategy].values()}

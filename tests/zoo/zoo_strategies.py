@@ -1,7 +1,7 @@
 """The loops of the zoo under other strategies than ddp: what each needs to be told, where its
 numbers are others, and what is refused.
 
-docs/limits.md lists what is refused, by its message; a test compares the two.
+benchmarks/results/corpus.md lists what is refused, by its message; a test compares the two.
 """
 
 from __future__ import annotations
