@@ -16,7 +16,7 @@ from release.environment import ROOT, Environment, say
 WINDOW = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "newest")
 LOOPS = {"ddp": 1e-6, "accumulate": 1e-6, "bf16": 1e-2}
 """The loops of ``tests/two_ranks.py``, and how far two ranks may be from one process."""
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "benchmarks" / "results" / "versions.md"
 ROW = re.compile(r"^\| (\d+\.\d+\.\d+) \| (\d+\.\d+)\..*\n", re.M)  # torch, Python's minor
 
 

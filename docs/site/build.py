@@ -34,6 +34,7 @@ WIDE = {
     "benchmark-scale.md",
 }  # their tables need the room of the sidebars
 WIDE_HEAD = "---\nhide:\n  - navigation\n  - toc\n---\n\n"
+MESSAGES = re.compile(r"^```text\n.*?^```$", re.M | re.S)
 MESSAGE = re.compile(r"^```text\n(.*)\n", re.M)
 NESTED = re.compile(r"^( {2,3})(?=\S)", re.M)
 ELSEWHERE = {
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "benchmarks/results/corpus.md": "benchmark-corpus.md",
     "benchmarks/results/scale.md": "benchmark-scale.md",
     "benchmarks/results/faults.md": "benchmark-faults.md",
+    "benchmarks/results/versions.md": "benchmark-versions.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
@@ -82,7 +84,8 @@ def page(markdown: str, here: str) -> str:
 
 
 def _messages(markdown: str) -> str:
-    """Give each message of a page an anchor, its first words, and let it wrap (pages.css)."""
+    """Give each message a block and an anchor, its first words, and let it wrap (pages.css)."""
+    apart = MESSAGES.sub(lambda block: block[0].replace("\n\n", "\n```\n\n```text\n"), markdown)
     seen: Counter[str] = Counter()
 
     def anchored(match: re.Match[str]) -> str:
@@ -92,7 +95,7 @@ def _messages(markdown: str) -> str:
         anchor = name if seen[name] == 1 else f"{name}_{seen[name]}"
         return f"``` {{ .text .message #{anchor} }}\n{match[1]}\n"
 
-    return MESSAGE.sub(anchored, markdown)
+    return MESSAGE.sub(anchored, apart)
 
 
 def _terminals(markdown: str) -> str:

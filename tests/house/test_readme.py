@@ -19,7 +19,8 @@ README = ROOT / "README.md"
 EXAMPLE = re.compile(
     r"^```sh\n(cat > train\.py <<'EOF'\n.*?)^```\n\n```text\n(.*?)^```", re.M | re.S
 )
-PAGE = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks/results/versions.md").read_text(encoding="utf-8")
+COMPATIBILITY = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\.\d+ \|", PAGE, re.M)
 TORCHES, PYTHONS = ({*column} for column in zip(*ROWS, strict=True))
 PROJECTS = [folder / "pyproject.toml" for folder in tree.packages(ROOT)]
@@ -89,7 +90,7 @@ def test_a_declared_python_has_a_row():
 
 def test_the_page_says_the_oldest_that_is_declared():
     (oldest,) = re.findall(
-        r"^\| 0\.\d+ \| 0\.\d+ \| (\d+\.\d+) or later .+\| (3\.\d+) or later", PAGE, re.M
+        r"^\| 0\.\d+ \| 0\.\d+ \| (\d+\.\d+) or later .+\| (3\.\d+) or later", COMPATIBILITY, re.M
     )
     bounds = declared(r'"torch>=(\d+\.\d+)'), declared(r'requires-python = ">=(\d+\.\d+)"')
     assert oldest == tuple(min(found, key=tree.numbers) for found in bounds)
