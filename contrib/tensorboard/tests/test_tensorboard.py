@@ -48,6 +48,15 @@ def test_what_is_logged_is_what_tensorboard_shows(tmp_path):
     assert b"torch.nn.modules.activation.ReLU" in next(folder.iterdir()).read_bytes()
 
 
+def test_runs_of_one_second_have_separate_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda form: "20261130-120000")
+    for _ in range(2):
+        with session(TensorBoardLogger(root=tmp_path)):
+            pass
+    found = sorted(one.name for one in tmp_path.iterdir())
+    assert found == ["20261130-120000", "20261130-120000-2"]
+
+
 def test_the_root_is_a_path():
     with pytest.raises(UsageError, match="root=3 is an int: it must be a path"):
         TensorBoardLogger(root=3)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 from torchbus import session
-from torchbus.errors import UsageError
+from torchbus.errors import PluginError, UsageError
 
 from torchbus_testing.scripts import start
 from torchbus_trackers import MLflowLogger
@@ -111,10 +111,28 @@ def test_values_and_parameters_of_a_session_are_in_the_store(read):
 
 @pytest.mark.slow
 def test_without_a_server_the_run_is_in_a_local_store(log, read, values):
-    told = log("MLflowLogger", {"tracking_uri": "http://127.0.0.1:9", "start_timeout_s": 15})
-    assert "mlflow did not start, it continues offline: no answer within 15 s" in told.result.stderr
+    told = log("MLflowLogger", {"tracking_uri": "http://me:hush-hush@127.0.0.1:9/"})
+    said = "mlflow did not start, it continues offline: ConnectionError: the server at"
+    assert f"{said} http://127.0.0.1:9/ does not answer: [Errno 111]" in told.result.stderr
     (run,) = read(READ, "sqlite:///mlflow-offline.db")
     assert series(run, "rank0") == values and told["id"] == run["id"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_server_that_does_not_answer_is_named(tmp_path, monkeypatch, listens):
+    """At once if nothing listens there, and otherwise after ``start_timeout_s``."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        if listens:
+            mute.listen()
+        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        seconds = 1 if listens else 500
+        logger = MLflowLogger(tracking_uri=address, start_timeout_s=seconds, on_error="raise")
+        heard = f"no answer from {address} within 1 s" if listens else f"{address} does not answer"
+        with pytest.raises(PluginError, match=f"mlflow did not start: .*{heard}"):
+            session(logger=logger).__enter__()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -6,6 +6,7 @@ import pytest
 from torchbus import session
 from torchbus.errors import UsageError
 
+import torchbus_trackers
 from torchbus_log.trackers.values import describe_run
 from torchbus_testing.scripts import run_script
 from torchbus_trackers import one_run
@@ -73,6 +74,25 @@ def test_a_start_that_fails_is_tried_offline_and_told_without_the_key():
 def test_options_have_types(options, message):
     with pytest.raises(UsageError, match=message):
         Made(**options)
+
+
+@pytest.mark.parametrize(
+    ("made", "option", "remedy"),
+    [
+        ("Aim", "run_hash", "resume="),
+        ("Comet", "online", "offline="),
+        ("DVCLive", "dir", "root="),
+        ("MLflow", "experiment_id", "project=, the name of the experiment"),
+        ("SwanLab", "config", r"s.log_hyperparams\(...\)"),
+    ],
+)
+def test_what_the_logger_passes_is_refused_among_the_options(made, option, remedy, monkeypatch):
+    """The client would raise a TypeError, for an argument that it gets twice."""
+    monkeypatch.setattr(one_run, "find_spec", lambda module: module)
+    logger = f"{made}Logger"
+    message = rf"{logger}\(options={{'{option}': ...}}\): the logger itself .*\. Use {remedy}$"
+    with pytest.raises(UsageError, match=message):
+        getattr(torchbus_trackers, logger)(options={option: "x"})
 
 
 def test_nested_settings_have_joined_names():

@@ -39,12 +39,25 @@ def places(given: dict[str, Any], address: str) -> dict[str, Any]:
     return {"createRunFiles": {"runID": f"id-{given['run']}", "uploadHeaders": [], "files": files}}
 
 
+def earlier(given: dict[str, Any]) -> dict[str, Any]:
+    """A run that exists, with 100 lines of history, if its name says so; otherwise none."""
+    counts = {"logLineCount": 12, "historyLineCount": 100, "eventsLineCount": 1}
+    tails = {"historyTail": '["{\\"_step\\": 99, \\"_runtime\\": 1}"]', "eventsTail": "[]"}
+    texts = {"id": "id-1", "name": given["name"], "displayName": given["name"], "notes": ""}
+    rest = {"summaryMetrics": "{}", "config": "{}", "tags": [], "wandbConfig": '{"t": 1}'}
+    exists = given["name"].startswith("continued")
+    model = {"id": "p1", "name": PROJECT, "entity": {"id": "e1", "name": ENTITY}}
+    return {"model": {**model, "bucket": {**texts, **counts, **tails, **rest} if exists else None}}
+
+
 def data(operation: str | None, given: dict[str, Any], address: str) -> dict[str, Any]:
     """Return the answer to a GraphQL operation. The client takes an empty one for an older server."""
     if operation == "UpsertBucket":
         return upserted(given)
     if operation == "CreateRunFiles":
         return places(given, address)
+    if operation == "RunResumeStatus":
+        return earlier(given)
     known: dict[str | None, dict[str, Any]] = {
         "Viewer": {"viewer": VIEWER},
         "ServerFeaturesQuery": {"serverInfo": {"features": []}},

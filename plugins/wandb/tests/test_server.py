@@ -111,6 +111,34 @@ def test_everything_arrives_and_the_key_stays_secret(tmp_path, server, key):
     assert [path for path in files if KEY.encode() in path.read_bytes()] == [] and len(files) > 5
 
 
+def begins_at(server, name: str = "wandb-history.jsonl") -> list[int]:
+    """The numbers of the first lines of history in each upload."""
+    parts = [one["body"] for one in server.requests() if one["path"].endswith("/file_stream")]
+    files = [part["files"][name] for part in parts if name in part.get("files", {})]
+    return [file["offset"] for file in files]
+
+
+@pytest.mark.parametrize(("resume", "first"), [("allow", 100), (None, 0)])
+def test_a_run_that_resumes_appends_to_the_run_of_its_id(tmp_path, server, resume, first):
+    """With the id only, wandb writes over the run."""
+    run(tmp_path, server.port, policy={"id": "continued", "resume": resume})
+    assert {one["name"] for one in upserts(server)} == {"continued"}
+    assert begins_at(server)[0] == first and series(arrived(server)) == VALUES
+
+
+@pytest.mark.slow
+def test_offline_runs_of_one_id_are_appended_when_they_are_sent(tmp_path, server):
+    for _ in range(2):
+        run(tmp_path, REFUSING, policy={"id": "continued", "resume": "allow", "mode": "offline"})
+    folders = sorted((tmp_path / "wandb").glob("offline-run-*-continued"))
+    place = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.port}", "WANDB_API_KEY": KEY}
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, folders)]
+    env = {"HOME": str(tmp_path), **place}
+    assert run_command(command, env=env, cwd=tmp_path, timeout_s=PATIENCE_S).ok()
+    assert len(folders) == 2 and begins_at(server) == [100, 100]
+    assert series(arrived(server)) == VALUES * 2
+
+
 @pytest.mark.slow
 def test_three_ranks_have_one_run(tmp_path, server):
     pytest.importorskip("torchbus_ddp")

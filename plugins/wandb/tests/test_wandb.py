@@ -111,6 +111,21 @@ def test_a_rank_samples_its_own_gpu(monkeypatch, visible, device, expected):
         ({"project": 5}, "project=5 is an int: it must be a text"),
         ({"log_checkpoints": "all"}, "log_checkpoints='all' is a str: it must be True or False"),
         ({"ranks": "some"}, "ranks='some' is unknown: use 'main' or 'all'"),
+        ({"resume": 3}, "resume=3 is an int: it must be 'allow', 'must', 'never' or 'auto'"),
+        ({"log_model": True}, "WandbLogger has no option 'log_model': use log_checkpoints=True"),
+        ({"save_dir": "x"}, "WandbLogger has no option 'save_dir': use options={'dir': ...}"),
+        ({"dir": "x"}, "WandbLogger has no option 'dir': use options={'dir': ...}"),
+        (
+            {"colour": 1},
+            "WandbLogger has no option 'colour': use project, entity, name, id, group, mode, tags,"
+            " resume, settings, options, log_checkpoints, ranks, on_error, start_timeout_s,"
+            " finish_timeout_s",
+        ),
+        (
+            {"options": {"settings": {}}},
+            "WandbLogger(options={'settings': ...}): the logger itself gives 'settings' to the"
+            " client. Use settings=",
+        ),
     ],
 )
 def test_options_are_checked(options, words):

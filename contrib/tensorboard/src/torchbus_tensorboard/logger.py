@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context, expect, hookimpl
 
-from torchbus_log.trackers.tracker import Tracker
+from torchbus_log.trackers.tracker import Tracker, new_folder
 from torchbus_log.trackers.values import Histogram, Image
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class TensorBoardLogger(Tracker):
     ``experiment`` is the ``torch.utils.tensorboard.SummaryWriter``.
 
     Args:
-        root: the folder in which each run gets a folder, named by date and time.
+        root: the folder in which each run gets a folder, named by date and time. If that folder
+            exists, the name gets "-2", "-3" and so on.
         ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
             With ``ranks="all"`` each rank has a separate folder.
     """
@@ -48,7 +49,8 @@ class TensorBoardLogger(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         rank = f"-rank{session.rank}" if self._ranks == "all" else ""
-        writer = SummaryWriter(str(self._root / f"{time.strftime('%Y%m%d-%H%M%S')}{rank}"))
+        folder = new_folder(self._root, f"{time.strftime('%Y%m%d-%H%M%S')}{rank}")
+        writer = SummaryWriter(str(folder))
         writer.add_text("torchbus", _as_text(config))
         return writer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbus.plugin import Context, expect
 
@@ -40,6 +40,7 @@ class AimLogger(RunOfProject):
 
     name = "aim"
     module = "aim"
+    passed: ClassVar = {"run_hash": "resume="}
 
     def __init__(self, *, repo: str | os.PathLike[str] = ".", **common: Any) -> None:
         super().__init__(**common)

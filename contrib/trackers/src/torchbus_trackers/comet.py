@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbus.plugin import Context
 
@@ -45,6 +45,7 @@ class CometLogger(RunOfProject):
 
     name = "comet"
     module = "comet_ml"
+    passed: ClassVar = {"online": "offline="}
 
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> CometExperiment:
         import comet_ml

@@ -14,6 +14,7 @@ from typing import Any
 
 from torchbus.plugin import Context, expect
 
+from torchbus_log.trackers.tracker import new_folder
 from torchbus_trackers.one_run import OneRun
 
 Row = Mapping[str, object]
@@ -134,7 +135,8 @@ class CSVLogger(OneRun):
 
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Files:
         """Return the run's files. Raises FileNotFoundError if the run to resume has no folder."""
-        folder = self._new_folder() if self._resume is None else self._root / self._resume
+        name = self._name or time.strftime("%Y%m%d-%H%M%S")
+        folder = self._root / self._resume if self._resume else new_folder(self._root, name)
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"resume={self._resume!r}: there is no folder {folder}. Pass the name of a run in"
@@ -166,17 +168,6 @@ class CSVLogger(OneRun):
 
     def folder(self) -> Path:
         return self._root
-
-    def _new_folder(self) -> Path:
-        name = self._name or time.strftime("%Y%m%d-%H%M%S")
-        for number in range(1, 1000):
-            folder = self._root / (name if number == 1 else f"{name}-{number}")
-            try:
-                folder.mkdir(parents=True)
-            except FileExistsError:
-                continue
-            return folder
-        raise FileExistsError(f"{self._root} has 999 runs named {name!r}: pass another name=")
 
     def _write_config(self, folder: Path) -> None:
         text = json.dumps(self._config, indent=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbus.plugin import Context, expect
 
@@ -33,6 +33,7 @@ class DVCLiveLogger(OneRun):
 
     name = "dvclive"
     module = "dvclive"
+    passed: ClassVar = {"dir": "root="}
 
     def __init__(self, *, root: str | os.PathLike[str] = "dvclive", **common: Any) -> None:
         super().__init__(**common)

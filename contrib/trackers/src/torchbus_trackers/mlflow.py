@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from torchbus.plugin import Context, UsageError, expect
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 OFFLINE_STORE = "sqlite:///mlflow-offline.db"
 LONGEST_TEXT = 5000
+PORTS = {"http": 80, "https": 443}
+CONNECT_S = 5.0
+"""How long a server may take to accept a connection."""
 PARAMETERS_AT_ONCE, METRICS_AT_ONCE = 100, 1000
 Item = TypeVar("Item")
 
@@ -46,6 +51,7 @@ class MLflowLogger(RunOfProject):
 
     name = "mlflow"
     module = "mlflow"
+    passed: ClassVar = {"experiment_id": "project=, the name of the experiment"}
 
     def __init__(self, *, tracking_uri: str | None = None, **common: Any) -> None:
         super().__init__(**common)
@@ -60,7 +66,16 @@ class MLflowLogger(RunOfProject):
         local = ("sqlite:", "file:", "/", ".")
         return not self._offline and not (self._uri or get_tracking_uri()).startswith(local)
 
+    def address(self) -> str:
+        """Return the server's address without a user's name and password."""
+        import mlflow
+
+        parts = urlsplit(self._uri or mlflow.get_tracking_uri())
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
+        if self.needs_network() and not offline:
+            self._reach()
         client = self._client(OFFLINE_STORE if offline or self._offline else self._uri)
         run = self._new(client) if self._resume is None or offline else self._old(client)
         for name, value in flat(config).items():
@@ -102,6 +117,20 @@ class MLflowLogger(RunOfProject):
     def close_run(self, run: Run, failed: bool) -> None:
         self.client.set_terminated(run.info.run_id, "FAILED" if failed else "FINISHED")
 
+    def _reach(self) -> None:
+        """Raise ConnectionError if no server listens, because MLflow would try for minutes."""
+        parts = urlsplit(self.address())
+        if parts.scheme not in PORTS or not parts.hostname or proxied(parts.scheme, parts.hostname):
+            return
+        place = parts.hostname, parts.port or PORTS[parts.scheme]
+        try:
+            socket.create_connection(place, min(CONNECT_S, self._start_timeout_s)).close()
+        except OSError as error:
+            raise ConnectionError(
+                f"the server at {self.address()} does not answer: {error}. Start it by `mlflow"
+                " server`, or correct tracking_uri="
+            ) from None
+
     def _client(self, uri: str | None) -> MlflowClient:
         """Return the client. Raises UsageError for an invalid URI, without a request."""
         import mlflow
@@ -131,6 +160,11 @@ class MLflowLogger(RunOfProject):
     def _old(self, client: MlflowClient) -> Run:
         client.update_run(str(self._resume), status="RUNNING")
         return client.get_run(str(self._resume))
+
+
+def proxied(scheme: str, host: str) -> bool:
+    """Whether requests to a host go through a proxy."""
+    return scheme in getproxies() and not proxy_bypass(host)
 
 
 def _name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torchbus.plugin import UsageError, expect
 
-from torchbus_log.trackers.tracker import Tracker
+from torchbus_log.trackers.tracker import Tracker, refuse_passed
 
 
 class OneRun(Tracker):
@@ -29,7 +29,8 @@ class OneRun(Tracker):
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Raises:
-        UsageError: the client is not installed, or an option has another type or value.
+        UsageError: the client is not installed, an option has another type or value, or
+            ``options`` has an argument that the logger itself gives to the client.
     """
 
     module: ClassVar[str]
@@ -37,6 +38,9 @@ class OneRun(Tracker):
 
     secret_options: ClassVar[tuple[str, ...]] = ("api_key",)
     """The client's options whose values must not appear in messages."""
+
+    passed: ClassVar[Mapping[str, str]] = {}
+    """Arguments of the client that ``options`` can't replace, and what to write instead."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class OneRun(Tracker):
         expect("resume", resume, (str, type(None)), "the run_id of an earlier run")
         expect("offline", offline, bool, "True or False")
         expect("options", options, (Mapping, type(None)), "a dict")
+        refuse_passed(self, options or {}, self.passed)
         self._name = name
         self._resume = resume
         self._offline = offline

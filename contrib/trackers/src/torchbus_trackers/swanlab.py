@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbus.plugin import Context
 
@@ -37,6 +37,7 @@ class SwanLabLogger(RunOfProject):
 
     name = "swanlab"
     module = "swanlab"
+    passed: ClassVar = {"config": "s.log_hyperparams(...)"}
 
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
         import swanlab

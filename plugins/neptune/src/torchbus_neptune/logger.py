@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from torchbus.plugin import Context, PluginError, UsageError, an, expect, hookimpl, warn
 
@@ -57,6 +57,7 @@ class NeptuneLogger(Tracker):
     """
 
     name = "neptune"
+    names_elsewhere: ClassVar = {"offline": "mode='offline'"}
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbus.plugin import Context, hookimpl
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torchbus.plugin import UsageError, expect
 
-from torchbus_log.trackers.tracker import NullObject, Tracker, chosen_by_rank0
+from torchbus_log.trackers.tracker import NullObject, Tracker, chosen_by_rank0, refuse_passed
 from torchbus_log.trackers.values import Histogram, Image
 
 MODES = ("online", "offline", "disabled", "shared")
@@ -58,9 +58,11 @@ class WandbLogger(Tracker):
     ``experiment`` is the ``wandb.Run``.
 
     Args:
-        project, entity, name, id, group, tags: as in ``wandb.init``.
+        project, entity, name, id, group, tags, resume: as in ``wandb.init``. ``id`` and
+            ``resume="allow"`` continue the run of this id, or begin it.
         mode: "online", "offline", "disabled" or "shared"; None: wandb's default.
         settings: a ``wandb.Settings``, or a dict of settings. They override the logger's.
+        options: further arguments of ``wandb.init``, such as ``dir``, ``notes`` and ``job_type``.
         log_checkpoints: at the end, upload the last version of each file that ``torch.save`` wrote,
             as an artifact.
         ranks: "main" if rank 0 reports for all ranks. "all" if every rank writes to the same run,
@@ -70,11 +72,20 @@ class WandbLogger(Tracker):
     Source: https://docs.wandb.ai/models/track/log/distributed-training
 
     Raises:
-        UsageError: an option has another type or value.
+        UsageError: an option has another type or value, or ``options`` has an argument that the
+            logger itself gives to ``wandb.init``.
     """
 
     companions = ("log", "wandb_one_run")
     name = "wandb"
+    names_elsewhere: ClassVar = {
+        **{name: f"options={{{name!r}: ...}}" for name in ("dir", "job_type", "notes")},
+        "config": "s.log_hyperparams(...)",
+        "log_model": "log_checkpoints=True",
+        "offline": "mode='offline'",
+        "save_dir": "options={'dir': ...}",
+        "version": "id=",
+    }
 
     def __init__(
         self,
@@ -86,7 +97,9 @@ class WandbLogger(Tracker):
         group: str | None = None,
         mode: str | None = None,
         tags: Sequence[str] | None = None,
+        resume: str | bool | None = None,
         settings: wandb.Settings | dict[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         log_checkpoints: bool = False,
         **policy: Any,
     ) -> None:
@@ -98,9 +111,14 @@ class WandbLogger(Tracker):
         texts = {"project": project, "entity": entity, "name": name, "id": id, "group": group}
         for word, value in texts.items():
             expect(word, value, (str, type(None)), "a text")
+        expect("resume", resume, (str, bool, type(None)), "'allow', 'must', 'never' or 'auto'")
+        expect("options", options, (Mapping, type(None)), "a dict")
         expect("log_checkpoints", log_checkpoints, bool, "True or False")
-        given = {**texts, "tags": tags}
-        self._given = {word: value for word, value in given.items() if value is not None}
+        given = {**texts, "tags": tags, "resume": resume}
+        passed = {word: f"{word}=" for word in (*given, "mode", "settings")}
+        refuse_passed(self, options or {}, {**passed, "config": "s.log_hyperparams(...)"})
+        chosen = {word: value for word, value in given.items() if value is not None}
+        self._given = {**chosen, **(options or {})}
         self._mode = mode
         self._settings = settings
         self._checkpoints = Checkpoints() if log_checkpoints else None

@@ -10,12 +10,12 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, warn
 
@@ -212,6 +212,33 @@ def chosen_by_rank0(session: Context, key: str, choose: Callable[[], str]) -> st
     return str(store.get(key).decode())
 
 
+def refuse_passed(logger: object, options: Mapping[str, object], passed: Mapping[str, str]) -> None:
+    """Raise UsageError if ``options`` has an argument that the logger itself gives to the client.
+
+    ``passed`` maps these arguments to what to write instead.
+    """
+    for name in (name for name in options if name in passed):
+        raise UsageError(
+            f"{type(logger).__name__}(options={{{name!r}: ...}}): the logger itself gives {name!r}"
+            f" to the client. Use {passed[name]}"
+        )
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """Make and return the folder ``root/name``, or "name-2", "name-3" and so on if it exists.
+
+    Raises OSError if it can't be made.
+    """
+    for number in range(1, 1000):
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{root} has 999 runs named {name!r}: pass another name=")
+
+
 class Client:
     """The interface to a tracker's client.
 
@@ -266,6 +293,10 @@ class Client:
         """
         return None
 
+    def address(self) -> str | None:
+        """Return the server's address, for messages, or None if only the client knows it."""
+        return None
+
     def is_turned_away(self, error: BaseException) -> bool:
         """Return whether the service has rejected a call, and may accept it later.
 
@@ -309,6 +340,9 @@ class Tracker(Client, Plugin):
     companions: tuple[str, ...] = ("log",)
     name = "tracker"
 
+    names_elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Options that users look for under another name, and what to write instead."""
+
     def __init__(
         self,
         *,
@@ -319,8 +353,9 @@ class Tracker(Client, Plugin):
         **unknown: object,
     ) -> None:
         for name in unknown:
-            known = [*inspect.getfullargspec(type(self)).kwonlyargs, "on_error"]
-            remedy = "mode='offline'" if name == "offline" and "mode" in known else ", ".join(known)
+            mine, common = (inspect.getfullargspec(one).kwonlyargs for one in (type(self), Tracker))
+            known = dict.fromkeys([*mine, *common])
+            remedy = self.names_elsewhere.get(name, ", ".join(known))
             raise UsageError(f"{type(self).__name__} has no option {name!r}: use {remedy}")
         if ranks not in RANKS:
             raise UsageError(f"ranks={ranks!r} is unknown: use 'main' or 'all'")
@@ -442,7 +477,9 @@ class Tracker(Client, Plugin):
             return False
 
     def _not_started(self, error: Exception, instead: str) -> None:
-        reported = self._error_line(error) or f"no answer within {self._start_timeout_s:g} s"
+        place = f" from {self.address()}" if self.address() else ""
+        silent = f"no answer{place} within {self._start_timeout_s:g} s"
+        reported = self._error_line(error) or silent
         if self._raises:
             raise PluginError(f"{self.name} did not start: {reported}") from None
         warn(f"{self.name} did not start, {instead}: {reported}")
