@@ -62,6 +62,27 @@ def test_ranks_compute_what_one_process_does() -> None:
             assert other["weights"] == pytest.approx(first["weights"], abs=1e-6)
 
 
+def test_the_summary_does_not_count_a_range_test(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchbus_scale")
+    with session(fast_dev_run=2) as s:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(torch.ones(8, 1), batch_size=2)
+
+        def step(x: Any) -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        s.find_lr(step, optimizer, loader)
+        for x in loader:
+            step(x)
+    out, error = capfd.readouterr()
+    assert "training: the loader over Tensor, passes: 1, batches on rank 0: 2" in out + error
+
+
 def batches(loader: DataLoader[Any], passes: int = 1) -> list[list[int]]:
     return [[int(x) for x in batch] for _ in range(passes) for batch in loader]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,39 @@ def test_a_scheduler_made_before_the_block_is_scaled_too() -> None:
         made.step()
         scheduler.step()
     assert made.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def one_cycle(made: torch.optim.Optimizer, factor: float) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(made, max_lr=0.3 * factor, total_steps=9)
+
+
+def cyclic(made: torch.optim.Optimizer, factor: float) -> Any:
+    bounds = 0.1 * factor, [0.5 * factor]
+    return torch.optim.lr_scheduler.CyclicLR(made, *bounds, step_size_up=3)
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, cyclic])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_schedulers_that_set_rates_themselves_are_scaled(schedule: Any, is_before: bool) -> None:
+    """Their rates are those of a script that has multiplied its own rates."""
+
+    def momentum() -> torch.optim.Optimizer:
+        return torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1, momentum=0.9)
+
+    def steps(made: torch.optim.Optimizer, scheduler: Any) -> list[float]:
+        rates = rates_of(made)
+        for _ in range(8):
+            made.step()
+            scheduler.step()
+        return rates
+
+    made = momentum() if is_before else None
+    early = schedule(made, 1) if made is not None else None
+    with session(Accumulating(4), scale_lr="linear"):
+        made = made or momentum()
+        found = steps(made, early or schedule(made, 1))
+    made = momentum()
+    assert found == pytest.approx(steps(made, schedule(made, 4)))
 
 
 def test_warm_up_grows_from_the_scripts_own_rate() -> None:
@@ -151,6 +185,24 @@ def test_the_effective_batch_size() -> None:
     with session(Accumulating(3), "scale") as s:
         _loader = DataLoader(range(8), batch_size=4)  # type: ignore[arg-type]
         assert s.effective_batch_size == 12
+
+
+def test_a_search_leaves_no_trace_in_the_window() -> None:
+    pytest.importorskip("torchbus_accumulate")
+    with session(accumulate_grad_batches=4) as s, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = nn.Linear(1, 1)
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def trial(size: int) -> None:
+            model(torch.zeros(size, 1)).square().mean().backward()
+            made.zero_grad()
+
+        s.find_batch_size(trial, 16)
+        for x in DataLoader(torch.ones(64, 1), batch_size=4):  # type: ignore[arg-type]
+            made.zero_grad()
+            model(x).square().mean().backward()
+            made.step()
 
 
 def test_very_large_batches_are_said() -> None:

@@ -134,6 +134,8 @@ class Ran:
 class RunSummary:
     """Counts what runs, and prints it when the loop has ended without an error."""
 
+    hears_trials = False
+
     def __init__(self, steps: StepCounter, passes: LimitedPasses) -> None:
         self._steps = steps
         self._passes = passes

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader
 from torchbus import objects
 from torchbus.plugin import Context, UsageError, expect, hookimpl
@@ -20,6 +22,11 @@ from torchbus_scale import range_test, rates
 from torchbus_scale.rates import LearningRates
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
+BOUNDS: dict[type[LRScheduler], tuple[str, ...]] = {
+    OneCycleLR: ("max_lr",),
+    CyclicLR: ("base_lr", "max_lr"),
+}
+"""Schedulers that set the rates themselves, and their arguments that are rates."""
 LARGE_BATCH = 8192  # beyond it, the linear rule fails in Goyal et al.
 
 
@@ -78,6 +85,9 @@ class Scale:
         self._parts = parts_of_step(session)
         self._batches = accumulated * self._parts
         self._factor = RULES[self._rule](self._batches) if self._rule else 1.0
+        if self._factor != 1.0:
+            for cls, names in BOUNDS.items():
+                session.replace(cls, "__init__", partial(self._scaling, names))
 
     # Learning rates ------------------------------------------------------------------------------
 
@@ -97,6 +107,18 @@ class Scale:
         refuse_without_rate(optimizer, "warmup_steps" if self._warms_alone else "scale_lr")
         scale_rates(optimizer, done, self._factor)
         self._scaled[optimizer] = len(optimizer.param_groups)
+
+    def _scaling(self, names: Sequence[str], original: Callable[..., None]) -> Callable[..., None]:
+        """Scale the rates that a scheduler of a scaled optimizer is given."""
+        signature = inspect.signature(original)
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            factor = self._factor if given.arguments["optimizer"] in self._scaled else 1.0
+            given.arguments.update({one: _times(given.arguments[one], factor) for one in names})
+            original(*given.args, **given.kwargs)
+
+        return __init__
 
     @hookimpl(tryfirst=True)
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -205,13 +227,10 @@ class Scale:
         assert self._session is not None
         several = self._session.world_size > 1
         self._searching = several
+        unsynchronised = cast(Any, self._session.user).no_sync if several else nullcontext
         try:
-            return search(
-                function,
-                start,
-                self._session,
-                cast(Any, self._session.user).no_sync if several else nullcontext,
-            )
+            with range_test.restored_plugins(self._session):
+                return search(function, start, self._session, unsynchronised)
         finally:
             self._searching = False
 
@@ -283,6 +302,11 @@ def refuse_without_rate(optimizer: Optimizer, option: str) -> None:
         )
 
 
+def _times(rate: Any, factor: float) -> Any:
+    """Return a rate, or a list of rates, times a factor."""
+    return [one * factor for one in rate] if isinstance(rate, list | tuple) else rate * factor
+
+
 def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
     """Scale the rates of the groups from number ``done`` on.
 
@@ -296,6 +320,15 @@ def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
         for scheduler in objects.alive(LRScheduler):
             if scheduler.optimizer is optimizer:
                 scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+                _scale_bounds(scheduler, factor)
+
+
+def _scale_bounds(scheduler: LRScheduler, factor: float) -> None:
+    if isinstance(scheduler, CyclicLR):
+        scheduler.max_lrs = [rate * factor for rate in scheduler.max_lrs]
+    if isinstance(scheduler, OneCycleLR):
+        for group in scheduler.optimizer.param_groups:
+            group.update(max_lr=group["max_lr"] * factor, min_lr=group["min_lr"] * factor)
 
 
 def parts_of_step(session: Context) -> int:

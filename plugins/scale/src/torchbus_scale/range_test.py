@@ -168,17 +168,26 @@ def without_effect(session: Context) -> Iterator[None]:
     of all other plugins are restored. The caller restores models and optimizers.
     """
     plugins: list[Any] = [one for _, one in session.bus.plugins()]
-    hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
     silent = [one for one in plugins if not getattr(one, "hears_trials", True)]
-    states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
     drawn = session.random.state()
-    with session.bus.muted(silent):
+    with session.bus.muted(silent), restored_plugins(session):
         try:
             yield
         finally:
-            for one, state in states:
-                one.load_state_dict(state)
             session.random.load(drawn)
+
+
+@contextmanager
+def restored_plugins(session: Context) -> Iterator[None]:
+    """At the end, restore the states of the plugins that hear trials."""
+    plugins: list[Any] = [one for _, one in session.bus.plugins()]
+    hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
+    states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
+    try:
+        yield
+    finally:
+        for one, state in states:
+            one.load_state_dict(state)
 
 
 def run(
