@@ -199,6 +199,13 @@ def test_a_run_that_it_ended_continues_with_more_patience(
     assert stopped(tmp_path / "ended", **then) == whole
 
 
+def test_another_min_delta_only_does_not_continue_it(tmp_path: Path) -> None:
+    ended = stopped(tmp_path, patience=2, min_delta=5.0)
+    with pytest.warns(UserWarning, match=r"larger patience \(not by another min_delta only\)"):
+        assert stopped(tmp_path, patience=2, min_delta=0.0) == ended
+    assert stopped(tmp_path, patience=3, min_delta=0.0)[0] > ended[0]
+
+
 def test_a_run_that_a_break_ended_says_so(tmp_path: Path) -> None:
     stopped(tmp_path, leaves=True, patience=2)
     with pytest.warns(

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import hookimpl, session
 from torchbus.errors import UsageError
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MetricCollection
 
 from torchbus_testing.recorder import RecordingLogger
 
@@ -193,6 +193,15 @@ def test_metric_objects_are_computed_at_the_end_of_the_pass():
         metric.update(5.0)
         s.log("outside", metric)
     assert hears.of("mean") == [(0, 4.0), (0, 4.0)] and hears.of("outside") == [(0, 5.0)]
+
+
+def test_a_collection_of_metrics():
+    hears, metrics = RecordingLogger(), MetricCollection({"mean": MeanMetric()}, prefix="val/")
+    with session(strategy=None, logger=hears) as s:
+        for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=4):
+            metrics.update(x)
+        s.log_dict(metrics)
+    assert hears.of("val/mean") == [(0, 4.0)]
 
 
 @pytest.mark.parametrize("way", ["to its end", "left"])

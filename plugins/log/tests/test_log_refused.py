@@ -58,6 +58,15 @@ PASS = ". Pass a number, or a tensor of one element"
             "s.log has no option 'sync': there are batch_size, on_epoch, on_step, prog_bar, reduce, step, sync_dist",
         ),
         (
+            lambda s: s.log("loss", 1.0, reduce_fx="max"),
+            "s.log has no option 'reduce_fx': here it is called reduce=",
+        ),
+        (
+            lambda s: s.log("loss", 1.0, rank_zero_only=True),
+            "s.log has no option 'rank_zero_only': leave it out: a value without sync_dist or"
+            " on_epoch is rank 0's",
+        ),
+        (
             lambda s: s.log("loss", 1.0, reduce="median"),
             "reduce='median' is unknown: use one of mean, sum, max, min",
         ),
@@ -91,7 +100,8 @@ PASS = ". Pass a number, or a tensor of one element"
         ),
         (
             lambda s: s.log("acc", MeanMetric(), on_step=True),
-            "s.log('acc', ..., on_step=True): a MeanMetric is computed at the end of the pass, not in a step",
+            "s.log('acc', ..., on_step=True): a MeanMetric is computed at the end of the pass, not in a step."
+            " For a step's value, log what a call of it returns, under another name",
         ),
         (
             lambda s: s.log("acc", MeanMetric(), reduce="max"),

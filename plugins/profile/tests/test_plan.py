@@ -42,6 +42,11 @@ def test_nothing(nothing):
     [
         ({"profile": 3}, "profile=3 is an int: it must be True, or a dict"),
         (
+            {"profile": "simple"},
+            "profile='simple': it must be True, for a table of three steps. For the seconds of"
+            " each function over the whole run, use `python -m cProfile -s cumtime`",
+        ),
+        (
             {"profile": {"skip": 3}},
             "profile={'skip': 3}: unknown 'skip': use skip_first, wait, warmup, active, repeat,",
         ),

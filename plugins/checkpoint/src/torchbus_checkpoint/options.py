@@ -73,7 +73,12 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
 
 
 def _refuse_checkpoint(folder: Path) -> Path:
-    """Return the folder. Raises UsageError if it is one checkpoint."""
+    """Return the folder. Raises UsageError if it is one checkpoint, or a file."""
+    if folder.is_file():
+        raise UsageError(
+            f"checkpoint={str(folder)!r} is a file: pass a folder for new checkpoints. Load the"
+            " weights of another library's file by torch.load"
+        )
     if os.path.isfile(folder / MANIFEST):
         raise UsageError(
             f"checkpoint={str(folder)!r} is one checkpoint, not a folder of checkpoints: pass"

@@ -87,6 +87,22 @@ def test_one_checkpoint_as_the_folder(written: Path) -> None:
     assert not list(one.glob("step-*"))
 
 
+def test_a_file_of_another_library(tmp_path: Path) -> None:
+    file = tmp_path / "last.ckpt"
+    file.write_bytes(b"PK")
+    with pytest.raises(UsageError, match=r"last.ckpt' is a file: pass a folder .* torch.load$"):
+        session(checkpoint=file)
+    with session(checkpoint=tmp_path / "new") as s:
+        train(s, epochs=1)
+        with pytest.raises(
+            CheckpointError, match=r"it is a file\. Read .* by torch\.load, and"
+        ) as one:
+            s.load(file)
+        assert "damaged" not in str(one.value)
+        with pytest.raises(CheckpointError, match=r"absent is not .*: there is no such folder\."):
+            s.load(tmp_path / "absent")
+
+
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: bool) -> None:
     before, limits = torch_state(), resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -23,9 +23,9 @@ GOES_ON = (
 
 
 HAD_ENDED = (
-    "early_stop={!r} had ended this run, so nothing was trained. With a larger patience it"
-    " continues, if the loop over s.epochs(...) is not left by `break`; or begin again in another"
-    " folder"
+    "early_stop={!r} had ended this run, so nothing was trained. With a larger patience (not by"
+    " another min_delta only) it continues, if the loop over s.epochs(...) is not left by `break`;"
+    " or begin again in another folder"
 )
 
 

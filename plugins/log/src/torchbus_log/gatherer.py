@@ -402,6 +402,16 @@ class How:
 
 
 OPTIONS = frozenset(field.name for field in dataclasses.fields(How))
+ELSEWHERE = {
+    "add_dataloader_idx": "leave it out, and give the values of each loader another name",
+    "enable_graph": "leave it out: values are detached",
+    "logger": "leave it out: print a value that no logger should get",
+    "metric_attribute": "leave it out: pass the metric itself as the value",
+    "rank_zero_only": "leave it out: a value without sync_dist or on_epoch is rank 0's",
+    "reduce_fx": "here it is called reduce=",
+    "sync_dist_group": "leave it out: sync_dist=True reduces over all ranks",
+}
+"""Arguments of Lightning's ``self.log``, and what to write instead."""
 PLAINLY = How()
 
 
@@ -409,9 +419,8 @@ def how(options: dict[str, Any]) -> How:
     """Return the options. Raises UsageError for an unknown option or reduction."""
     if not options.keys() <= OPTIONS:
         unknown = sorted(options.keys() - OPTIONS)
-        raise UsageError(
-            f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}"
-        )
+        remedy = ELSEWHERE.get(unknown[0], f"there are {', '.join(sorted(OPTIONS))}")
+        raise UsageError(f"s.log has no option {unknown[0]!r}: {remedy}")
     found = How(**options)
     if found.reduce not in REDUCTIONS:
         raise UsageError(f"reduce={found.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")

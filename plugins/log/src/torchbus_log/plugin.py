@@ -92,7 +92,7 @@ class Log:
 
         Raises UsageError if ``metrics`` is not a mapping.
         """
-        if not isinstance(metrics, Mapping):
+        if not isinstance(metrics, Mapping) and not hasattr(metrics, "keys"):  # MetricCollection
             raise UsageError(
                 f"s.log_dict({type(metrics).__name__}): pass a dict from names to values"
             )
@@ -232,7 +232,8 @@ class Log:
         if manner.on_step:
             raise UsageError(
                 f"s.log({name!r}, ..., on_step=True): {an(type(metric).__name__)} is computed at"
-                " the end of the pass, not in a step"
+                " the end of the pass, not in a step. For a step's value, log what a call of it"
+                " returns, under another name"
             )
         for option in ("reduce", "batch_size", "step"):
             if getattr(manner, option) != getattr(PLAINLY, option):

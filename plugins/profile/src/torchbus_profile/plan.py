@@ -100,11 +100,20 @@ class ProfilePlan:
         return ", ".join((steps, *self.facts))
 
 
+TIMERS = ("simple", "advanced")
+"""Values of Lightning's ``profiler=`` that time the whole run."""
+
+
 def plan(given: object) -> ProfilePlan | None:
     """Parse the option ``profile``. None means that nothing is recorded.
 
     Raises UsageError for another type or value.
     """
+    if given in TIMERS:
+        raise UsageError(
+            f"profile={given!r}: it must be True, for a table of three steps. For the seconds of"
+            " each function over the whole run, use `python -m cProfile -s cumtime`"
+        )
     expect(
         "profile", given, (bool, Mapping, type(None)), 'True, or a dict such as {"skip_first": 100}'
     )

@@ -187,16 +187,24 @@ def _is_one(folder: Path) -> bool:
     return True
 
 
+def _lack(folder: Path) -> str:
+    """Say why a folder without a manifest is no checkpoint, and what to name instead."""
+    if folder.is_file():
+        return (
+            "it is a file. Read a file of another library by torch.load, and give its state_dict to"
+            " the model"
+        )
+    lack = f"it has no {MANIFEST}" if folder.exists() else "there is no such folder"
+    return f"{lack}. Name a folder that has one, such as checkpoints/step-00000120"
+
+
 def manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint. Raises CheckpointError, which says what is wrong."""
     try:
         content = json_file(folder / MANIFEST)
         claimed = content.pop("sha256")
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder} is not a checkpoint: it has no {MANIFEST}. Name a folder that has one, such"
-            " as checkpoints/step-00000120"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{folder} is not a checkpoint: {_lack(folder)}") from None
     except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
         raise Damaged(
             f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})"
