@@ -4,7 +4,10 @@ once.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from torchbus_testing.forking import fork_script
 
@@ -57,3 +60,25 @@ def test_a_session_in_each_trial() -> None:
         assert all(
             set(params) == {"before", "kind", "lr", "width", "dropout"} for _, params, *_ in trials
         )
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        (["ValueError", ""], "rank 0 in another way than on the others: ValueError: no."),
+        (["", "ValueError"], "rank 1 in another way than on the others: ValueError: no."),
+        (
+            ["ValueError", "TrialPruned"],
+            "rank 0 in another way than on the others: ValueError: no.",
+        ),
+        (["TrialPruned", "ValueError"], ""),
+        (["", "TrialPruned"], ""),
+    ],
+)
+def test_an_objective_that_fails_in_other_ways_on_other_ranks(errors, said):
+    """No rank goes on with a trial that failed elsewhere, also if one rank's error is caught."""
+    result = fork_script(SCRIPTS / "study_apart.py", json.dumps(errors))
+    if said:
+        assert f"RanksDiverged: the objective failed on {said}" in result.stderr
+    else:
+        assert result.json() == [["PRUNED", "COMPLETE"]] * 2

@@ -20,6 +20,10 @@ from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl
 T = TypeVar("T")
 Values = float | Sequence[float] | None
 Objective = Callable[[Trial], float | Sequence[float]]
+FAILED = (
+    "the objective failed on rank {} in another way than on the others: {}: {}. `catch=` takes an"
+    " error that all ranks raise; share what one rank has seen by s.all_gather_object"
+)
 Callback = Callable[[Study, FrozenTrial], None]
 
 
@@ -168,8 +172,9 @@ class OneStudy:
     def _alike(self, func: Objective) -> Objective:
         """Return an objective that returns rank 0's value on all ranks.
 
-        If an objective raises on some ranks, the others raise TrialPruned if the first of these
-        ranks was pruned, and otherwise RanksDiverged.
+        An error that all ranks raise is the trial's. If only some raise it, or they raise different
+        ones, all raise TrialPruned if the first of these ranks was pruned, and otherwise
+        RanksDiverged.
         """
 
         def objective(trial: Trial) -> float | Sequence[float]:
@@ -182,13 +187,13 @@ class OneStudy:
             outcomes = self._session.all_gather_object(
                 (value, type(error).__name__ if error else "", str(error))
             )
-            if error is not None:
+            if error is not None and len({kind for _, kind, _ in outcomes}) == 1:
                 raise error
             failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(outcomes) if kind]
             if failed and failed[0][1] == TrialPruned.__name__:
                 raise TrialPruned(failed[0][2])
             if failed:
-                raise RanksDiverged("the objective failed on rank {}: {}: {}".format(*failed[0]))
+                raise RanksDiverged(FAILED.format(*failed[0])) from error
             agreed: float | Sequence[float] = outcomes[0][0]
             return agreed
 
