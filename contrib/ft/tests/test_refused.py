@@ -24,6 +24,8 @@ def test_bad_input(replicas: Replicas) -> None:
     assert told["no_quorum"].startswith("RankFailed: replica 'x': the lighthouse at http://127")
     assert "has not formed a quorum within quorum_timeout_s=1" in told["no_quorum"]
     assert told["host"].startswith("UsageError: host=3")
+    assert told["buffers"].startswith("UsageError: FT(sync_buffers=...) has no effect: all ranks")
+    assert told["reduction"].startswith("UsageError: FT(loss_reduction=...) with replica_strategy=")
     assert told["least"] == "UsageError: min_replicas=0 must be at least 1"
     assert told["seconds"] == "UsageError: timeout_s=0 must be more than 0"
 

@@ -64,11 +64,13 @@ class PeriodicAveraging:
         algorithm: str,
         every: int,
         decide: Callable[[], bool],
+        share_buffers: Callable[[], None],
     ) -> None:
         self._session = session
         self._manager = OfWindow(replicas, decide)
         self._algorithm = algorithm
         self._every = every
+        self._share_buffers = share_buffers
         self._averaging: LocalAveraging | None = None
         self._optimizer: Optimizer | None = None
         self._parameters: list[Tensor] = []
@@ -102,9 +104,13 @@ class PeriodicAveraging:
                 self.average()
 
     def average(self) -> None:
-        """Average the parameters now. All ranks of all replicas call it after the same step."""
+        """Average the parameters now, and share the buffers of the first replica.
+
+        All ranks of all replicas call it after the same step.
+        """
         if self.steps and self._averaging is not None:
             self.steps = 0
+            self._share_buffers()
             self._averaging.run()
 
     @torch.no_grad()

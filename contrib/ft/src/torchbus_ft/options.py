@@ -78,6 +78,15 @@ ONE_RANK = (
     "replica_strategy='fsdp' with one rank in a replica: there is nothing to shard over. Pass"
     " devices=2 or more, or leave replica_strategy out"
 )
+OF_FSDP = (
+    "FT({}=...) with replica_strategy='fsdp' has no effect: fsdp averages in a replica. Give"
+    " loss_reduction, loss_weight and backend to FSDP(...), as in session(FSDP(...),"
+    " FT(replica_strategy='fsdp')), and leave others out"
+)
+BUFFERS = (
+    "FT(sync_buffers=...) has no effect: all ranks get the buffers of rank 0 of the first replica"
+    " after each backward. Leave it out"
+)
 TWO_WAYS = (
     "gradient_algorithm={!r} with replica_strategy='fsdp': torchft averages whole parameters, and"
     " a rank has shards. Leave one of them out"
@@ -103,7 +112,10 @@ class ReplicaOptions:
 
 @dataclass(frozen=True)
 class FTArguments:
-    """The arguments of ``FT``. Raises UsageError for a wrong type or value."""
+    """The arguments of ``FT``. Raises UsageError for a wrong type or value.
+
+    ``of_strategy`` are the names of the arguments that FT gives to ``Strategy``.
+    """
 
     lighthouse: str | None
     replica: str | None
@@ -113,6 +125,7 @@ class FTArguments:
     host: str | None
     sync_every: int
     replica_strategy: str
+    of_strategy: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         expect("replica", self.replica, (str, type(None)), "the name of this replica")
@@ -132,23 +145,28 @@ class FTArguments:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be at least 1")
 
+        if self.shards and self.of_strategy:
+            raise UsageError(OF_FSDP.format(self.of_strategy[0]))
+
     @property
     def shards(self) -> bool:
         """Whether the ranks of a replica shard the model."""
         return self.replica_strategy == "fsdp"
 
     def check(self, session: Context) -> None:
-        """Raise UsageError if the model is to be sharded and can't be.
+        """Raise UsageError for ``sync_buffers`` without effect, or if a model can't be sharded.
 
         torchbus-sharded is missing, a replica has one rank, or a ``gradient_algorithm`` is given.
         """
+        algorithm = session.options.get("gradient_algorithm", "allreduce")
+        if "sync_buffers" in self.of_strategy and algorithm == "allreduce":
+            raise UsageError(BUFFERS)
         if not self.shards:
             return
         if not any(getattr(one, "divides_states", False) for _, one in session.bus.plugins()):
             raise UsageError(NOT_INSTALLED)
         if session.launcher.ranks_asked_for < 2:
             raise UsageError(ONE_RANK)
-        algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm != "allreduce":
             raise UsageError(TWO_WAYS.format(algorithm))
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torchbus.plugin import Context, World, hookimpl
 
 from torchbus_ft._compat import require_torchft
-from torchbus_ft.averaging import AcrossReplicas
+from torchbus_ft.averaging import AcrossReplicas, SharedBuffers
 from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
 from torchbus_ft.local import ALGORITHMS, PeriodicAveraging
@@ -42,8 +42,9 @@ class FT(Strategy):
         replica_strategy: how the ranks of one replica share the work: "ddp", or "fsdp", which
             shards the model over them, by torchbus-sharded.
 
-    Further arguments are those of ``Strategy``. ``sync_buffers`` has no effect, except within a
-    replica under a ``gradient_algorithm``. With ``replica_strategy="fsdp"`` none has an effect.
+    Further arguments are those of ``Strategy``. Refused are ``sync_buffers``, except under a
+    ``gradient_algorithm``, where it holds within a replica, and with ``replica_strategy="fsdp"``
+    all of them.
 
     Raises:
         UsageError: torchft is not installed, or an option has another type or value.
@@ -81,6 +82,7 @@ class FT(Strategy):
             host,
             sync_every,
             replica_strategy,
+            tuple(given),
         )
         if self._given.shards:
             self.owns = ("replicas",)  # fsdp owns the strategy
@@ -148,7 +150,10 @@ class FT(Strategy):
         algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm in ALGORITHMS:
             every = self._given.sync_every
-            commits.local = PeriodicAveraging(session, replicas, algorithm, every, commits.decide)
+            share = SharedBuffers(live.buffers, replicas).copy_from_rank0
+            commits.local = PeriodicAveraging(
+                session, replicas, algorithm, every, commits.decide, share
+            )
             session.bus.register(commits.local, "ft.local")
 
         def reductions(trained: strategy_trained.TrainedParameters) -> reduction.Reductions:

@@ -162,7 +162,7 @@ def workers() -> dict[str, object]:
 
 def local() -> dict[str, object]:
     """Replicas that average after four independent steps, and at the end of a pass."""
-    model = net()
+    model = nn.Sequential(nn.BatchNorm1d(4).double(), net())
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     batches = loader()
     begin()

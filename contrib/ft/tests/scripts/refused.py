@@ -75,6 +75,8 @@ print(
             "shard_eval": message(lambda: enter(FT(lighthouse=URL), shard_eval=True)),
             "stream": message(stream),
             "by_hand": message(by_hand),
+            "buffers": message(lambda: enter(FT(lighthouse=URL, sync_buffers="mean"))),
+            "reduction": message(lambda: FT(replica_strategy="fsdp", loss_reduction="sum")),
             "least": message(lambda: FT(min_replicas=0)),
             "seconds": message(lambda: FT(timeout_s=0)),
             "few": message(few),
