@@ -179,7 +179,7 @@ def without_effect(session: Context) -> Iterator[None]:
 
 @contextmanager
 def restored_plugins(session: Context) -> Iterator[None]:
-    """At the end, restore the states of the plugins that hear trials."""
+    """At the end, restore the states of the plugins that get events of trials."""
     plugins: list[Any] = [one for _, one in session.bus.plugins()]
     hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
     states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]

@@ -188,7 +188,7 @@ def _is_one(folder: Path) -> bool:
 
 
 def _lack(folder: Path) -> str:
-    """Say why a folder without a manifest is no checkpoint, and what to name instead."""
+    """Say why a folder without a manifest is not a checkpoint, and what to name instead."""
     if folder.is_file():
         return (
             "it is a file. Read a file of another library by torch.load, and give its state_dict to"
