@@ -9,7 +9,7 @@ from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_advise.page import Page
 from torchbus_advise.plans import installed
-from torchbus_advise.rows import GPUS, GpuSpec
+from torchbus_advise.rows import GPUS
 from torchbus_advise.trial import NoStep, TrialRequest, survey
 from torchbus_cli.parser import Parser, complain
 from torchbus_redaction.redactor import redacted_output
@@ -57,11 +57,8 @@ def _page(given: argparse.Namespace, argv: list[str]) -> Page:
     devices = [_positive(given.devices, "--devices")] if given.devices is not None else [1, 2, 4, 8]
     nodes = _positive(given.num_nodes, "--num-nodes")
     found = survey(request, there, given.tensors, given.timeout, _say)
-    return Page(found, there, _gpu(given), devices, nodes)
-
-
-def _gpu(given: argparse.Namespace) -> GpuSpec:
-    return GPUS[given.gpu].changed(given.gpu_memory, given.interconnect)
+    gpu = GPUS[given.gpu].changed(given.gpu_memory, given.interconnect)
+    return Page(found, there, gpu, devices, nodes)
 
 
 def _positive(number: int, option: str) -> int:

@@ -158,7 +158,7 @@ class Answers(DispatchMode):
         self.given: Counter[str] = Counter()
         self._noughts = WeakIdKeyDictionary()
         self._replies: dict[object, Callable[..., object]] = {
-            LOCAL_SCALAR: self._number,
+            LOCAL_SCALAR: lambda tensor: self._said(self.value(tensor)),
             aten.equal.default: lambda *_: self._said(True),
             aten.nonzero.default: self._all_places,
             aten.masked_select.default: self._all_elements,
@@ -190,9 +190,6 @@ class Answers(DispatchMode):
         if tensor.dtype == torch.bool:
             return bool(number)
         return number if not (tensor.is_floating_point() or tensor.is_complex()) else float(number)
-
-    def _number(self, tensor: Tensor) -> Number:
-        return self._said(self.value(tensor))
 
     def _said(self, answer: Answer) -> Answer:
         frame, _ = users_frame()

@@ -154,9 +154,10 @@ def plans(
         and (sharding or not one.states)
         and (nodes > 1 or not one.hybrid)
     ]
+    can_checkpoint = blocks > 0 and "activation_checkpointing" in there.options
     variants = [
         (precision, checkpointing)
-        for checkpointing in (False, *([True] if _can_checkpoint(there, blocks) else []))
+        for checkpointing in ((False, True) if can_checkpoint else (False,))
         for precision in precisions
     ]
     found = [
@@ -169,7 +170,3 @@ def plans(
     return found + [
         StrategyPlan(one, precisions[0], False, ACCUMULATED) for one in chosen if can_accumulate
     ]
-
-
-def _can_checkpoint(there: Installed, blocks: int) -> bool:
-    return blocks > 0 and "activation_checkpointing" in there.options

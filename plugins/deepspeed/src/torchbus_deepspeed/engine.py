@@ -20,7 +20,7 @@ from torchbus_deepspeed.layout import Gather, layout_of
 from torchbus_deepspeed.optimizers import Kernel
 from torchbus_deepspeed.partitioned import AccessGuard
 from torchbus_deepspeed.queue import Queue
-from torchbus_deepspeed.shadow import ForwardWrites, copy_hyperparameters, shadow_of
+from torchbus_deepspeed.shadow import ForwardWrites, shadow_of
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy.internal import making_internal
 
@@ -238,7 +238,8 @@ class ReducingEngine:
         optimizer = self.optimizer
         assert optimizer is not None
         for index, group in zip(self._indices, self.shadow.param_groups, strict=True):
-            copy_hyperparameters(optimizer.param_groups[index], group)
+            given = optimizer.param_groups[index].items()  # by the loop, or a scheduler
+            group.update({name: value for name, value in given if name != "params"})
         _compat.take_changes(self.zero, self.stage)
         scale = self.loss_scale
         for number, holder in enumerate(self.gradients):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import types
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,11 +62,6 @@ def unhook(shadow: Any) -> None:
     """Disable the hooks around the shadow's ``step``."""
     unhooked = torch.no_grad()(inspect.unwrap(type(shadow).step))
     shadow.step = types.MethodType(unhooked, shadow)
-
-
-def copy_hyperparameters(source: Mapping[str, object], target: dict[str, object]) -> None:
-    """Copy the values that the loop or a scheduler has set in a group to the shadow's group."""
-    target.update({name: value for name, value in source.items() if name != "params"})
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -88,16 +88,13 @@ class DeepSpeedSteps:
         job.wait_in(f"{type(optimizer).__name__}.step")
         for each in self._engines.of(optimizer):
             if each.has_gradients:
-                self._refuse_stale(each, optimizer)
+                if each.is_stale:
+                    facts = type(optimizer).__name__, self._engines.strategy
+                    raise Unsupported(refusals.STALE.format(*facts))
                 self._unreached.refuse(each, optimizer)
                 with each.computing():
                     each.step()
         job.go_on()
-
-    def _refuse_stale(self, engine: ReducingEngine, optimizer: Optimizer) -> None:
-        if engine.is_stale:
-            facts = type(optimizer).__name__, self._engines.strategy
-            raise Unsupported(refusals.STALE.format(*facts))
 
     @hookimpl(tryfirst=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:

@@ -107,7 +107,7 @@ class Cut:
         """Remove the marks from the modules."""
         for layer in self.layers:
             for module in layer.modules():
-                unmark(module)
+                vars(module).pop(MARK, None)
 
 
 FACTS = ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_nested")
@@ -242,10 +242,6 @@ def mark_of(module: Module) -> ModuleMark | None:
     """Return the mark of a module, or None if every rank has its values."""
     found: ModuleMark | None = vars(module).get(MARK)
     return found
-
-
-def unmark(module: Module) -> None:
-    vars(module).pop(MARK, None)
 
 
 def first_mark(model: Module) -> int | None:

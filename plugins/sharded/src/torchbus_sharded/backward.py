@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl, warn
 
@@ -23,7 +22,7 @@ from torchbus_sharded.meta import zeros_instead
 from torchbus_sharded.models import ShardedModels
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import MODULUS, Constants, equal_on_all_ranks
-from torchbus_strategy.compat import is_view
+from torchbus_strategy.compat import is_view, local_part
 from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.gradients import isolated_gradients, scale_all
 from torchbus_strategy.loss.intermediate_values import (
@@ -373,11 +372,7 @@ class BackwardWeights:
             count.scale = scales.gradient
         elif not windows and (isinstance(scales.gradient, Tensor) or scales.gradient != 1.0):
             scale_all(
-                [_local_part(holder.grad) for holder in holders if holder.grad is not None],
+                [local_part(holder.grad) for holder in holders if holder.grad is not None],
                 scales.gradient,
             )
         return scales.loss
-
-
-def _local_part(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

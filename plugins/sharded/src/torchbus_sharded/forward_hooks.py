@@ -97,7 +97,7 @@ class ForwardHooks:
         if torch.compiler.is_compiling():
             return
         by_itself = not (path and self._begun)
-        if by_itself and not _in_backward():
+        if by_itself and current_graph_task_id() == -1:  # not in a backward
             let_go_of_early(module)
         if path:
             self.writes.refresh(module)
@@ -178,10 +178,6 @@ class ForwardHooks:
                 _reshard(model)
                 units_in(model)[0].set_reshard_after_backward(True)
         self._forwards.clear()
-
-
-def _in_backward() -> bool:
-    return current_graph_task_id() != -1
 
 
 def _put_back(reference: weakref.ref[Module], method: str, replaced: object) -> None:

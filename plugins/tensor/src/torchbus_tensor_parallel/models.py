@@ -108,7 +108,8 @@ class DividedModels:
         refuse_optimizer(optimizer)
         self._optimizers.append(weakref.ref(optimizer))
         self._local_steps.add(optimizer)
-        self._undo.callback(optimizer.register_state_dict_post_hook(_whole_state).remove)
+        add = optimizer.register_state_dict_post_hook
+        self._undo.callback(add(lambda _, state: sharding.whole_optimizer(state)).remove)
         self._undo.callback(
             optimizer.register_load_state_dict_post_hook(sharding.divided_optimizer).remove
         )
@@ -174,11 +175,6 @@ class DividedModels:
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         return {"plan": self._plan.lines()}
-
-
-def _whole_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
-    """Give ``optimizer.state_dict()`` whole tensors. All ranks call it."""
-    return sharding.whole_optimizer(state)
 
 
 @torch.no_grad()

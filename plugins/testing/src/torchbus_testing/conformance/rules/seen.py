@@ -16,14 +16,6 @@ EVENTS = ("before_backward", "after_backward", "before_optimizer_step", "after_o
 THINGS = ("models", "optimizers", "loaders")
 
 
-def recorder() -> tuple[object, ...]:
-    return (Recorder(*EVENTS),)
-
-
-def logger() -> tuple[object, ...]:
-    return (RecordingLogger(),)
-
-
 def events(run: LoopRun) -> None:
     """Other plugins get the events of each backward and each real step once, on every rank."""
     model = run.model()
@@ -97,7 +89,7 @@ RULES = (
         events,
         "Run the loop's own optimizer.step once per call, and no other optimizer's where plugins"
         " get its events.",
-        objects=recorder,
+        objects=lambda: (Recorder(*EVENTS),),
     ),
     Rule(
         "log",
@@ -106,7 +98,7 @@ RULES = (
         " torchbus-sampler sets it.",
         {"log_every_n_steps": 1},
         ("log",),
-        objects=logger,
+        objects=lambda: (RecordingLogger(),),
     ),
     Rule(
         "explain",
