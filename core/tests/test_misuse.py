@@ -66,15 +66,15 @@ NO_PLUGINS = [
     ),
     (
         print,
-        "session(print): print is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(print): print is not a plugin: write `@session()`, with parentheses, above a function that trains",
     ),
     (
         train,
-        "session(train): train is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(train): train is not a plugin: write `@session()`, with parentheses, above a function that trains",
     ),
     (
         Nothing,
-        "session(Nothing): Nothing is not a plugin. As a decorator, session has parentheses: write `@session()` above a function",
+        "session(Nothing): Nothing is not a plugin: write `@session()`, with parentheses, above a function that trains",
     ),
     (Plugin, "plugin Plugin is a class: pass an object, Plugin()"),
 ]
@@ -115,9 +115,13 @@ def test_what_is_a_plugin_without_listening_itself():
 def test_the_decorator_without_its_parentheses():
     """Above a function of any kind: nothing is defined, nothing runs."""
     for function in (train, lambda: 1, functools.partial(train, 1).func):
-        with pytest.raises(UsageError, match="write `@session\\(\\)` above a function"):
+        with pytest.raises(
+            UsageError, match="write `@session\\(\\)`, with parentheses, above a function"
+        ):
             session(function)
-    with pytest.raises(UsageError, match="write `@session\\(\\)` above a function"):
+    with pytest.raises(
+        UsageError, match="write `@session\\(\\)`, with parentheses, above a function"
+    ):
 
         @session
         def steps():

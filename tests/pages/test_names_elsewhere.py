@@ -105,9 +105,13 @@ def test_each_callback_and_logger_has_a_hint(given: type) -> None:
     assert any(discovery.hint("object", one.__name__) for one in given.__mro__)
 
 
-def test_objects_of_lightning() -> None:
-    stopping = callbacks.EarlyStopping("val_loss")
-    with pytest.raises(ValueError, match=r"is not a plugin, .*: write early_stop='val_loss', with"):
-        Session(stopping)
+@pytest.mark.parametrize("given", [callbacks.EarlyStopping("loss"), callbacks.EarlyStopping])
+def test_a_callback_of_lightning(given: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a plugin.*: write early_stop='val_loss', with"):
+        Session(given)
+
+
+@pytest.mark.parametrize("given", [loggers.CSVLogger("here"), loggers.CSVLogger])
+def test_a_logger_of_lightning(given: Any) -> None:
     with pytest.raises(ValueError, match=r"is not a logger: write logger='csv'$"):
-        Session(logger=loggers.CSVLogger("here"))
+        Session(logger=given)

@@ -143,10 +143,8 @@ def refuse_no_plugin(thing: object, role: str = "") -> None:
         )
     if isinstance(thing, FunctionType | BuiltinFunctionType | MethodType | type):
         name = getattr(thing, "__name__", repr(thing))
-        raise UsageError(
-            f"session({name}): {name} is not a plugin. As a decorator, session has parentheses:"
-            " write `@session()` above a function"
-        )
+        decorates = "write `@session()`, with parentheses, above a function that trains"
+        raise UsageError(f"session({name}): {name} is not a plugin: {_remedy(thing, decorates)}")
     if not _is_marked(thing):
         shown = repr(thing) if isinstance(thing, int | float | None) else type(thing).__name__
         raise UsageError(
@@ -200,5 +198,6 @@ def _remedy(thing: object, otherwise: str) -> str:
         return f"write devices={thing}"
     if isinstance(thing, list | tuple | set):
         return "pass plugins one by one"
-    hints = (discovery.hint("object", one.__name__) for one in type(thing).__mro__)
+    kind = thing if isinstance(thing, type) else type(thing)
+    hints = (discovery.hint("object", one.__name__) for one in kind.__mro__)
     return next(filter(None, hints), otherwise)
