@@ -6,6 +6,7 @@ Without it, nothing in torch is replaced.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import warnings
@@ -25,7 +26,6 @@ from torchbus.runtime.steps import StepCounter
 from torchbus.runtime.user_code import outwards
 
 from torchbus_device import accelerators
-from torchbus_gpu._compat import FILE_OF_TENSOR
 from torchbus_gpu.monitor import Monitor
 from torchbus_gpu.users_code import SourceLine, is_users, line_of, loader_line
 
@@ -45,7 +45,7 @@ def listeners(session: Context, monitor: Monitor) -> list[tuple[str, object]]:
     ]
 
 
-PASSES_ON = (FILE_OF_TENSOR,)  # Tensor.__format__ calls item() for an f-string
+PASSES_ON = (inspect.getfile(torch.Tensor.__format__),)  # it calls item() for an f-string
 
 
 @dataclass
