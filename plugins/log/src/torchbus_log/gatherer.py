@@ -173,7 +173,8 @@ class Gatherer:
             self._logged_outside.append((metric, updates(metric)))
         if self.passes.current is self.passes.outside and self._monitors is not None:
             values = self._computed(name, metric, self._steps.count)
-            self.waiting += self._monitors.judged(values)
+            records = self._monitors.judged(values)
+            self.waiting += records
         elif self.passes.current is self.passes.outside:
             self._metrics.append((name, copy.deepcopy(metric), self._steps.count))
         else:
