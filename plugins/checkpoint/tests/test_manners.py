@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from torchbus import session
+from torchbus.plugin import UsageError
 
 from torchbus_checkpoint import locks
 from torchbus_checkpoint.disk import folder
@@ -116,9 +117,11 @@ def test_a_lock_that_ends_between_two_looks(
 
 def test_a_folder_that_nothing_can_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    words = "can't write to this folder: (File exists|Not a directory)"
-    with pytest.raises(CheckpointError, match=words), session(checkpoint=tmp_path / "file"):
+    words = "can't write to this folder: Not a directory"
+    with pytest.raises(CheckpointError, match=words), session(checkpoint=tmp_path / "file" / "in"):
         pass
+    with pytest.raises(UsageError, match="file' is a file: pass a folder for new checkpoints"):
+        session(checkpoint=tmp_path / "file")
 
 
 @pytest.fixture

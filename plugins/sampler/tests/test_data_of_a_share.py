@@ -257,3 +257,79 @@ def test_objects_that_record_a_measure_of_each_batch(after: str, is_found: bool)
     result = fork_script(RECORDING.format(after=after).replace("out * 2", "trainer.net(x)"))
     assert result.ok() and ("s.all_gather_object(log)" in result.stderr) is is_found
     assert is_found or "rank's share" not in result.stderr, result.stderr
+
+
+SCALES = """
+def sgd(params, lr, batch_size):
+    for p in params:
+        p.data -= lr * p.grad / batch_size
+
+def train(loader, model, params, size):
+    for x, y in loader:
+        seen = 0
+        out = model(x)
+        {lines}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("loss_of(out, y).backward(); params[0].grad /= len(x)", ["len(x)"]),
+        ("n = x.size(0); loss_of(out, y).backward(); params[0].grad.data.div_(n)", ["n"]),
+        ("loss_of(out, y).backward(); params[0].grad.mul_(1.0 / y.shape[0])", ["y.shape[0]"]),
+        ("loss_of(out, y).backward(); seen += len(x); params[0].grad /= seen", ["seen"]),
+        ("loss_of(out, y).backward(); sgd(params, 0.1, len(x))", ["batch_size"]),
+        ("loss_of(out, y).backward(gradient=torch.tensor(1.0 / len(x)))", ["len(x)"]),
+        ("each = loss_of(out, y); each.backward(torch.full_like(each, 1 / len(each)))",
+         ["len(each)"]),
+        ("w = len(x) / size; loss = loss_of(out, y) * w; loss.backward()", ["len(x)"]),
+        ("loss = (len(x) / len(loader.dataset)) * loss_of(out, y); loss.backward()", ["len(x)"]),
+        # the graph shows the number, or it is not one of the batch's samples
+        ("loss = loss_of(out, y).sum() / len(x); loss.backward()", []),
+        ("loss = loss_of(out, y) * (len(x[:4]) / len(x)); loss.backward()", []),
+        ("loss_of(out, y).backward(torch.ones(len(x)))", []),
+        ("loss_of(out, y).backward(); params[0].grad /= size", []),
+        ("loss_of(out, y).backward(); sgd(params, 0.1, 32)", []),
+        ("loss_of(out, y).backward(); norm = params[0].grad.norm() / len(x)", []),
+        ("loss_of(out, y).backward(); params[0].grad /= params[0].numel()", []),
+    ],
+)  # fmt: skip
+def test_numbers_of_samples_that_scale(tmp_path: Path, lines: str, names: list[str]) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(SCALES.format(lines=lines))
+    facts = facts_of((str(file), 10), (str(file), 7))
+    assert facts is not None and ShareDependence(facts).scales() == names
+
+
+DIVIDED = """
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+    from torchbus import session
+
+    torch.set_default_dtype(torch.float64)
+    for ranks in (1, 2):
+        with session(
+            strategy="ddp", devices=ranks, accelerator="cpu", launch="fork", batch="global"
+        ) as s:
+            torch.manual_seed(0)
+            x = torch.randn(25, 4)
+            model = torch.nn.Linear(4, 3)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for x, y in DataLoader(TensorDataset(x, torch.arange(25) % 3), batch_size=5):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y, reduction="sum").backward()
+                for p in model.parameters():
+                    p.grad /= {count}
+                optimizer.step()
+            print(round(model.weight.abs().sum().item(), 9))
+"""
+
+
+def test_the_remedy_for_gradients_that_are_divided() -> None:
+    warned = fork_script(DIVIDED.format(count="len(x) if ranks == 2 else 3"))
+    assert "Use s.reduce(len(x) if ranks == 2 else 3, 'sum') (s is" in warned.stderr, warned
+    result = fork_script(DIVIDED.format(count="s.reduce(len(x), 'sum')"))
+    one, two = result.stdout.split()
+    assert result.ok() and one == two and "scales its loss" not in result.stderr, result

@@ -39,9 +39,12 @@ OF_SHARE = (
     " or from torch.cat(s.all_gather(x)) in place of x (s is the session: torchbus.current()), or"
     " use strategy='dp'"
 )
+SCALED = (
+    "the loop in line {} of {} scales its loss or gradients by {}, a number of this rank's samples,"
+    " but the gradients are those of all ranks. Use {} (s is the session: torchbus.current())"
+)
 SHOWING = {*source.PRINTING, "append", "update"}
 SUMMARISING = {*source.JOINING, "stack", "tensor", "sum", "mean", "average"} - {"append"}
-ROWS = re.compile(r"len\(|\.shape\[0\]|\.size\(0\)|\.numel\(\)")
 
 
 class CountedMetrics:
@@ -94,6 +97,9 @@ class CountedMetrics:
             warn(HELD.format(line, file, _quoted(held)))
         if statistics := dependence.statistics():
             warn(OF_SHARE.format(line, file, _quoted(statistics)))
+        if scales := dependence.scales():
+            remedies = ", ".join(f"s.reduce({one}, 'sum')" for one in scales)
+            warn(SCALED.format(line, file, _quoted(scales), remedies))
 
 
 def names_of(parts: Sequence[Tensor], frames: list[FrameType]) -> set[str]:
@@ -512,7 +518,10 @@ class CountFinder:
             and isinstance(node.op, ast.Div)
             and self._any(source.reads_any(self._facts.added_up), node.left)
             and source.names(node.right) & self._facts.of_batch
-            and any(ROWS.search(ast.unparse(one)) for one in self._facts.program.meant(node.right))
+            and any(
+                source.ROWS.search(ast.unparse(one))
+                for one in self._facts.program.meant(node.right)
+            )
         ]
         return {ast.unparse(one): f"s.reduce({ast.unparse(one)}, 'sum')" for one in divisors}
 

@@ -140,6 +140,42 @@ class ShareDependence:
         ]
         return sorted({plain(ast.unparse(part)) for part in found})
 
+    def scales(self) -> list[str]:
+        """Return numbers of samples that scale gradients or a loss where its graph can't show it:
+        ``p.grad /= len(x)``, ``losses.sum().backward(1 / len(x))``, ``loss * (len(x) / size)``.
+        """
+        found = [source.gradient_divisor(node) for node in self._facts.nodes]
+        for node in self._facts.nodes:
+            for given in source.gradients_given(node):
+                found += [source.division(part)[1] for part in ast.walk(given)]
+        for value in self._used:
+            for node in ast.walk(value):
+                found += self._factors(node)
+        return sorted({plain(ast.unparse(one)) for one in found if self._counts_rows(one)})
+
+    def _factors(self, node: ast.AST) -> list[ast.expr]:
+        """Return ``len(x)`` in ``loss * (len(x) / size)``, for a size that is not of the batch."""
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+            return []
+        known = self._facts.batch | self._facts.of_batch
+        sides = [one for side in (node.left, node.right) for one in self._program.meanings(side)]
+        return [one for one, by in map(source.division, sides) if not source.names(by) & known]
+
+    def _counts_rows(self, value: ast.expr) -> bool:
+        """Whether a value is the number of a batch's samples, or a variable that adds these up."""
+        added = [
+            one
+            for node in self._facts.nodes
+            for name, one, _ in source.grows(node)
+            if name == source.variable(value)
+        ]
+        known = self._facts.batch | self._facts.of_batch
+        return any(
+            source.ROWS.search(ast.unparse(one)) and source.names(one) & known
+            for part in (value, *added)
+            for one in self._program.meanings(part)
+        )
+
     def _scales(self, node: ast.AST) -> list[ast.AST]:
         """Return the statistics in ``x - x.mean()`` and ``x / x.std()``."""
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Div):

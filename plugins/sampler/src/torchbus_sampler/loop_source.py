@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 COLLECTING = {"append", "extend", "update"}
 JOINING = {"cat", "concat", "concatenate", "append", "hstack", "vstack"}
 KEEPING = {"retain_graph", "create_graph"}
 SIZES = {"size", "shape"}
+ROWS = re.compile(r"len\(|\.shape\[0\]|\.size\(0\)|\.numel\(\)")
 PLAIN = {"stack", "detach", "clone", "cpu", "values", "float", "double"}
 OVER_ALL = {"sum", "mean"}
 STATISTICS = {
@@ -438,6 +440,38 @@ def division(node: ast.AST) -> tuple[ast.expr, ast.expr]:
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
         return node.target, node.value
     return ast.Constant(None), ast.Constant(None)
+
+
+def gradient_divisor(node: ast.AST) -> ast.expr:
+    """Return ``n`` in ``p.grad /= n``, ``lr * p.grad / n``, ``p.grad.div_(n)`` and
+    ``p.grad.mul_(1 / n)``. A constant if nothing divides a gradient.
+    """
+    divided, by = division(node)
+    if _is_gradient(divided):
+        return by
+    if isinstance(node, ast.AugAssign) and _is_gradient(node.target):
+        return division(node.value)[1]
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+    if not is_method or not _is_gradient(node.func.value):  # type: ignore[attr-defined]
+        return ast.Constant(None)
+    given: ast.expr = node.args[0]  # type: ignore[attr-defined]
+    return given if called(node) in ("div", "div_") else division(given)[1]
+
+
+def _is_gradient(value: ast.AST) -> bool:
+    """Whether a value is ``p.grad``, ``p.grad.data`` or ``lr * p.grad``."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return _is_gradient(value.left) or _is_gradient(value.right)
+    if isinstance(value, ast.Attribute) and value.attr == "data":
+        return _is_gradient(value.value)
+    return isinstance(value, ast.Attribute) and value.attr == "grad"
+
+
+def gradients_given(node: ast.AST) -> list[ast.expr]:
+    """Return what starts a backward: ``w`` in ``losses.backward(w)`` and ``gradient=w``."""
+    if not isinstance(node, ast.Call) or called(node) != "backward":
+        return []
+    return [*node.args, *(one.value for one in node.keywords if one.arg == "gradient")]
 
 
 def reads_any(names: set[str]) -> Callable[[ast.expr], bool]:
