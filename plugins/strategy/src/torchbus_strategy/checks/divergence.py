@@ -21,8 +21,9 @@ SEED = (
     "let a branch that skips a batch, as in `if torch.isnan(loss): continue`, decide by a number of"
     " all ranks, s.reduce(loss); seed what draws the order, as in"
     " random.Random(epoch).shuffle(batches), and what chooses the samples (random_split), and make"
-    " both inside the block; let every rank take every batch, in evaluation as well; a loop that"
-    " skips the smaller batch at the end of an epoch needs drop_last=True"
+    " both inside the block; fill a sampler's weights from the samples of all ranks (s.all_gather);"
+    " let every rank take every batch, in evaluation as well; a loop that skips the smaller batch"
+    " at the end of an epoch needs drop_last=True"
 )
 
 DRIFTED = (
