@@ -57,8 +57,6 @@ optimizer or loader, and the path of a layer or parameter, such as "net.0.weight
 
 Some of these events are declared by other packages. If a plugin must also work without that
 package, mark its listener ``hookimpl(optionalhook=True)``.
-
-An event exists since torchbus 0.1, unless it names a later version.
 """
 
 from __future__ import annotations
