@@ -94,7 +94,27 @@ def episodes(net, x, m):
     return torch.stack(losses).mean()
 
 
+def score(row):
+    """The score of all paths through one sample, as a CRF or an RNN transducer computes it."""
+    total = row[0]
+    for step in row[1:]:
+        total = torch.logsumexp(torch.stack([total + step, step]), 0)
+    return -total.logsumexp(0)
+
+
+def scores(net, x, m):
+    return torch.stack([score(row) for row in net(x)]).mean()
+
+
+def scores_by_tokens(net, x, m):
+    tokens = 1 + m[:, 1:].sum(1)
+    each = [score(row[:count]) for row, count in zip(net(x), tokens.tolist(), strict=True)]
+    return torch.stack(each).sum() / tokens.sum()
+
+
 LOSSES = {
+    "scores": scores,
+    "scores by tokens": scores_by_tokens,
     "over positives": over_positives,
     "over boxes": over_boxes,
     "over each image": over_each_image,

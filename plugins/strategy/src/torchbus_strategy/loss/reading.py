@@ -29,6 +29,7 @@ from torchbus_strategy.loss.samples import (
 )
 from torchbus_strategy.loss.stacked import (
     VectorElement,
+    are_samples,
     as_divisor,
     place_of_select,
     places_in,
@@ -290,7 +291,10 @@ def relates_samples(term: Term) -> bool:
         node = next((one for one in below_it if not is_of_parameters(one)), below_it[0])
     sizes = sizes_of(node)  # unknown if activation checkpointing has packed the tensor
     is_of_means = bool(term.sizes) and term.sizes != sizes
-    return bool(sizes) and not is_of_means and samples_in(below(node), sizes).related
+    if not sizes or is_of_means or not samples_in(below(node), sizes).related:
+        return False
+    places = places_in(below(node), sizes[0]) if len(sizes) == 1 else None
+    return not places or not are_samples(places)
 
 
 def below(node: Node) -> Node:
@@ -394,7 +398,13 @@ def _made_of(
         return _terms(child, rows, divisors, depth - 1)
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
-        return _stacked(places, rows, (*divisors, *length), depth)
+        found = _stacked(places, rows, (*divisors, *length), depth)
+        is_known = {term.reduction for term in found} <= {"mean", "sum"}
+        if is_known or rows.rows not in (0, len(places)) or not are_samples(places):
+            return found
+        if length:
+            return [Term("mean", length[0], sizes=sizes, over=divisors, node=node)]
+        return [_summed(sizes, divisors, node)]
     if depth and math.prod(sizes) == 1 and not samples_in(child, sizes).dims:
         return _terms(child, rows, divisors, depth - 1)
     if reduces_a_parameter(child) or _is_penalty(child, math.prod(sizes), rows):

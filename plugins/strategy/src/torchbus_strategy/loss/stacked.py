@@ -8,13 +8,17 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus_strategy import compat
+from torchbus_strategy.graph import children_of, nodes_below, sizes_of
 from torchbus_strategy.loss.of_parameters import is_of_parameters
+from torchbus_strategy.loss.samples import samples_in
 from torchbus_strategy.loss.terms import Coefficient, Divisors, Number
 
 LISTS = ("StackBackward0", "CatBackward0")
 ADDED = ("AddBackward0", "SubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0")
 STACKED_PRODUCTS = ("MulBackward0", "DivBackward0")
+UNBOUND = "UnbindBackward0"
 STACKED_DEPTH = 8
+NODES_OF_ONE = 5_000
 
 
 class VectorElement(NamedTuple):
@@ -54,6 +58,45 @@ def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[VectorE
     if name in ADDED:
         return places
     return _stacked_product(node, places, size) if len(found) == 1 else None
+
+
+class Row(NamedTuple):
+    """One of the tensors over which a loop iterates: ``for row in model(x)``."""
+
+    unbound: Node
+    number: int
+    sizes: tuple[int, ...]
+
+
+def are_samples(places: list[VectorElement]) -> bool:
+    """Whether each number is made of one sample: ``torch.stack([score(row) for row in model(x)])``.
+
+    The numbers of several heads, over which a loop iterates as well, are made of all samples.
+    """
+    first, *others = [place.loss for place in places]
+    below_first = set(nodes_below([first], NODES_OF_ONE))
+    rows = [_rows_of(loss, below_first) for loss in others]
+    if not rows or any(len(each) != 1 or each[0].unbound != rows[0][0].unbound for each in rows):
+        return False
+    unbound, _, sizes = rows[0][0]
+    numbers = {row.number for each in (*rows, _rows_of(first, {unbound})) for row in each}
+    child = unbound.next_functions[0][0]
+    if numbers != set(range(len(places))) or child is None or compat.dim(unbound) != 0:
+        return False
+    return samples_in(child, (len(places), *sizes)).dims[:1] == (0,)
+
+
+def _rows_of(loss: Node, ends: set[Node]) -> list[Row]:
+    """Return the rows of the tensors in ``ends`` from which a number is computed."""
+    found = {
+        (child, number): Row(child, number, sizes_of(node))
+        for node in nodes_below(
+            [loss], NODES_OF_ONE, lambda one: [c for c in children_of(one) if c not in ends]
+        )
+        for child, number in node.next_functions
+        if child in ends and type(child).__name__ == UNBOUND
+    }
+    return list(found.values())
 
 
 def _stacked_product(
