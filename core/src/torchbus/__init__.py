@@ -1,4 +1,4 @@
-"""torchbus: one line around your own PyTorch training loop."""
+"""torchbus: runs your own PyTorch training loop on several devices, with plugins."""
 
 from __future__ import annotations
 

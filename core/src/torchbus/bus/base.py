@@ -20,9 +20,9 @@ _mark = pluggy.HookimplMarker("torchbus")
 
 
 class Filter(NamedTuple):
-    """The firings of an event that a listener gets.
+    """Selects which occurrences of an event a listener receives.
 
-    ``every=50`` selects the 50th, 100th, ... firing, ``once`` only the first of these, and
+    ``every=50`` selects the 50th, 100th, ... occurrence, ``once`` only the first of these, and
     ``main_only`` only those on rank 0.
     """
 

@@ -1,1 +1,1 @@
-"""Private names of torch and CPython, and nothing else."""
+"""The only modules of the core that use private names of torch and CPython."""

@@ -82,7 +82,7 @@ class LoaderPass:
 
 @runtime_checkable
 class Skipping(Protocol):
-    """An iterator of an order that skips any number of batches at once."""
+    """An iterator over a loader's order that can skip any number of batches at once."""
 
     def skip(self, count: int) -> None:
         """Skip batches. Raises StopIteration if there are fewer."""

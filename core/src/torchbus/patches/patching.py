@@ -135,7 +135,7 @@ class _Hold:
 
 
 class EventEmitter:
-    """The part of the bus that a patch needs.
+    """The interface through which a patch emits events.
 
     Functions and iterators that the script still holds after ``disconnect`` send no more events.
     """

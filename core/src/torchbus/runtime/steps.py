@@ -16,7 +16,7 @@ from torchbus.objects import alive, optimizers, outermost
 
 
 class StepCounter:
-    """Counts steps of optimizers that run. A step that a plugin skips does not count.
+    """Counts optimizer steps that run. A step that a plugin skips does not count.
 
     ``count`` is the number of the loop's steps. Optimizers that step in turn make one step
     together, which ends when an optimizer that is part of it steps again. So the two networks of a

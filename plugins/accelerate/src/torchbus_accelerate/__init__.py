@@ -1,4 +1,4 @@
-"""torchbus-accelerate: runs loops that use Accelerate, or its config file, in a session."""
+"""torchbus-accelerate: adds a session's plugins to loops that use Accelerate, or its config."""
 
 from __future__ import annotations
 

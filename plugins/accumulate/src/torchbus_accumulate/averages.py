@@ -91,7 +91,7 @@ def digest(tensor: Tensor) -> complex | None:
 
 
 class WindowSums:
-    """The sum of the window for each optimizer that the session captures.
+    """Holds the gradients that a window has summed for each captured optimizer.
 
     ``of`` has the sums by the optimizer's id. ``sums`` has all of them, in the order in which the
     optimizers were found.

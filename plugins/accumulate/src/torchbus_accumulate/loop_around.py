@@ -1,4 +1,4 @@
-"""Reads from the source how often the loop around the current lines runs."""
+"""Determines from the source how many iterations the enclosing loop makes."""
 
 from __future__ import annotations
 

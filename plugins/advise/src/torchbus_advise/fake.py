@@ -1,4 +1,4 @@
-"""Runs with fake tensors: shapes and dtypes without memory and arithmetic."""
+"""Runs a script on fake tensors, which have shapes and dtypes but no storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchbus-compress: gradient algorithms that send less than an all-reduce."""
+"""torchbus-compress: sends less than an all-reduce: 16 and 8 bits, PowerSGD, local SGD."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class OutermostCall:
 
 
 class CallHistory:
-    """Remembers the last calls since the last step, and looks at them again."""
+    """Holds the models' calls since the last step, and repeats them to find the faulty layer."""
 
     def __init__(self) -> None:
         self._surround = Surround(self._around, traced=False)

@@ -40,7 +40,7 @@ class NonFinite(TorchbusError, ArithmeticError):
 
 
 class StopOnNan:
-    """Ends the job when a loss or a gradient is NaN or infinite, before a parameter becomes so.
+    """Ends the job on a NaN or infinite loss or gradient, before it reaches a parameter.
 
     The error names the rank, the batch, and the first layer whose output or gradient is not finite.
     That rank writes the batch into the folder ``torchbus-nan``.

@@ -33,7 +33,7 @@ Gather = Callable[[Tensor], list[Tensor]]
 
 
 class Piece(NamedTuple):
-    """``numel`` elements of a parameter from ``start``, which begin at ``at`` in a flat shard."""
+    """A slice of a parameter (``start``, ``numel``), and its offset ``at`` in a flat shard."""
 
     rank: int
     at: int

@@ -110,7 +110,7 @@ class LocalWork:
 
 
 class HostClock:
-    """The loop calls ``mark``, which must not wait, and the monitor ``seconds``."""
+    """A host clock. The loop calls ``mark``, which never blocks; the monitor ``seconds``."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -150,7 +150,7 @@ REPORTS_PER_S = 1000
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of one rank. Per step, ``local_s`` is its work, and ``step_s`` is all, in s."""
+    """One rank's seconds per step: ``local_s`` is its work, ``step_s`` the total."""
 
     host: str
     device: str

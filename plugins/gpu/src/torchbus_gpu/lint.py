@@ -57,9 +57,9 @@ class _Site:
 
 
 class Sites:
-    """Counts the steps for each line, and warns of a line once, if it does it often.
+    """Counts the steps in which each line makes a slow call, and warns once of frequent ones.
 
-    Often means in ``least_steps`` steps, and in at least ``part`` of all steps since its first one.
+    Frequent means in ``least_steps`` steps, and in at least ``part`` of all steps since the first.
     Only calls of the user's own code count, and not those of a dataset that makes a sample. A
     process that the loop forks does not warn.
     """

@@ -1,4 +1,4 @@
-"""The garbage collector's permanent generation, while ranks are forked from this process."""
+"""Hides objects from the garbage collector while ranks are forked from this process."""
 
 from __future__ import annotations
 

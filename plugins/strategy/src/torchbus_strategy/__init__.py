@@ -1,4 +1,4 @@
-"""The strategy kit: synchronised backward passes that equal those of one process.
+"""The base of every strategy: synchronised backward passes that equal one process's.
 
 ``strategy.Strategy`` is the base class; ``backward`` runs and averages; ``loss`` finds what a loss
 is a mean of; ``checks`` compares ranks; ``parameters`` holds what is trained; ``batches`` tracks

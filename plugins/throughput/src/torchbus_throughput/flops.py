@@ -121,7 +121,7 @@ STEP = 1  # count after this step: the first one fills caches that later ones re
 
 
 class Flops:
-    """Counts all that runs between the end of a real step and the end of the next.
+    """Counts the floating-point operations between the ends of two successive real steps.
 
     This is what the loop's own forward and backward do, however it calls them: each operation runs
     as before, and its shapes are read. ``given``: FLOPs of a sample, if the user knows them.

@@ -355,7 +355,7 @@ NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # the least value
 
 
 class Unfit(OSError):
-    """What is in the place of a file is not a regular file, or too long."""
+    """Raised if a path is not a regular file, or the file is too long."""
 
 
 @contextlib.contextmanager

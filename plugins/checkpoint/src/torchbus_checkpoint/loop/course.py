@@ -1,4 +1,4 @@
-"""Checks that the loop takes the same course as in the earlier run, which a replay requires."""
+"""Checks that a replay follows the same control flow as the recorded run."""
 
 from __future__ import annotations
 

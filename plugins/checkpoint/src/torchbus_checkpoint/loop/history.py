@@ -24,7 +24,7 @@ from torchbus_checkpoint.state.plain import State, copied, digest, encode
 
 
 class Standing(TypedDict):
-    """The states of all random generators at one moment.
+    """A snapshot of the states of all random generators.
 
     ``random`` has the session's streams. ``own`` has the generators that variables name, by place
     and name.

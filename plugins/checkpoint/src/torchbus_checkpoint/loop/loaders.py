@@ -200,7 +200,7 @@ def _tensors(loader: DataLoader[object]) -> Iterator[Tensor]:
 
 
 class Workers:
-    """The random states with which each loader's workers started, by the loader's signature.
+    """Holds the initial random state of each loader's workers, by the loader's signature.
 
     A state is None if the run started the workers of several loaders with the same signature.
     """

@@ -1,4 +1,4 @@
-"""Asks a data set for a few items, and leaves it as it was."""
+"""Reads a few items of a data set without changing its state."""
 
 from __future__ import annotations
 

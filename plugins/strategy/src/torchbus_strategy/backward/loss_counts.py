@@ -1,4 +1,4 @@
-"""Weights the gradients of a backward by what the ranks' losses count.
+"""Weights gradients by the number of samples or tokens that each rank's loss counts.
 
 Gradients are weighted by these counts, and divided by the mean of the weights once it is known.
 """

@@ -1,4 +1,4 @@
-"""What a walk over the whole graph of a loss shows: samples that were left out, or related."""
+"""Walks a loss's whole graph to find samples that are left out, or depend on each other."""
 
 from __future__ import annotations
 

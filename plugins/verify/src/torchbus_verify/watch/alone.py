@@ -69,7 +69,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Off:
-    """A wrong gradient. ``factor`` is the factor by which all of it is too large, or NaN."""
+    """A wrong gradient. ``factor`` is its uniform scale error, or NaN if it has another error."""
 
     name: str
     relative: float
