@@ -171,7 +171,7 @@ class ShareDependence:
         ]
         known = self._facts.batch | self._facts.of_batch
         return any(
-            source.ROWS.search(ast.unparse(one)) and source.names(one) & known
+            source.is_rows(one) and source.names(one) & known
             for part in (value, *added)
             for one in self._program.meanings(part)
         )

@@ -82,6 +82,11 @@ def is_size(value: ast.expr) -> bool:
     )
 
 
+def is_rows(value: ast.AST) -> bool:
+    """Whether a value has a number of samples in it: ``len(x)``, ``x.size(0)``, ``x.shape[0]``."""
+    return ROWS.search(ast.unparse(value)) is not None
+
+
 def base_name(value: ast.expr) -> str:
     """Return the variable in ``loss``, ``losses["box"]``, ``out.loss.detach()``, or ""."""
     while not variable(value):
