@@ -49,6 +49,16 @@ def close_groups() -> None:
             dist.destroy_process_group()
 
 
+def leave_groups(error: object, *_: object) -> None:
+    """Leave the script's groups open, and wait until their threads have freed the last tensors.
+
+    They need the GIL for it, and abort the process if Python ends meanwhile. With an ``error``, a
+    collective may never end, so there is no wait.
+    """
+    if error is None:
+        _come_to_pause()
+
+
 def _come_to_pause() -> bool:
     """Wait for a while until no thread runs a collective. Returns whether all have ended."""
     deadline = time.monotonic() + USUALLY_WITHIN_S

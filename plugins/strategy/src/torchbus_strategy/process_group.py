@@ -21,7 +21,7 @@ from torchbus_launch.relaunch import visible_device
 from torchbus_strategy import random_streams
 from torchbus_strategy.compat import abort_all_groups, require_abort
 from torchbus_strategy.connections import make_proven
-from torchbus_strategy.groups import close_groups, offer_mesh
+from torchbus_strategy.groups import close_groups, leave_groups, offer_mesh
 
 VARIABLE = "TORCHBUS_BACKEND"
 NCCL_LATER = timedelta(seconds=60)
@@ -146,6 +146,7 @@ def group_timeout(backend: str, timeout: timedelta) -> timedelta:
 def open_group(session: Context, backend: str) -> None:
     """Make the default process group, unless the script has made one already."""
     if dist.is_initialized():
+        session.on_close.push(leave_groups)
         return
     assert session.job is not None
     if backend == "nccl":
