@@ -68,7 +68,7 @@ def test_what_can_not_be_pickled_is_named(culprits):
     assert ways[1].startswith(
         "model.transform.table['a'][1] is the function helper defined inside locals_of() at spawn_culprits.py:"
     )
-    assert ways[2] == "model.transform.thing is a Inner, a class defined inside locals_of()"
+    assert ways[2] == "model.transform.thing is an Inner, a class defined inside locals_of()"
     assert ways[3].startswith(
         "model.transform.part.keywords['key'] is a lambda defined at spawn_culprits.py:"
     )

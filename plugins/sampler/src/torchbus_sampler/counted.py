@@ -123,6 +123,13 @@ def _quoted(names: Iterable[str]) -> str:
     return " and ".join(f"{name!r}" for name in names)
 
 
+def _shows(node: ast.AST) -> bool:
+    """Whether a node adds up, prints or compares what is in it."""
+    if isinstance(node, ast.Compare):
+        return not any(map(source.is_trivial, node.comparators))
+    return source.called(node) in SHOWING or any(source.grows(node))
+
+
 class CountFinder:
     """Finds numbers that a loop counts from its batches, and how to get those of all ranks.
 
@@ -136,6 +143,9 @@ class CountFinder:
         self._parts = {name for name, _ in facts.values if plain(name) in parts}
         self._in_loss = facts.in_loss | self._parts
         self._averages = not facts.program.imports("torchmetrics")
+        after = [inner for one in facts.program.after(facts.loop) for inner in ast.walk(one)]
+        showing = filter(_shows, [*facts.nodes, *after])
+        self._shown = {name for node in showing for name in source.names(node)}
 
     def found(self, is_synced: bool = True) -> dict[str, str]:
         """Return names of numbers, and expressions that compute them over all ranks.
@@ -379,21 +389,7 @@ class CountFinder:
     def _is_shown(self, name: str) -> bool:
         """Whether the loop adds up, shows or compares a variable, or a value made from it."""
         made = source.made_of({name}, self._facts.values, set())
-        after = [
-            inner for one in self._facts.program.after(self._facts.loop) for inner in ast.walk(one)
-        ]
-        return any(
-            source.names(node) & made
-            and (
-                any(source.grows(node))
-                or source.called(node) in SHOWING
-                or (
-                    isinstance(node, ast.Compare)
-                    and not any(map(source.is_trivial, node.comparators))
-                )
-            )
-            for node in [*self._facts.nodes, *after]
-        )
+        return not made.isdisjoint(self._shown)
 
     def _read_of_batch(self, counted: set[str]) -> dict[str, str]:
         """Return numbers of one batch that are read or shown, and are not part of the loss.

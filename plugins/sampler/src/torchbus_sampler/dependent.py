@@ -7,6 +7,7 @@ detached losses. The graph of a loss does not show them, but the source of the l
 from __future__ import annotations
 
 import ast
+from itertools import chain
 from types import FrameType
 
 from torch import Tensor
@@ -39,6 +40,9 @@ class ShareDependence:
         self._by_name: dict[str, list[ast.expr]] = {}
         for name, value in values:
             self._by_name.setdefault(name, []).append(value)
+        self._added: dict[str, list[ast.expr]] = {}
+        for name, value, _ in chain.from_iterable(map(source.grows, facts.nodes)):
+            self._added.setdefault(name, []).append(value)
 
     def held(self) -> list[str]:
         """Return variables that the loop fills from its batches, and that enter its losses.
@@ -163,12 +167,7 @@ class ShareDependence:
 
     def _counts_rows(self, value: ast.expr) -> bool:
         """Whether a value is the number of a batch's samples, or a variable that adds these up."""
-        added = [
-            one
-            for node in self._facts.nodes
-            for name, one, _ in source.grows(node)
-            if name == source.variable(value)
-        ]
+        added = self._added.get(source.variable(value), ())
         known = self._facts.batch | self._facts.of_batch
         return any(
             source.is_rows(one) and source.names(one) & known
