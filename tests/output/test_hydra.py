@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchbus_launch.hydra import arguments_of
+from torchbus_launch.relaunch import hydra_arguments
 from torchbus_testing.scripts import run_script, write_script
 
 SCRIPT = """
@@ -38,7 +38,7 @@ def test_launched_ranks_get_the_arguments_of_rank_0_s_job() -> None:
         runtime=SimpleNamespace(output_dir="/runs/it's/1"),
     )
     given = ["-m", "--config-name", "small", "+n=1,2", "hydra.job.chdir=true", "--cfg=job"]
-    assert arguments_of(config, given) == [
+    assert hydra_arguments(config, given) == [
         *("--config-name", "small", "--cfg=job", "+n=2", "hydra.job.chdir=true"),
         *("hydra.run.dir='/runs/it\\'s/1'", "hydra.output_subdir=null", "hydra/job_logging=none"),
     ]

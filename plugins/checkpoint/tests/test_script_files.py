@@ -215,6 +215,19 @@ def after(epoch, row):
         opened[0].close()
         rows.close()
 """,
+    "renews a link and a mark": """
+def before():
+    for made in (Path("latest"), Path("mark")):
+        if made.is_symlink() or made.exists():
+            made.unlink()
+    os.symlink("run", "latest")
+    Path("mark").touch(exist_ok=False)
+    Path("mark").write_text("begun")
+
+def after(epoch, row):
+    with open("rows.txt", "a") as file:
+        file.write(row)
+""",
 }
 
 
@@ -226,14 +239,20 @@ def test_what_is_written_before_and_after(run: Any, tmp_path: Path, kind: str, r
     assert killed == whole
 
 
-def test_a_writer_of_the_script_gets_each_epoch_once(run: Any, tmp_path: Path) -> None:
+WRITER = "from torch.utils.tensorboard import SummaryWriter"
+
+
+@pytest.mark.parametrize("indent", ["", "    "], ids=["above", "inside"])
+def test_a_writer_of_the_script_gets_each_epoch_once(run: Any, tmp_path: Path, indent: str) -> None:
     """Values of replayed epochs, which are those of no batches, don't reach TensorBoard."""
     pytest.importorskip("tensorboard")
-    parts = """
-from torch.utils.tensorboard import SummaryWriter
+    above, inside = (WRITER, "") if not indent else ("", f"{indent}{WRITER}")
+    parts = f"""
+{above}
 
 def before():
     global writer
+{inside}
     writer = SummaryWriter("events")
 
 def after(epoch, row):
@@ -282,3 +301,22 @@ def test_steps_that_run_again_find_their_files_removed(
     run(script, ranks, -1, folder=killed).ok()
     assert contents(killed) == contents(whole)
     assert [*contents(whole)] == ["3.txt"]
+
+
+AWAY = """
+def before():
+    if os.path.exists("out"):
+        shutil.move("out", "old")
+    os.mkdir("out")
+
+def after(epoch, row):
+    Path("out/row.txt").write_text(row)
+    Path("row.txt").write_text(row)
+"""
+
+
+def test_a_folder_that_the_script_moves_away_first(run: Any, tmp_path: Path) -> None:
+    """Rank 0 moves the folder of the killed run, and no rank moves the new one."""
+    both_runs(run, tmp_path, f"{HEAD}\n{AWAY}\n{FOOT}", 2)
+    made = sorted(str(one.relative_to(tmp_path / "killed")) for one in tmp_path.glob("killed/o*/*"))
+    assert made == ["old/row.txt", "out/row.txt"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torchbus import bootstrap
@@ -18,7 +19,7 @@ from torchbus.errors import LaunchError, UsageError
 from torchbus.world import World
 
 from torchbus_device import accelerators
-from torchbus_launch import hydra, inherited, secret
+from torchbus_launch import inherited, secret
 from torchbus_launch import store as launch_store
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.children import Child, end, error_file, standard_input
@@ -57,7 +58,7 @@ def start(request: LaunchRequest) -> Job:
     """
     global _started
     argv = command()
-    if _started and hydra.job() is None:
+    if _started and hydra_job() is None:
         raise UsageError(
             "a second session that runs the script again: its ranks would reach the first"
             ' session before it. Use launch="fork" for both'
@@ -95,14 +96,14 @@ def command() -> list[str]:
             "this code was typed at a prompt or read from stdin, so there is no script to run"
             f" again: {remedy}"
         )
-    config, given = hydra.job(), sys.argv[1:]
+    config, given = hydra_job(), sys.argv[1:]
     if config is not None:
         if argv[len(argv) - len(given) :] != given:
             raise UsageError(
                 "this job runs in a process that a launcher of Hydra's has started, whose command"
                 f" can't be run again for each rank: {remedy}"
             )
-        argv = [*argv[: len(argv) - len(given)], *hydra.arguments_of(config, given)]
+        argv = [*argv[: len(argv) - len(given)], *hydra_arguments(config, given)]
     return [sys.executable, *argv]
 
 
@@ -208,3 +209,35 @@ def visible_device(device: torch.device) -> str:
     reported = os.environ.get(accelerators.visible_variable(device.type) or "", "")
     visible = [part.strip() for part in reported.split(",") if part.strip()]
     return visible[device.index] if visible else str(device.index)
+
+
+WITH_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+MULTIRUN = ("-m", "--multirun")
+OURS = ("hydra.run.dir", "hydra.output_subdir", "hydra/job_logging", "hydra.mode")
+
+
+def hydra_job() -> Any:
+    """Return Hydra's configuration of the running job, or None without Hydra."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    if module is None or not module.HydraConfig.initialized():
+        return None
+    return module.HydraConfig.get()
+
+
+def hydra_arguments(config: Any, given: list[str]) -> list[str]:
+    """Return the command line of a rank that joins this job of Hydra, in rank 0's folder.
+
+    It has the job's overrides, also those of a multirun, and turns off the configuration and the
+    log that Hydra would write in that folder.
+    """
+    flags: list[str] = []
+    remaining = iter(given)
+    for word in remaining:
+        if word in WITH_VALUE:
+            flags += [word, next(remaining, "")]
+        elif word.startswith("-") and word not in MULTIRUN:
+            flags.append(word)
+    retained = [one for one in config.overrides.hydra if one.split("=")[0].lstrip("+~") not in OURS]
+    folder = str(config.runtime.output_dir).replace("\\", "\\\\").replace("'", "\\'")
+    mine = [f"hydra.run.dir='{folder}'", "hydra.output_subdir=null", "hydra/job_logging=none"]
+    return [*flags, *config.overrides.task, *retained, *mine]
