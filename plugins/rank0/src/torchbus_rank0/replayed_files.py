@@ -162,6 +162,7 @@ class QuietFiles:
         self.close()
 
     def close(self) -> None:
+        """Restore all functions, and drop what was written."""
         self._skips = False
         self._undo.close()
         self._forgives.close()
