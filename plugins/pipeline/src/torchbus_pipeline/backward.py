@@ -26,7 +26,7 @@ from torchbus_strategy.checks.constants import Constants
 from torchbus_strategy.compat import buffers, is_view
 from torchbus_strategy.loss.gradients import isolated_gradients
 from torchbus_strategy.loss.intermediate_values import Part, kind_of, weigh_parts, writable_parts
-from torchbus_strategy.loss.terms import Count
+from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.parameters import averaging
 
 DISCOVERY_BACKWARDS = 3
@@ -74,10 +74,11 @@ class PipelineBackward:
                 call.weight = self._session.share.weight  # the loss is a mean or sum over samples
             count = self._counts.weigh_terms(self._counts.of(call, lambda: self._replicas.remain))
             trained = self._models.trained()
+            # before the backward, which frees the graph that gives their weights
+            parts, weighed = self._parts_of_loss(call, count)
             with isolated_gradients(trained) if count.isolated else nullcontext():
                 error = self._run(call, engine, count, trained)
-                parts = self._parts_of_loss(call, count)
-                header = self._exchange_header(call, count, error, parts)
+                header = self._exchange_header(call, count, error, parts, weighed)
                 if call.sync and self._parts > 1:
                     self._replicas.average(trained)
             scale = self._counts.scale_gradients(header, count, trained) if call.sync else 1.0
@@ -131,6 +132,7 @@ class PipelineBackward:
         count: Count,
         error: Exception | None,
         parts: list[Part],
+        weighed: list[Number],
     ) -> strategy_header.Header:
         """Compare the ranks' positions. If a rank has an error, raise it on all ranks."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
@@ -140,8 +142,7 @@ class PipelineBackward:
         loss = None if isinstance(call.loss, Later) else call.loss
         constants = self._constants.number(loss, share.weight, progress)
         slots = numbers(count, progress, share.position, float(error is not None), constants)
-        if parts and loss is not None:
-            weighed = weigh_parts(self._session, parts, loss, count)
+        if parts:
             strategy_header.add_parts(slots, kind_of(parts), weighed)
         header.begin(slots)
         reported = header.complete(_known(call) if error is None else None, place, [])
@@ -160,11 +161,15 @@ class PipelineBackward:
         if self._parts == 1:
             first_steps.SameLoss("pipeline").look(mean, sent)
 
-    def _parts_of_loss(self, call: BackwardCall, count: Count) -> list[Part]:
-        """Return the loop's intermediate values of the loss, which differ between pipelines."""
+    def _parts_of_loss(self, call: BackwardCall, count: Count) -> tuple[list[Part], list[Number]]:
+        """Return the loop's intermediate values of the loss, which differ between pipelines, and
+        what this pipeline adds to their means.
+        """
         loss = loss_counts.scalar_loss(call)
-        averages = self._parts > 1 and call.sync and not isinstance(loss, Later)
-        return writable_parts(self._session, call, loss, count) if averages else []
+        if loss is None or isinstance(loss, Later) or self._parts == 1 or not call.sync:
+            return [], []
+        parts = writable_parts(self._session, call, loss, count)
+        return parts, weigh_parts(self._session, parts, loss, count)
 
     def _give_loss(self, header: strategy_header.Header, call: BackwardCall, scale: float) -> None:
         """Average the loss over pipelines. The ranks of one pipeline have the same loss."""
