@@ -23,7 +23,6 @@ NO_OPTIMIZER = "got gradients, but was called before any optimizer had its param
 REFUSED: dict[str, dict[str, str]] = {
     "dp": {
         "custom_batch_sampler": "output 1 of GRU has the shapes",
-        "loader_subclass": "of the 15 rows that its inputs have in dim 0",
         "rnn_carried_hidden": "RNNModel.rnn (LSTM) has batch_first=False, so time in dim 0",
     },
     "fsdp": {
