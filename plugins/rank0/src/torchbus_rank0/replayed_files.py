@@ -99,7 +99,7 @@ class QuietFiles:
         self._session = session
         self._held: list[HeldFile] = []
         self._made: set[str] = set()
-        self._left: set[str] = set()
+        self._unremoved: set[str] = set()
         self._pid = os.getpid()
         self._skips = self._repeats = False
         self._undo, self._forgives = contextlib.ExitStack(), contextlib.ExitStack()
@@ -130,11 +130,10 @@ class QuietFiles:
         session.on_close.callback(self.close)
 
     def _silence(self, tracker: str) -> None:
-        replacements = []
+        module, replacements = sys.modules[tracker], []
         for call in TRACKERS[tracker]:
             kind, _, name = call.rpartition(".")
-            owner = sys.modules[tracker]
-            replacements.append((getattr(owner, kind) if kind else owner, name, self._sends))
+            replacements.append((getattr(module, kind) if kind else module, name, self._sends))
         self._session.seams.replace(replacements, self._undo)
 
     def skip(self) -> None:
@@ -172,7 +171,7 @@ class QuietFiles:
     def _opens(self, original: Callable[..., IO[Any]]) -> Callable[..., IO[Any]]:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
             path = absolute(file) if isinstance(file, str | os.PathLike) else ""
-            if path in self._left:
+            if path in self._unremoved:
                 mode = mode.replace("x", "w")
             kind = mode.strip("bt+")[:1]
             both = "+" in mode
@@ -208,7 +207,7 @@ class QuietFiles:
         def created(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
             new = os.O_CREAT | os.O_EXCL  # without O_CREAT, the path may be a folder (O_TMPFILE)
             is_new = flags & new == new and kwargs.get("dir_fd") is None
-            if is_new and absolute(path) in self._left:
+            if is_new and absolute(path) in self._unremoved:
                 return original(path, flags & ~os.O_EXCL, *args, **kwargs)
             descriptor = original(path, flags, *args, **kwargs)
             if is_new:
@@ -248,7 +247,7 @@ class QuietFiles:
                 and self._is_of_script()
             )
             if quiet:
-                self._left.add(absolute(path))
+                self._unremoved.add(absolute(path))
                 return None
             return original(path, *args, **kwargs)
 
