@@ -81,6 +81,17 @@ def test_other_addresses(made: Callable[..., Transport], host: str) -> None:
     assert int(port)
 
 
+def first_byte(link: socket.socket, question: bytes) -> bytes:
+    """What is answered. A server that closes before it has read everything resets the link."""
+    try:
+        link.sendall(question)
+        with contextlib.suppress(OSError):  # the server has closed already
+            link.shutdown(socket.SHUT_WR)
+        return link.recv(1)
+    except ConnectionError:
+        return b""
+
+
 def test_nothing_without_the_key(made: Callable[..., Transport]) -> None:
     source = made()
     source.send_checkpoint([1], 7, STATE, SOON)
@@ -91,9 +102,7 @@ def test_nothing_without_the_key(made: Callable[..., Transport]) -> None:
         QUESTION.pack(7, b"", b""),
     ):
         with socket.create_connection((host, int(port)), 5) as link:
-            link.sendall(question)
-            link.shutdown(socket.SHUT_WR)
-            assert link.recv(1) == b""
+            assert first_byte(link, question) == b""
     newcomer = made(b"another")
     for foreign in ("", "", source.metadata()):
         with pytest.raises(CutAnswer):
