@@ -9,7 +9,6 @@ import torch
 from torch.optim import SGD
 from torchbus import session
 from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
 from torchbus.patches.skipping import Answer
 from torchbus.runtime.context import Context
 
@@ -54,14 +53,14 @@ def test_optimizers_that_step_in_turn_make_one_step(turns: str, counts: list[int
     assert plugin.steps.of(optimizers["a"]) == turns.count("a")
 
 
-def test_an_optimizer_that_python_frees_changes_nothing() -> None:
-    """Ranks free them at unlike times, and must count alike."""
+def test_an_optimizer_that_the_loop_creates_later_begins_a_step() -> None:
+    """Each fold of a cross-validation counts whole. Ranks free optimizers at different times."""
     plugin = Counts()
     with session(plugin, strategy=None):
         for _ in range(3):
             optimizer().step()
             gc.collect()
-    assert plugin.heard == [1, 1, 1]
+    assert plugin.heard == [1, 2, 3]
 
 
 def test_a_step_that_a_plugin_leaves_out_is_none() -> None:
@@ -84,17 +83,3 @@ def test_it_goes_on_from_a_checkpoint() -> None:
         for one in (b, a, b):
             one.step()
     assert plugin.heard == [7, 8, 8] and (plugin.steps.of(a), plugin.steps.of(b)) == (8, 8)
-
-
-def test_steps_of_an_optimizer_that_is_gone_are_not_forgotten():
-    model = torch.nn.Linear(1, 1)
-
-    def train():
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.ones(1)).sum().backward()
-        optimizer.step()
-
-    with session(strategy=None) as s:
-        train()
-        with pytest.raises(UsageError, match="^s.global_step: nothing has counted the steps"):
-            _ = s.global_step

@@ -49,7 +49,8 @@ first of these, and ``main_only=True`` only on rank 0. Checkpoints store the cou
 
 Steps: ``s.global_step`` is the number of finished steps. So is ``session.steps.count``, after
 ``session.steps.follow()``. The step in progress has the next number, and is counted just before
-``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together.
+``after_optimizer_step``. Optimizers that step in turn, as in a GAN, make one step together, until
+the loop creates another optimizer.
 
 Names: ``s.name_of(thing)`` returns the name of an event's argument: the variable of a model,
 optimizer or loader, and the path of a layer or parameter, such as "net.0.weight".

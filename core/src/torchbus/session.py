@@ -216,8 +216,9 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     def global_step(self) -> int:
         """How many steps the loop has made: optimizers that step in turn make one together.
 
-        A resumed run continues the count. If no plugin counts, the first use begins to, so read
-        it before the first step. Raises UsageError if it is first read later.
+        A resumed run continues the count. Without a plugin that counts, the count begins if the
+        file that opens the block reads it. Raises UsageError if another module reads it first, and
+        after the first forward.
         """
         return self._context.steps.asked(self._context.is_inside)
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint.disk.choice import best
+from torchbus_checkpoint.disk.choice import automatic, best
 from torchbus_testing.forking import fork_script
 
 JUDGED = Path(__file__).parent / "scripts" / "judged.py"
@@ -225,3 +225,52 @@ def test_a_test_with_the_best_checkpoint_changes_no_checkpoint(
     with session(strategy=None, monitor="val", checkpoint=tmp_path / "new", resume=chosen) as s:
         judged_epochs(s)
     assert capsys.readouterr().out.split() == ["2", "3"]
+
+
+VALUES_OF_TWO = [1.0, 0.5, 4.0, 2.0, 3.0, 5.0]
+
+
+def trainings(folder: Path, stop_at: int = 6, **options: Any) -> dict[str, Any]:
+    """Train two models, one after the other. The earlier one lives on in a variable of the same
+    name, and has the better values. Return the weights after each epoch, and those at the end.
+    """
+    weights: list[float] = []
+    values = iter(VALUES_OF_TWO)
+
+    def one(s: Any) -> torch.nn.Linear:
+        torch.manual_seed(len(weights))
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            for x in DataLoader(torch.ones(4, 1), batch_size=2):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            weights.append(model.weight.item())
+            s.log("val", next(values))
+            if len(weights) > stop_at:
+                raise KeyboardInterrupt
+        return model
+
+    with session(checkpoint=folder, monitor="val", **options) as s:
+        for _ in range(2):
+            model = one(s)
+    return {"epochs": weights, "end": model.weight.item()}
+
+
+@pytest.mark.parametrize("keep", [1, None])
+def test_the_best_is_that_of_the_last_training(tmp_path: Path, keep: int | None) -> None:
+    whole = trainings(tmp_path / "whole", load_best=True, keep=keep)
+    assert whole["end"] == whole["epochs"][3], "of its first epoch"
+    with pytest.raises(KeyboardInterrupt):
+        trainings(tmp_path / "cut", stop_at=4, load_best=True, keep=keep)
+    assert trainings(tmp_path / "cut", load_best=True, keep=keep)["end"] == whole["end"]
+    of_first = best(tmp_path / "whole")
+    assert of_first is not None and of_first.name == "step-00000004", "its models, and its value"
+
+
+def test_models_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
+    trainings(tmp_path, keep=None)
+    last = automatic(tmp_path)[-1]
+    files = {one.name for one in last.glob("model*.safetensors")}
+    assert len(files) == 2, files

@@ -194,7 +194,10 @@ def models_in_turn(num_models: int = 3, **options: Any) -> tuple[list[torch.Tens
 def test_models_that_the_loop_trains_after_the_last_step_make_none(tmp_path: Path) -> None:
     whole, _ = models_in_turn()
     there = {"checkpoint": str(tmp_path)}
-    cut, moved = models_in_turn(max_steps=4, **there)
+    with pytest.warns(
+        UserWarning, match="^the training had ended, by max_steps or max_time, before"
+    ):
+        cut, moved = models_in_turn(max_steps=4, **there)
     assert moved[0] > 0.0 == moved[1] == moved[2]
     resumed, _ = models_in_turn(**there)
     assert all(map(torch.equal, resumed, whole)) and not torch.equal(cut[0], whole[0])

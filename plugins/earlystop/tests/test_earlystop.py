@@ -77,6 +77,14 @@ def test_a_plain_loop_goes_on_without_training() -> None:
     assert_torch_unchanged(before)
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_second_training_in_the_session_is_not_silent(counted: bool) -> None:
+    with session("log", early_stop="val_loss", patience=1) as s:
+        assert train(s, s.epochs(5) if counted else range(5))[0] == 9
+        with pytest.warns(UserWarning, match="^the training had ended, by early_stop='val_loss', "):
+            assert train(s, s.epochs(5) if counted else range(5))[0] == 0
+
+
 @pytest.mark.parametrize("options", [{"early_stop": "val_loss", "patience": 1}, {"max_steps": 6}])
 def test_a_loader_for_each_epoch(options: dict[str, Any]) -> None:
     """The loader is new, but the loop iterates it on a line that has trained before."""

@@ -165,7 +165,7 @@ def test_steps_of_one_optimizer_after_another(keeps):
                 optimizer.step()
                 s.log("value", 1.0)
             del optimizer
-    assert [step for step, _ in hears.of("value")] == [1, 2, 3, 3, 4, 5, 5, 6, 7]
+    assert [step for step, _ in hears.of("value")] == list(range(1, 10))
 
 
 @pytest.mark.parametrize(

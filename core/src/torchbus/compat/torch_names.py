@@ -26,6 +26,11 @@ current_graph_task_id: Callable[[], int] = private(
     torch._C, "_current_graph_task_id", "distinguishes a nested backward from the loop's"
 )
 """Seen in 2.6 to 2.13. Without it: UsageError at the first backward."""
+graph_nodes_built: Callable[[], int] = private(
+    torch.autograd, "_get_sequence_nr", "shows whether the loop may have made a step"
+)
+"""Counts this thread's nodes of graphs. Seen in 2.6 to 2.13. Without it: UsageError at the start of
+a block."""
 version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Seen in 2.6 to 2.13. Without it: AttributeError in backward."""
 

@@ -219,6 +219,7 @@ class Context(Ranks):
                 for plugin in discovery.load(entry)(self):
                     self.bus.register(plugin, f"{entry.name}.{type(plugin).__name__}")
             self.has_begun = True
+            self.steps.enter(frame)
             self.bus.hook.session_start(session=self)
             stack.callback(self.seams.close)
             self.adopted.announce_all(frame)

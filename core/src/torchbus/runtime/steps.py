@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from itertools import chain
+from types import CodeType, FrameType
 
-from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchbus.bus.base import hookimpl
 from torchbus.bus.registry import Bus
+from torchbus.compat.torch_names import graph_nodes_built
 from torchbus.errors import UsageError
-from torchbus.objects import alive, optimizers, outermost
+from torchbus.runtime.user_code import outwards
 
 
 class StepCounter:
     """Counts optimizer steps that run. A step that a plugin skips does not count.
 
     ``count`` is the number of the loop's steps. Optimizers that step in turn make one step
-    together, which ends when an optimizer that is part of it steps again. So the two networks of a
-    GAN count once, and the count grows on if a loop changes to another optimizer.
+    together, which ends when an optimizer that is part of it steps again, or when the loop creates
+    an optimizer or adds parameters to one. So the two networks of a GAN count once, and each fold
+    of a cross-validation counts all its steps.
 
     Plugins call ``follow()`` first. When their ``after_optimizer_step`` is called, the step is
     already counted.
@@ -35,7 +36,7 @@ class StepCounter:
         # numbers, unlike ids, are never reused: each rank frees optimizers at its own times
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._in_step: set[int] = set()
-        self._given = 0
+        self._given = self._nodes_before = 0
         self.count = 0
 
     def follow(self) -> StepCounter:
@@ -45,12 +46,18 @@ class StepCounter:
             self._bus.register(self, "steps")
         return self
 
+    def enter(self, frame: FrameType) -> None:
+        """Begin to count if the script, which enters the block at ``frame``, reads the count."""
+        self._nodes_before = graph_nodes_built()
+        if any(_names(one.f_code, "global_step") for one in outwards(frame)):
+            self.follow()
+
     def begin(self, is_inside: bool) -> bool:
         """Begin to count for the script, and return whether all steps are counted.
 
         Counting does not begin if the loop ``is_inside`` the block and may have made steps there.
         """
-        if not self._follows and not (is_inside and _may_have_stepped()):
+        if not (is_inside and graph_nodes_built() != self._nodes_before):
             self.follow()
         return self._follows
 
@@ -87,6 +94,10 @@ class StepCounter:
         self._made = weakref.WeakKeyDictionary(dict(made))
         self._in_step = {self._number(optimizer) for optimizer in stepped}
 
+    @hookimpl
+    def parameters_added(self) -> None:
+        self._in_step = set()
+
     @hookimpl(tryfirst=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         number = self._number(optimizer)
@@ -105,9 +116,7 @@ class StepCounter:
         return number
 
 
-def _may_have_stepped() -> bool:
-    """Whether an optimizer has a state, or a parameter a gradient: its optimizer may be gone."""
-    found = optimizers()
-    groups = [group["params"] for optimizer in found for group in optimizer.param_groups]
-    tensors = chain(*groups, *map(Module.parameters, outermost(alive(Module))))
-    return any(one.state for one in found) or any(one.grad is not None for one in tensors)
+def _names(code: CodeType, name: str) -> bool:
+    """Whether a code object, or a function in it, names an attribute."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return name in code.co_names or any(_names(one, name) for one in inner)

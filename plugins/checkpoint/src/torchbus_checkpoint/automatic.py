@@ -116,7 +116,9 @@ class AutomaticSaves:
         if not options.load_best:
             return
         found = agree(
-            session, "checkpoint/best", lambda: str(choice.best(self._folder, options.mode) or "")
+            session,
+            "checkpoint/best",
+            lambda: str(choice.best_of(self._candidates(), options.mode) or ""),
         )
         if found:
             chosen = fetch.to_this_host(session, options, Path(found))
@@ -130,6 +132,9 @@ class AutomaticSaves:
                 f" {options.monitor!r}, so the models keep their final weights. Log it:"
                 f" s.log({options.monitor!r}, value)"
             )
+
+    def _candidates(self) -> list[Path]:
+        return choice.after(self._folder, self._finder.since)
 
     def explain_lines(self) -> list[str]:
         """Say where and when checkpoints are written, and whether signals can't be handled."""

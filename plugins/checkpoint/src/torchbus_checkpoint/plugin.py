@@ -56,10 +56,11 @@ class Checkpoint:
         every_n_steps, every_n_epochs, every_minutes: how often to write a checkpoint, in optimizer
             steps, epochs or minutes. Several may be given. The default is every epoch.
         keep: how many checkpoints to keep: the last ones, or with ``monitor`` the best ones and
-            the last. None keeps all.
+            the last of each training. None keeps all.
         monitor: the name of a value given to ``s.log``, which orders the checkpoints.
         mode: "min" if the lowest value is best, or "max".
-        load_best: whether models get the weights of the best checkpoint at the end of the block.
+        load_best: whether models get the weights of the best checkpoint at the end of the block. If
+            the block trains several models in turn, the last training's checkpoints count.
         resume: "auto" resumes from the last whole checkpoint in the folder; "never" starts from the
             beginning, and rejects a folder that has checkpoints; a path names one.
         async_save: whether a thread writes the checkpoints, also those of ``s.save``. The loop

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal, TypedDict
 
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs, warn
 
@@ -21,7 +22,10 @@ GOES_ON = (
     " break` (s is the session: torchbus.current())"
 )
 
-
+NEXT = (
+    "the training had ended, by {}, before the loop created an optimizer, {}: it makes no step."
+    " Open a session for each training"
+)
 HAD_ENDED = (
     "early_stop={!r} had ended this run, so nothing was trained. With a larger patience (not by"
     " another min_delta only) it continues, if the loop over s.epochs(...) is not left by `break`;"
@@ -113,8 +117,9 @@ class EarlyStop:
         self._passes = TrainingPasses()
         self._steps_bound: MaxSteps | None = None
         self._is_no_better = self._is_cut = False
-        self._had_ended = self._has_trained = False
+        self._had_ended = self._has_trained = self._has_warned = False
         self._num_empty_passes = 0
+        self._next = ""
 
     @hookimpl(tryfirst=True)
     def launch(self, session: Context) -> None:
@@ -187,11 +192,23 @@ class EarlyStop:
         self._is_due |= self._passes.ends(loader)
 
     @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if self.should_stop and optimizer is not None:
+            self._next = type(optimizer).__name__
+
+    def _warn_of_next(self) -> None:
+        if self._next and self._session.is_main and not self._has_warned:
+            self._has_warned = True
+            warn(NEXT.format(self._ended_by, self._next))
+
+    @hookimpl
     def skip_pass(self, loader: DataLoader[object]) -> bool | None:
         trains = self._passes.begins(loader)
         if not (self.should_stop and trains):
             self._num_empty_passes = 0
             return None
+        self._passes.skips(loader)
+        self._warn_of_next()
         self._num_empty_passes += 1
         if self._num_empty_passes > EMPTY_PASSES_AT_MOST:
             raise UsageError(self._goes_on(f"{EMPTY_PASSES_AT_MOST} passes without a batch"))
@@ -210,11 +227,15 @@ class EarlyStop:
         self._has_trained = True
 
     def _goes_on(self, how: str) -> str:
-        ended_by = "max_steps or max_time" if self._is_cut else f"early_stop={self._monitor!r}"
-        return GOES_ON.format(ended_by, how)
+        return GOES_ON.format(self._ended_by, how)
+
+    @property
+    def _ended_by(self) -> str:
+        return "max_steps or max_time" if self._is_cut else f"early_stop={self._monitor!r}"
 
     @hookimpl(optionalhook=True)
     def end_epochs(self) -> bool | None:
+        self._warn_of_next()
         return self.should_stop or None
 
     # State ---------------------------------------------------------------------------------------

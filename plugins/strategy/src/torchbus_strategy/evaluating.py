@@ -138,6 +138,10 @@ class TrainingPasses:
             self._evaluating.discard(loader)
         return trains
 
+    def skips(self, loader: DataLoader[object]) -> None:
+        """Note that the pass gets no batch, so the next one is as good as the loader's first."""
+        self._begun.pop(loader, None)
+
     def _looks_like_training(self, loader: DataLoader[object]) -> bool:
         has_trained, is_new = loader in self.trained, loader not in self._begun
         line = self._begun[loader] = place_of(users_frame()[0])

@@ -84,8 +84,19 @@ def best(parent: str | Path, mode: str = "min") -> Path | None:
     A trial run (``fast_dev_run``) writes no checkpoints, so there it returns None in a new folder.
     """
     refuse_url(parent, f"best({str(parent)!r})")
-    ranked = _ranked(_with_metrics(automatic(Path(parent))), mode)
+    return best_of(automatic(Path(parent)), mode)
+
+
+def best_of(candidates: list[Path], mode: str) -> Path | None:
+    """Return the candidate with the best monitored value, or None if none has a value."""
+    ranked = _ranked(_with_metrics(candidates), mode)
     return ranked[0] if ranked else None
+
+
+def after(parent: Path, since: int) -> list[Path]:
+    """Return the automatic checkpoints without those of at most ``since`` steps, oldest first."""
+    steps = {one: one.name.removeprefix(PREFIX) for one in automatic(parent)}
+    return [one for one, step in steps.items() if not step.isdecimal() or int(step) > since]
 
 
 def to_keep(
@@ -101,11 +112,14 @@ def to_keep(
     return set(_ranked(there, mode)[:keep] + last[-1:]) if monitored else set(last[-keep:])
 
 
-def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
-    """Delete the checkpoints that ``keep`` excludes."""
+def prune(parent: Path, keep: int | None, monitored: bool, mode: str, since: int) -> None:
+    """Delete the checkpoints that ``keep`` excludes.
+
+    If ``monitored``, those of at most ``since`` steps stay: they have other models.
+    """
     if keep is None:
         return
-    there = automatic(parent)
+    there = after(parent, since) if monitored else automatic(parent)
     wanted = to_keep(
         _with_metrics(there) if monitored else dict.fromkeys(there), keep, monitored, mode
     )

@@ -67,6 +67,9 @@ class ObjectFinder:
 
     Models and schedulers that no variable names are found through the garbage collector. A search
     takes tens of milliseconds, so it is repeated only after an optimizer has got parameters.
+
+    ``since`` is the number of the loop's steps before the first step of the newest model, so a
+    monitored value after at most so many steps was that of an earlier training's models.
     """
 
     hears_trials = False
@@ -78,6 +81,8 @@ class ObjectFinder:
         self._built: weakref.WeakKeyDictionary[Optimizer, list[State]] = weakref.WeakKeyDictionary()
         self._unnamed: list[weakref.ref[object]] | None = None
         self._last: LoopContents | None = None
+        self._seen: weakref.WeakSet[Module] = weakref.WeakSet()
+        self.since = 0
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
@@ -104,12 +109,15 @@ class ObjectFinder:
         pool = {id(thing): thing for thing in [*things, *self._found_by_gc()]}.values()
         modules = [thing for thing in pool if isinstance(thing, Module)]
         trained, other = self._models(modules, optimizers, names)
+        for model in trained:
+            self._see(model, optimizers)
         found = [thing for thing in pool if isinstance(thing, LRScheduler)]
         schedulers = _schedulers(found, optimizers, names)
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
+        models = _named([*trained, *other], names)
         self._last = LoopContents(
-            _named(trained, names),
-            _named(other, names),
+            models[: len(trained)],
+            models[len(trained) :],
             _named(optimizers, names),
             _named(schedulers, names),
             _named(scalers, names),
@@ -117,6 +125,13 @@ class ObjectFinder:
             lambda optimizer: self._built.get(optimizer, []),
         )
         return self._last
+
+    def _see(self, model: Module, optimizers: list[Optimizer]) -> None:
+        if model not in self._seen:
+            self._seen.add(model)
+            mine, steps = {id(one) for one in model.parameters()}, self._session.steps
+            holding = [one for one in optimizers if any(id(p) in mine for p in parameters(one))]
+            self.since = max(self.since, steps.count - max(map(steps.of, holding)))
 
     def look_once(self) -> None:
         """Find all objects at the first step, so that ``find_at_end`` knows them."""

@@ -180,6 +180,7 @@ RANK = {
     "steps": int,
     "made?": [int],
     "in_step?": [bool],
+    "since?": int,
     "epochs": int,
     "metric": (type(None), int, float),
 }

@@ -134,12 +134,16 @@ class LoopSnapshot:
             "in_step": [self._session.steps.has_stepped(one) for _, one in contents.optimizers],
             "epochs": self._steps.epochs,
             "metric": self._metric_now,
+            "since": self._finder.since,
         }
 
     @property
     def _metric_now(self) -> float | None:
-        """The monitored value of the present weights, or None if a step has followed the value."""
-        return self.metric if self._steps.judged else None
+        """The monitored value of the present weights, or None if a step has followed the value, or
+        the loop has created its next model.
+        """
+        is_mine = self._steps.judged and self._steps.count > self._finder.since
+        return self.metric if is_mine else None
 
     def write_value(self, final: Path) -> None:
         """Add the monitored value to the checkpoint of the present weights, if it exists."""
@@ -155,6 +159,7 @@ class LoopSnapshot:
             self._options.keep,
             self._options.monitor is not None,
             self._options.mode,
+            self._finder.since,
         )
 
     def wait(self) -> None:
@@ -241,6 +246,7 @@ class LoopSnapshot:
             one for one, has in zip(optimizers, local.get("in_step", ()), strict=False) if has
         ]
         self._session.steps.go_on(local["steps"], made, stepped)
+        self._finder.since = local.get("since", 0)
         self._position.trains = self._steps.count > 0
 
     def _stateful_plugins(self) -> dict[str, Stateful]:
