@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -122,6 +123,67 @@ def test_the_values_of_an_epoch_are_those_of_the_whole_epoch(tmp_path: Path) -> 
     whole, cut, short = fork_script(WITHIN_AN_EPOCH, cwd=tmp_path).json()
     assert whole["mean"] == [[12, 11.5]] and whole["number"] == [[12, 24.0]]
     assert cut == whole and short == whole
+
+
+AT_ITS_LAST_STEP = """
+import json, torch
+from torch.utils.data import DataLoader
+from torchbus import session
+from torchmetrics import MeanMetric
+from torchbus_testing.recorder import RecordingLogger
+
+def run(ranks, folder, cut=None):
+    hears, made, read = RecordingLogger(), 0, []
+    options = {"devices": ranks, "launch": "fork", "batch": "global", "seed": 0}
+    try:
+        with session(checkpoint=folder, every_n_steps=6, logger=hears, **options) as s:
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+            inside, after, over_epochs = MeanMetric(), MeanMetric(), MeanMetric()
+            loader = DataLoader(torch.arange(21.0).reshape(21, 1), 4, shuffle=True)
+            valid = DataLoader(torch.arange(5.0).reshape(5, 1), 4)
+            for _ in range(3):
+                for x in loader:
+                    optimizer.zero_grad()
+                    model(x).pow(2).mean().backward()
+                    optimizer.step()
+                    s.log("mean", x.mean(), on_epoch=True)
+                    for metric in (inside, after, over_epochs):
+                        metric.update(x.mean(), len(x))
+                    s.log("inside", inside)
+                    made += 1
+                    if made == cut:
+                        raise KeyError
+                s.log("after", after)
+                s.log("over_epochs", over_epochs.compute())
+                with torch.no_grad():
+                    for x in valid:
+                        s.log("val", x.mean(), on_epoch=True)
+                read.append(s.all_gather_object([s.logged("after"), s.logged("inside")]))
+                after.reset()
+    except KeyError:
+        pass
+    found = {n: hears.of(n) for n in ("mean", "inside", "after", "over_epochs", "val")}
+    return [found, read]
+
+for ranks in (1, 3):
+    print(json.dumps([run(ranks, f"{ranks}{how}", cut) for how, cut in (
+        ("whole", None), ("cut", 13), ("cut", None))]))
+"""
+
+
+def test_values_of_an_epoch_whose_last_step_is_in_the_checkpoint(tmp_path: Path) -> None:
+    """The resumed run gets no batch of this epoch, and rank 2 repeats one as its last."""
+    result = fork_script(AT_ITS_LAST_STEP, cwd=tmp_path)
+    assert result.ok(), result
+    for line in result.stdout.splitlines():
+        (whole, read), (before, _), (resumed, read_again) = json.loads(line)
+        assert whole["mean"] == whole["inside"] == [[step, 10.0] for step in (6, 12, 18)]
+        assert read_again == read
+        for name, values in whole.items():
+            again = dict(before[name] + resumed[name])
+            assert sorted(again.items()) == [tuple(one) for one in values], name
+            assert len(resumed[name]) < len(values), name
 
 
 def test_a_logged_value_is_there_in_the_resumed_run(tmp_path: Path) -> None:

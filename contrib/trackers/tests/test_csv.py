@@ -48,14 +48,21 @@ def test_two_ranks_have_one_folder(tmp_path, log, values):
     assert config["torchbus"]["world_size"] == 2
 
 
-def test_a_run_that_goes_on_replaces_the_steps_that_it_makes_again(tmp_path):
+def test_a_run_that_goes_on_replaces_what_it_logs_again(tmp_path):
+    """Values of its first step that it does not log again stay: the first run has logged them."""
     first = CSVLogger(root=tmp_path, name="run")
-    logged(first, range(1, 8))
-    logged(CSVLogger(root=tmp_path, resume="run"), range(5, 10), "late")
+    with session(first, strategy=None) as s:
+        for step in range(1, 8):
+            for name in ("loss", "mean"):
+                one = {name: step / 3}
+                s._context.bus.hook.metrics_ready(
+                    metrics=one, step=step, epoch=None, prog_bar=frozenset()
+                )
+    logged(CSVLogger(root=tmp_path, resume="run"), [5, 5, 6, 9], "mean")
     read = rows(tmp_path / "run" / "metrics.csv")
-    assert [int(row["step"]) for row in read] == list(range(1, 10))
-    assert [row["loss"] != "" for row in read] == [True] * 4 + [False] * 5
-    assert float(read[-1]["late"]) == 9 / 3
+    assert [int(row["step"]) for row in read] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 6, 9]
+    assert [row["loss"] != "" for row in read] == [True, False] * 4 + [True] + [False] * 4
+    assert float(read[-1]["mean"]) == 9 / 3
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -34,10 +34,11 @@ class CsvTable:
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self._path = path
         self._columns = list(columns)
-        self._size = 0
+        self._size = self._num_earlier = 0
         if path.exists():
             self._size = path.read_bytes().rfind(b"\n") + 1
-            self._columns = _read(self._whole())[0] or self._columns
+            found, rows = _read(self._whole())
+            self._columns, self._num_earlier = found or self._columns, len(rows)
 
     def add(self, row: Row) -> None:
         """Append a row. Raises OSError if it can't be written."""
@@ -50,19 +51,33 @@ class CsvTable:
             file.write(_lines(self._columns, [row]))
         self._size = self._path.stat().st_size
 
-    def cut(self, column: str, at: int) -> None:
-        """Remove the rows whose number in ``column`` is ``at`` or larger."""
+    def cut(self, column: str, at: int, names: Iterable[str]) -> None:
+        """Remove, of the rows that the file had at first, those that are written again.
+
+        In these rows the number in ``column`` is larger than ``at``, or it is ``at`` and the row
+        has a value of one of these names.
+        """
+
+        def keep(row: dict[str, str]) -> bool:
+            number = float(row[column] or 0)
+            return number < at or (number == at and not any(map(row.get, names)))
+
         if self._size:
-            self._write(lambda row: float(row[column] or 0) < at, self._columns)
+            self._write(keep, self._columns)
 
     def _write(self, keep: Callable[[dict[str, str]], bool], columns: list[str]) -> None:
-        """Rewrite the file with ``columns``, and with the rows for which ``keep`` is true."""
-        rows = [row for row in _read(self._whole())[1] if keep(row)]
+        """Rewrite the file with ``columns``, without the earlier rows for which ``keep`` is not
+        true.
+        """
+        rows = _read(self._whole())[1]
+        earlier = [row for row in rows[: self._num_earlier] if keep(row)]
+        rows = [*earlier, *rows[self._num_earlier :]]
         again = self._path.with_name(f"{self._path.name}.new")
         header = dict(zip(columns, columns, strict=True))
         again.write_bytes(_lines(columns, [header, *rows]))
         os.replace(again, self._path)
-        self._columns = columns  # not before the file has them: the disk may be full
+        # not before the file has them: the disk may be full
+        self._columns, self._num_earlier = columns, len(earlier)
         self._size = self._path.stat().st_size
 
     def _whole(self) -> bytes:
@@ -106,7 +121,7 @@ class CSVLogger(OneRun):
         name: the name of the run's folder, by default date and time. If that folder exists, the
             name gets "-2", "-3" and so on.
         resume: the name of a folder in ``root`` to continue. The first logged step replaces the
-            rows of this step and of all later ones.
+            same values of this step, and the rows of all later steps.
         on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.
     """
 
@@ -127,7 +142,7 @@ class CSVLogger(OneRun):
         )
         expect("root", root, (str, os.PathLike), "a path")
         self._root = Path(root)
-        self._cut = resume is None
+        self._first_step: int | None = None
         self._config: dict[str, Any] = {}
 
     def needs_network(self) -> bool:
@@ -154,9 +169,10 @@ class CSVLogger(OneRun):
         return run.folder.name
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
-        if not self._cut:
-            self.experiment.metrics.cut("step", step)
-            self._cut = True
+        if self._first_step is None:
+            self._first_step = step
+        if self._resume is not None and step == self._first_step:
+            self.experiment.metrics.cut("step", step, metrics)
         self.experiment.metrics.add({"step": step, "epoch": epoch, **metrics})
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:

@@ -25,6 +25,11 @@ UPDATE_COUNT = "_update_count"
 
 Without it: a resumed metric counts from 0.
 """
+VALUE = "_computed"
+"""The attribute with the last result of a metric of torchmetrics.
+
+Without it: a resumed metric may return a result from before the resume, until its next update.
+"""
 
 LAYOUT = ("torch.serialization", "_get_layout")
 """A function that the index of old checkpoints in parts names. Without it: no index names it."""

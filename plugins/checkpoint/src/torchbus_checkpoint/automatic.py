@@ -88,6 +88,8 @@ class AutomaticSaves:
             or (self._steps.judged and self._steps.evaluated and self._when.is_default)
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
+            if iterator is not None and iterator.is_used_up:
+                self._session.bus.hook.last_batch_used(iterator=iterator)
             self._save(ends)
             # only later is it visible whether a counter of the loop counts batches or passes
             self._looks_again = iterator is not None and not iterator.num_yielded

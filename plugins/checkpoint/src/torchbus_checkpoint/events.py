@@ -1,5 +1,5 @@
 """The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, a loop that is cut
-short, a restore, and gradients that an engine keeps.
+short, a checkpoint at the end of a pass, a restore, and gradients that an engine keeps.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torchbus.plugin import hookspec
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+    from torchbus.plugin import LoaderIterator
 
 
 @hookspec(firstresult=True)
@@ -28,6 +29,15 @@ def cut_short() -> Literal["here", "earlier"] | None:
     Fired between two steps, and at the end of the block. All ranks must return the same answer.
     With "here", a checkpoint is written now, and a later run can resume from it. With "earlier",
     steps that the loop called after the cut were skipped, so no run can continue from here.
+    """
+
+
+@hookspec
+def last_batch_used(iterator: LoaderIterator) -> None:
+    """A checkpoint is about to be written after the last batch of a pass, before ``loader_end``.
+
+    A run that resumes from it gets no batch of this pass, so a listener that reports on whole
+    passes reports now. Fired on all ranks, which may use collectives.
     """
 
 

@@ -277,6 +277,10 @@ class Gatherer:
                 if self._autolog is not None:
                     self._autolog.pause()
 
+    @hookimpl(optionalhook=True)
+    def last_batch_used(self, iterator: LoaderIterator) -> None:
+        self.loader_end(iterator.loader, iterator.order)
+
     # Log points ----------------------------------------------------------------------------------
 
     def reach_point(self, automatic: bool = True) -> None:

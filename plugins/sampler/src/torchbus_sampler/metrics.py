@@ -62,9 +62,12 @@ class WatchedMetrics:
     def loader_end(self) -> None:
         self._take_back()
 
+    @hookimpl(tryfirst=True)
+    def batch_wanted(self) -> None:
+        self._take_back()  # before a checkpoint is written
+
     @hookimpl(trylast=True)
     def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
-        self._take_back()
         if not self._passes or self._passes[-1] is not iterator.origin:
             self._turn_to(iterator.origin)
 
@@ -78,7 +81,7 @@ class WatchedMetrics:
         def __setattr__(metric: Any, name: str, value: Any) -> None:
             # the counter is watched, because each metric object has its own update()
             if name == UPDATE_COUNT and value == vars(metric).get(name, 0) + 1:
-                now = frozenset([self._is_divided(metric)])
+                now = {self._is_divided(metric)}
                 vars(metric)[INPUTS_SEEN] = now if value == 1 else now | _inputs_seen(metric)
                 self._note_before_repeat(metric)
             elif name == UPDATE_COUNT and value == 0 and id(metric) not in self._in_forward:
@@ -89,7 +92,7 @@ class WatchedMetrics:
 
     def _received_forward(self, original: Callable[..., object]) -> Callable[..., object]:
         def forward(metric: Any, *args: object, **kwargs: object) -> object:
-            before = _inputs_seen(metric) if metric.update_called else frozenset()
+            before = _inputs_seen(metric) if metric.update_called else set()
             self._note_before_repeat(metric)
             self._in_forward.add(id(metric))
             try:
@@ -191,7 +194,7 @@ def gathered(tensor: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
     return found
 
 
-def _inputs_seen(metric: Any) -> frozenset[bool]:
+def _inputs_seen(metric: Any) -> set[bool]:
     """Return whether a metric was fed shares (True), whole batches (False), or both."""
-    seen: frozenset[bool] = vars(metric).get(INPUTS_SEEN, frozenset())
+    seen: set[bool] = vars(metric).get(INPUTS_SEEN, set())  # a type that checkpoints save
     return seen

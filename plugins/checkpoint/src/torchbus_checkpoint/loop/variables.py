@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from torchbus.compat import python
 from torchbus.plugin import UsageError
 
-from torchbus_checkpoint._compat import UPDATE_COUNT
+from torchbus_checkpoint._compat import UPDATE_COUNT, VALUE
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import is_users_class
@@ -118,7 +118,7 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
             ):
                 seen.add(id(thing))
                 hidden = "_" if isinstance(thing, OF_TORCH) else "__"
-                shown = frozenset([UPDATE_COUNT] if is_metric(thing) else ())
+                shown = frozenset([UPDATE_COUNT, VALUE] if is_metric(thing) else ())
                 theirs = OF_OPTIMIZERS if isinstance(thing, Optimizer) else frozenset()
                 place = f"{scope.place}.{path}"
                 inner = Scope(place, vars(thing), hidden=hidden, shown=shown, of_torch=theirs)
