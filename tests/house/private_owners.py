@@ -51,6 +51,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch, "_amp_foreach_non_finite_check_and_unscale_"
     yield torch._C, "_current_graph_task_id _will_engine_execute_node _nn"
     yield torch.autograd.graph, "_engine_run_backward"
+    yield torch.autograd, "_get_sequence_nr"
     yield torch.autograd.graph.Node, "_input_metadata"
     yield torch._utils, "_flatten_dense_tensors _unflatten_dense_tensors"
     yield torch.utils, "_pytree _python_dispatch"
@@ -137,6 +138,7 @@ SLOW = {
     "_orig_mod": "torch._dynamo.eval_frame",
     "_initial_iter_for_state_dict": "torchdata.stateful_dataloader",
     "_update_count": "torchmetrics.metric",
+    "_computed": "torchmetrics.metric",
 }
 """Names of modules that are slow to import: a test of its own for each."""
 IN_EITHER = {"_fsdp_param_group", "_fsdp_param_groups"}

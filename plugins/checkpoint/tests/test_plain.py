@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from typing import Any
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -45,6 +47,30 @@ def written_and_read(value: Any) -> Any:
 )
 def test_plain_values(value: Any) -> None:
     assert written_and_read(value) == value
+
+
+class Row(NamedTuple):
+    epoch: int
+    parts: list[Any]
+
+
+def test_a_namedtuple_is_one_again_if_the_script_has_its_class() -> None:
+    row = Row(1, [torch.ones(2), Row(2, [])])
+    read = written_and_read(row)
+    assert type(read) is Row and type(read.parts[1]) is Row and read.epoch == 1
+    written = {**encode(row, "it"), "torchbus namedtuple": "builtins:open"}
+    assert type(decode(written)) is tuple, "a checkpoint that names something else runs nothing"
+    local = namedtuple("local", "one")
+    with pytest.raises(UsageError, match="holds a"):
+        encode(local(1), "it")
+
+
+@pytest.mark.parametrize("begin", [(0,), (5,), (5, 2), (0.5, 0.25)])
+def test_a_counter_counts_on(begin: tuple[Any, ...]) -> None:
+    counter = itertools.count(*begin)
+    next(counter)
+    read = written_and_read(counter)
+    assert [next(read) for _ in range(3)] == [next(counter) for _ in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from torchbus_testing.forking import fork_script
+
 pytestmark = pytest.mark.timeout(900)
 
 LOOP = """
@@ -94,6 +96,7 @@ from torchbus import session
 ranks, die = int(sys.argv[1]), int(sys.argv[2])
 
 def train(s, epochs):
+    global model
     torch.manual_seed(0)
     x = torch.randn(24, 3)
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6, shuffle=True)
@@ -256,6 +259,7 @@ def before():
 
 def after(epoch, row):
     writer.add_scalar("epoch", epoch, epoch)
+    writer.add_histogram("gradient", model.weight.grad, epoch)
     writer.flush()
     Path("row.txt").write_text(row)
 """
@@ -264,7 +268,8 @@ def after(epoch, row):
         event.step
         for file in (tmp_path / "killed" / "events").iterdir()
         for event in events(file)
-        if event.summary.value
+        for value in event.summary.value
+        if value.tag == "epoch"
     )
     assert found == [0, 1, 2, 3]
 
@@ -273,6 +278,36 @@ def events(file: Path) -> Any:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     return EventFileLoader(str(file)).Load()
+
+
+LATE = """
+import logging, sys, torch
+from torch.utils.data import DataLoader
+from torchbus import session
+
+with session(devices=int(sys.argv[1]), batch="global", checkpoint="kept", every_n_steps=3) as s:
+    logging.getLogger().addHandler(logging.FileHandler("late.log", delay=True))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    steps = 0
+    for epoch in range(3):
+        for x in DataLoader(torch.ones(8, 1), 2):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            steps += 1
+            if steps == int(sys.argv[2]):
+                raise KeyError("power cut")
+        logging.warning("%d", epoch)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_handler_that_opens_its_file_after_the_resume(tmp_path: Path, ranks: int) -> None:
+    """The checkpoint is of the first epoch, and the killed run has already made the file."""
+    assert fork_script(LATE, ranks, 5, cwd=tmp_path).status
+    assert fork_script(LATE, ranks, 0, cwd=tmp_path).ok()
+    assert (tmp_path / "late.log").read_text() == "0\n0\n1\n2\n"
 
 
 AGAIN = """

@@ -10,14 +10,15 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 SCRIPT = """
-import os, signal, sys
-from collections import Counter, defaultdict, deque
+import itertools, os, random, signal, sys
+from collections import Counter, defaultdict, deque, namedtuple
 
-import torch
+import numpy, torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-kind, die = sys.argv[1], int(sys.argv[2])
+kind, die, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+Row = namedtuple("Row", "epoch loss")
 
 class Meter:
     def __init__(self):
@@ -36,7 +37,8 @@ def train(s):
     by_name, last, counts = defaultdict(list), deque(maxlen=6), Counter()
     nested = defaultdict(lambda: defaultdict(list))
     meters, trainer = {"loss": Meter()}, Trainer()
-    steps = 0
+    numbers, rng, generator = itertools.count(1), random.Random(3), numpy.random.default_rng(5)
+    steps, rows = 0, []
     for epoch in s.epochs(3) if kind == "epochs" else range(3):
         for a, b in loader:
             optimizer.zero_grad()
@@ -44,6 +46,7 @@ def train(s):
             loss.backward()
             optimizer.step()
             steps += 1
+            drawn = rng.random(), generator.random(), next(numbers)
             value = round(loss.item(), 6)
             by_name["loss"].append(value)
             last.append(value)
@@ -53,9 +56,13 @@ def train(s):
             trainer.meter.values.append(value)
             if die == steps:
                 os.kill(os.getpid(), signal.SIGKILL)
+        rows.append(Row(epoch, value))
+        print(epoch, drawn, rng.random(), generator.random())
     print([by_name, last, counts, dict(nested), meters["loss"].values, trainer.meter.values])
+    print(rows, [row.loss for row in rows])
 
-with session(checkpoint="kept", every_n_steps=5) as s:
+options = {"devices": ranks, "batch": "global", "accelerator": "cpu"}
+with session(checkpoint="kept", every_n_steps=4 if die == 9 else 5, **options) as s:
     train(s)
 """
 FOLDS = """
@@ -89,12 +96,22 @@ with session(checkpoint="kept", every_n_steps=1):
 """
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["range", "epochs"])
-def test_collections_and_objects_in_objects(run: Any, tmp_path: Path, kind: str) -> None:
-    """A defaultdict, a deque, a Counter; objects in a dict, and in an attribute of another."""
-    whole = run(SCRIPT, kind, -1, folder=tmp_path / "whole").ok().stdout
-    assert run(SCRIPT, kind, 7, folder=tmp_path / "killed").status != 0
-    assert run(SCRIPT, kind, -1, folder=tmp_path / "killed").ok().stdout == whole
+@pytest.mark.parametrize("die", [7, 9])
+def test_collections_generators_and_objects_in_objects(
+    run: Any, tmp_path: Path, kind: str, die: int, ranks: int
+) -> None:
+    """A defaultdict, a deque, a Counter, a list of namedtuples; objects in a dict, and in an
+    attribute of another; counters and generators, from which ranks draw apart in a pass.
+    """
+    whole = run(SCRIPT, kind, -1, ranks, folder=tmp_path / "whole").ok().stdout
+    killed = run(SCRIPT, kind, die, ranks, folder=tmp_path / "killed")
+    assert killed.status != 0
+    resumed = run(SCRIPT, kind, -1, ranks, folder=tmp_path / "killed").ok().stdout
+    printed = killed.stdout.splitlines()
+    again = resumed.splitlines()
+    assert [*printed[: len(whole.splitlines()) - len(again)], *again] == whole.splitlines()
 
 
 @pytest.mark.parametrize("die", [5, 7, 10])
@@ -149,3 +166,44 @@ def test_a_script_that_also_has_resume_code(run: Any, tmp_path: Path, die: int) 
     assert refused.status == 1
     assert "If the script also has resume code (torch.load" in refused.stderr
     assert run(OWN, -1, "not", folder=tmp_path / "killed").ok().stdout == whole
+
+
+LISTS = """
+import sys, warnings, torch
+from torch.utils.data import DataLoader
+from torchbus import session
+
+class Object: pass
+
+def train(s, kind, where):
+    model, rows = torch.nn.Linear(3, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for epoch in s.epochs(3) if kind == "epochs" else range(3):
+        if where == "for each epoch":
+            rows = []
+        for x in DataLoader(torch.randn(12, 3), batch_size=6):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if where != "after each pass":
+                rows.append(Object())
+        if where == "after each pass":
+            rows.append(Object())
+
+for case in sys.argv[1:]:
+    with warnings.catch_warnings(record=True) as found, session(checkpoint=case) as s:
+        warnings.simplefilter("always")
+        train(s, *case.split("/"))
+    print(case, *[str(one.message) for one in found], sep=": ")
+"""
+
+
+def test_a_list_that_no_checkpoint_can_hold_is_not_silent(run: Any, tmp_path: Path) -> None:
+    """It is lost if the loop does not fill it again: a replay repeats the code between passes."""
+    lost = ["range/in the pass", "epochs/in the pass", "epochs/after each pass"]
+    fine = ["range/after each pass", "range/for each epoch", "epochs/for each epoch"]
+    printed = run(LISTS, *lost, *fine, folder=tmp_path).ok().stdout.splitlines()
+    words = "the loop extends 'rows', and a checkpoint can't hold what is in it (Object), or not"
+    for case, one in zip(lost, printed, strict=False):
+        assert one.startswith(f"{case}: {words}")
+    assert printed[len(lost) :] == fine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import fnmatch
 import functools
 import io
 import os
@@ -33,12 +34,12 @@ WRITERS = ("numpy", "pandas", "matplotlib", "PIL", "yaml")
 """Libraries that finish writing a file before the script's call returns."""
 
 TRACKERS = {
-    "torch.utils.tensorboard.writer": ("EventFileWriter.add_event",),
+    "torch.utils.tensorboard.writer": ("EventFileWriter.add_event", "SummaryWriter.add_*"),
     "wandb": ("log", "Run.log"),
     "neptune.handler": ("Handler.append", "Handler.assign", "Handler.extend", "Handler.log"),
     "mlflow": ("log_metric", "log_metrics"),
 }
-"""Functions that send the values that a script logs."""
+"""Functions that send the values that a script logs, or patterns of their names."""
 
 
 @dataclass
@@ -101,7 +102,7 @@ class QuietFiles:
         self._made: set[str] = set()
         self._unremoved: set[str] = set()
         self._pid = os.getpid()
-        self._skips = self._repeats = False
+        self._skips = self._repeats = self._is_over = False
         self._undo, self._forgives = contextlib.ExitStack(), contextlib.ExitStack()
         by_name: dict[object, Callable[[Any], object]] = {open: self._opens}
         replacements = [
@@ -132,8 +133,10 @@ class QuietFiles:
     def _silence(self, tracker: str) -> None:
         module, replacements = sys.modules[tracker], []
         for call in TRACKERS[tracker]:
-            kind, _, name = call.rpartition(".")
-            replacements.append((getattr(module, kind) if kind else module, name, self._sends))
+            kind, _, pattern = call.rpartition(".")
+            owner = getattr(module, kind) if kind else module
+            names = fnmatch.filter(dir(owner), pattern)
+            replacements += [(owner, name, self._sends) for name in names]
         self._session.seams.replace(replacements, self._undo)
 
     def skip(self) -> None:
@@ -162,7 +165,7 @@ class QuietFiles:
 
     def close(self) -> None:
         """Restore all functions, and drop what was written."""
-        self._skips = False
+        self._skips, self._is_over = False, True
         self._undo.close()
         self._forgives.close()
         while self._held:
@@ -170,6 +173,8 @@ class QuietFiles:
 
     def _opens(self, original: Callable[..., IO[Any]]) -> Callable[..., IO[Any]]:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+            if self._is_over:  # a log handler stores the function that it opens its file with
+                return open(file, mode, *args, **kwargs)
             path = absolute(file) if isinstance(file, str | os.PathLike) else ""
             if path in self._unremoved:
                 mode = mode.replace("x", "w")

@@ -68,8 +68,8 @@ class ObjectFinder:
     Models and schedulers that no variable names are found through the garbage collector. A search
     takes tens of milliseconds, so it is repeated only after an optimizer has got parameters.
 
-    ``since`` is the number of the loop's steps before the first step of the newest model, so a
-    monitored value after at most so many steps was that of an earlier training's models.
+    ``since`` is the number of the loop's steps before the first step of the newest model. A
+    monitored value that came earlier was that of another training's models.
     """
 
     hears_trials = False

@@ -70,6 +70,8 @@ class LoopPosition:
         """Called when a new section begins. Forgets the passes of finished epochs."""
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
+        self.variables.note_grown(frames, least=1)  # a list of one epoch begins empty
+        self.variables.mark(frames)
         reads_loaders = bool(self.history.here) or section[1] == 0
         self.history.enter(section)
         if reads_loaders:  # skip this cost for an "epoch" that is a single step without a loader
@@ -113,6 +115,8 @@ class LoopPosition:
             self._begin_workers(loader)
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
+        if self.section == (0, 0):  # a replay repeats what comes between two passes
+            self.variables.mark(frames)
         ordinal = self.history.begin(
             RecordedPass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
         )
@@ -126,6 +130,7 @@ class LoopPosition:
             checkpoint_frames.around(frames),
             loaders.look(loader),
             variables.numbers(frames) if ordinal != NESTED else {},
+            dict(variables.generators_in(frames)) if ordinal != NESTED else {},
         )
 
     @hookimpl(trylast=True)
@@ -159,6 +164,8 @@ class LoopPosition:
         if one.ordinal == NESTED or one.origin is None:
             return
         here = user_frames(self._session.frame)
+        if self.section == (0, 0):
+            self.variables.note_grown(here)
         if one.section in self.history.passes and not one.origin.ahead:
             found = self.history.passes[one.section][one.ordinal]
             found.counted = variables.changed(one.numbers, variables.numbers(here))
@@ -229,7 +236,10 @@ class LoopPosition:
         so that a kill can't lose their buffers.
         """
         self.repeated.close()
-        flush_files(user_frames(self._session.frame))
+        frames = user_frames(self._session.frame)
+        flush_files(frames)
+        if self._session.is_main:
+            self.variables.warn_of_lost(frames)
 
     def state(self) -> State:
         """Return the position, for this rank's file."""
@@ -255,6 +265,7 @@ class LoopPosition:
             "ordinal": one.ordinal,
             "started": one.started,
             "wanted": one.wanted,
+            "own": one.own,
             "taken": loaders.used(self._session, one),
             "last": one.consumed_before != one.num_yielded,
             "samples": one.samples,

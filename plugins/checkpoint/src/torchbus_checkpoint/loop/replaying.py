@@ -28,7 +28,7 @@ from torchbus_checkpoint.loop.frames import user_frames
 from torchbus_checkpoint.loop.history import UNKNOWN, Section
 from torchbus_checkpoint.loop.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.loop.position import LoopPosition
-from torchbus_checkpoint.loop.variables import generators_named
+from torchbus_checkpoint.loop.variables import generators_named, put_generators
 from torchbus_checkpoint.state.plain import State
 from torchbus_rank0.replayed_files import QuietFiles
 from torchbus_strategy.script_generators import Generator
@@ -148,6 +148,8 @@ class LoopReplay:
         if "samples" in saved:
             loaders.compare(saved["samples"], loader, over)
         self._position.random.put(saved["started"], loader)
+        # ranks derive their own streams from these, and return to them after the pass
+        put_generators(user_frames(self._session.frame), saved.get("own", {}))
 
     @hookimpl(tryfirst=True)
     def step_called(self, optimizer: Optimizer) -> Answer | None:

@@ -1,10 +1,10 @@
 """The loop's own variables: ``best``, ``history``, ``running_loss``, ``self.num_steps``.
 
-A checkpoint contains numbers, strings, small tensors, random generators, and lists, tuples, sets
-and dicts of them. They are variables of the frames of the user's code and of their modules, and
-attributes of objects of the user's classes and of torchmetrics. Only variables that have changed
-since the first pass over a loader began are saved, so a constant that is edited between two runs
-has its new value.
+A checkpoint contains numbers, strings, small tensors, random generators, ``itertools.count``, and
+lists, tuples, namedtuples, sets and dicts of them. They are variables of the frames of the user's
+code and of their modules, and attributes of objects of the user's classes and of torchmetrics. Only
+variables that have changed since the first pass over a loader began are saved, so a constant that
+is edited between two runs has its new value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import io
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeGuard
@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchbus.compat import python
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint._compat import UPDATE_COUNT, VALUE
 from torchbus_checkpoint.loop import frames as checkpoint_frames
@@ -55,7 +55,8 @@ class Scope:
     """A place with variables. ``frame`` is None for modules and objects.
 
     A loop is about to assign the variables in ``left_out``. Names that start with ``hidden`` are
-    not the user's, except those in ``shown``; neither are those in ``of_torch``.
+    not the user's, except those in ``shown``; neither are those in ``of_torch``. ``is_cache`` is
+    True for a data set.
     """
 
     place: str
@@ -65,6 +66,7 @@ class Scope:
     hidden: str = "__"
     shown: frozenset[str] = frozenset()
     of_torch: frozenset[str] = frozenset()
+    is_cache: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a name is the user's."""
@@ -121,7 +123,14 @@ def _with_objects(scope: Scope, seen: set[int], depth: int = DEPTH) -> Iterator[
                 shown = frozenset([UPDATE_COUNT, VALUE] if is_metric(thing) else ())
                 theirs = OF_OPTIMIZERS if isinstance(thing, Optimizer) else frozenset()
                 place = f"{scope.place}.{path}"
-                inner = Scope(place, vars(thing), hidden=hidden, shown=shown, of_torch=theirs)
+                inner = Scope(
+                    place,
+                    vars(thing),
+                    hidden=hidden,
+                    shown=shown,
+                    of_torch=theirs,
+                    is_cache=isinstance(thing, Dataset),
+                )
                 yield from _with_objects(inner, seen, depth - 1)
 
 
@@ -272,17 +281,49 @@ def _value_of(number: Any) -> object:
     return on_device(torch.tensor(value, dtype=dtype), kind)
 
 
+LOST = (
+    "the loop extends {!r}, and a checkpoint can't hold what is in it ({}), or not that much. A"
+    " resumed run begins with the list from before the first pass. Put in numbers, text, or tensors"
+    " of a few bytes, or write the rest to a file"
+)
+
+
 class Variables:
     """Remembers the first value of each variable."""
 
     def __init__(self) -> None:
         self._first: Saved = {}
+        self._lengths: dict[tuple[str, str], int] = {}
+        self._grown: set[tuple[str, str]] = set()
+        self._has_warned = False
 
     def look(self, frames: list[FrameType]) -> None:
         """Record variables not seen yet. Called when a pass over a loader or an epoch begins."""
         for scope in scopes_of(frames):
             if scope.place not in self._first:
                 self._first[scope.place] = copied(_saveable(scope))
+                self._lengths |= _lengths([scope])
+
+    def mark(self, frames: list[FrameType]) -> None:
+        """Measure the lists from here on."""
+        self._lengths = _lengths(scopes_of(frames))
+
+    def note_grown(self, frames: list[FrameType], least: int = 0) -> None:
+        """Note the lists that had ``least`` items, and that the loop has extended since then."""
+        for key, count in _lengths(scopes_of(frames)).items():
+            if count > self._lengths.get(key, count) >= least:
+                self._grown.add(key)
+
+    def warn_of_lost(self, frames: list[FrameType]) -> None:
+        """Warn once of a list that the loop has extended, and that a checkpoint can't hold."""
+        self.note_grown(frames)
+        for scope in scopes_of(frames) if self._grown and not self._has_warned else ():
+            for name in scope.values.keys() - _saveable(scope).keys():
+                value = scope.values[name]
+                if (scope.place, name) in self._grown and isinstance(value, list | deque) and value:
+                    self._has_warned = True
+                    return warn(LOST.format(name, type(value[-1]).__name__))
+        return None
 
     def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> Saved:
         """Return the variables that differ from their first value, by place. All places are there.
@@ -345,6 +386,20 @@ def _saveable(scope: Scope) -> dict[str, object]:
     return found
 
 
+def _lengths(scopes: Iterable[Scope]) -> dict[tuple[str, str], int]:
+    """Return the lengths of the user's lists and deques, by place and name.
+
+    Those in objects of torch are left out, and those in data sets, which can be filled again.
+    """
+    return {
+        (scope.place, name): len(value)
+        for scope in scopes
+        if scope.hidden != "_" and not scope.is_cache
+        for name, value in list(scope.values.items())
+        if isinstance(value, list | deque) and scope.has(name) and name not in scope.left_out
+    }
+
+
 def _holds(value: object, tensors: set[int]) -> bool:
     found: list[Tensor] = []
     collect(list(value) if isinstance(value, deque) else value, found)
@@ -386,7 +441,7 @@ def _size(value: Any, limit: int) -> int:
     """Count the items roughly. Stop counting beyond the limit."""
     if isinstance(value, Tensor):
         return 1 if _is_small(value.detach() if _is_loss(value) else value) else limit + 1
-    if type(value) not in (*DICTS, list, tuple, set, deque):
+    if type(value) not in (*DICTS, list, set, deque) and not isinstance(value, tuple):
         return 1
     if len(value) > limit:
         return limit + 1

@@ -91,7 +91,12 @@ def _is_number(value: Any) -> bool:
 
 def standing(value: State) -> None:
     random_state(value["random"])
-    for place, name in value["own"]:
+    named_states(value["own"])
+
+
+def named_states(value: Iterable[tuple[object, object]]) -> None:
+    """Check that the states have the place and name of a variable."""
+    for place, name in value:
         _all_str([place, name])
 
 
@@ -150,6 +155,7 @@ OPEN = {
     "ordinal": int,
     "started": LOADER_STATE,
     "wanted": (type(None), LOADER_STATE),
+    "own?": named_states,
     "taken": int,
     "last?": bool,
     "samples?": {"chosen": str, "held": str},

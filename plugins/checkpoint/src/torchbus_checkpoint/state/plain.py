@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import itertools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ Value = TypeVar("Value")
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
 ON, TENSOR = "torchbus device", "torchbus tensor"
 SET, DEQUE, MAXLEN = "torchbus set", "torchbus deque", "torchbus maxlen"
+COUNT, NAMED, FIELDS = "torchbus count", "torchbus namedtuple", "torchbus fields"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
@@ -56,6 +59,10 @@ def encode(value: Any, what: str) -> Any:
         return {SET: [encode(item, what) for item in value]}
     if kind is deque:
         return {DEQUE: [encode(item, what) for item in value], MAXLEN: value.maxlen}
+    if kind is itertools.count:
+        return {COUNT: ast.literal_eval(f"[{repr(value)[len('count(') : -1]}]")}
+    if issubclass(kind, tuple) and _namedtuple(_path(kind)) is kind:
+        return {NAMED: _path(kind), FIELDS: [encode(item, what) for item in value]}
     if kind is defaultdict:  # its factory can't be stored
         return {_encode_key(key, what): encode(item, what) for key, item in value.items()}
     if kind in (dict, OrderedDict, Counter):
@@ -111,9 +118,27 @@ def decode(value: Any) -> Any:
         return set(refuse_alike(decode(value[SET])))
     if kind is dict and set(value) == {DEQUE, MAXLEN}:
         return deque(decode(value[DEQUE]), value[MAXLEN])
+    if kind is dict and set(value) == {COUNT}:
+        return itertools.count(*value[COUNT])
+    if kind is dict and set(value) == {NAMED, FIELDS}:
+        named = _namedtuple(value[NAMED])
+        items = [decode(item) for item in value[FIELDS]]
+        return tuple(items) if named is None else tuple.__new__(named, items)
     if kind in (dict, OrderedDict, Counter):
         return kind({key: decode(item) for key, item in value.items()})
     return value
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _namedtuple(path: str) -> type[tuple[object, ...]] | None:
+    """Return the class of an imported module, or None if there is no namedtuple of this name."""
+    module, _, name = path.partition(":")
+    found = getattr(sys.modules.get(module), name, None)
+    is_one = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    return found if is_one else None
 
 
 def with_device(value: Any) -> Any:
