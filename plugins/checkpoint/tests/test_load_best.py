@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint.disk.choice import automatic, best
+from torchbus_checkpoint.errors import CheckpointError
 from torchbus_testing.forking import fork_script
 
 JUDGED = Path(__file__).parent / "scripts" / "judged.py"
@@ -169,6 +171,49 @@ def test_an_error_leaves_the_weights(tmp_path: Path) -> None:
         before = model.weight.clone()
         raise KeyError
     assert torch.equal(model.weight, before)
+
+
+def prune_and_train(
+    folder: Path, *, before: bool, in_block: bool, last: int = 3
+) -> torch.nn.Module:
+    """Prune after each epoch, and stop in epoch ``last``."""
+    with session(strategy=None, checkpoint=folder, monitor="val", load_best=True, seed=0) as s:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if before:
+            prune.identity(model, "weight")
+        for epoch in s.epochs(3):
+            for x in DataLoader(torch.ones(4, 4), batch_size=2):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                if epoch == last:
+                    raise KeyError
+            prune.l1_unstructured(model, "weight", 1)
+            s.log("val", float(epoch))
+        if in_block:
+            prune.remove(model, "weight")
+    return model
+
+
+def test_a_loop_that_prunes(tmp_path: Path) -> None:
+    """The remedies are those of the message."""
+    words = (
+        r"weight_orig, and model of .* call prune\.identity\(.*before the loop, and prune\.remove"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        prune_and_train(tmp_path / "in block", before=True, in_block=True)
+    for before in (False, True):
+        with pytest.raises(KeyError):
+            prune_and_train(tmp_path / f"{before}", before=before, in_block=False, last=1)
+    with pytest.raises(CheckpointError, match=words):
+        prune_and_train(tmp_path / "False", before=False, in_block=False)
+    resumed = prune_and_train(tmp_path / "True", before=True, in_block=False)
+    whole = prune_and_train(tmp_path / "whole", before=True, in_block=False)
+    assert whole.weight_mask.sum() == 3, "the best one is that of the first epoch"
+    prune.remove(whole, "weight")
+    prune.remove(resumed, "weight")
+    assert torch.equal(whole.weight, resumed.weight)
 
 
 @pytest.mark.parametrize(

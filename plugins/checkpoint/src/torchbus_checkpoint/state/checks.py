@@ -122,11 +122,7 @@ def check(
         ("scalers", contents.scalers),
     ):
         _check_same(kind, saved[kind], things, where)
-    for entry, state, (name, model) in zip(
-        saved["trained"] + saved["other"], saved_weights, contents.models, strict=True
-    ):
-        _check_layers(entry, name, model, where)
-        _check_weights(f"{where}: model {entry['name']} ({entry['class']})", state, name, model)
+    check_models(contents, saved, saved_weights, where)
     for entry, (name, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
         _check_optimizer(entry, name, shapes_in(optimizer, contents.shape_of), where)
         if _is_of_torch(optimizer):
@@ -135,7 +131,21 @@ def check(
     _check_registered({*saved["registered"]}, {*registered}, where)
 
 
+def check_models(
+    contents: LoopContents, saved: State, saved_weights: list[State], where: str
+) -> None:
+    for entry, state, (name, model) in zip(
+        saved["trained"] + saved["other"], saved_weights, contents.models, strict=True
+    ):
+        _check_layers(entry, name, model, where)
+        _check_weights(f"{where}: model {entry['name']} ({entry['class']})", state, name, model)
+
+
 REMEDY = "Use the code that wrote the checkpoint, or another folder"
+PRUNED = (
+    "torch.nn.utils.prune replaces tensors of a model: call prune.identity(module, name) before"
+    " the loop, and prune.remove after the block"
+)
 WEIGHTS_ALONE = (
     "Call s.load after they are made. To get only the weights, read its model.safetensors with"
     " safetensors.torch.load_file"
@@ -170,9 +180,10 @@ def _check_weights(what: str, saved: State, name: str, model: Module) -> None:
     mine = model.state_dict()
     for key in [*saved, *mine]:
         if key not in mine or key not in saved:
+            is_pruned = any(one.rpartition("_")[2] == "orig" for one in mine.keys() ^ saved.keys())
             raise CheckpointError(
                 f"{what} {'has no' if key in mine else 'has'} {key}, and {name} of this loop"
-                f" {'has' if key in mine else 'has not'}. {REMEDY}"
+                f" {'has' if key in mine else 'has not'}. {PRUNED if is_pruned else REMEDY}"
             )
         theirs, ours = (
             tuple(one.shape) if isinstance(one, Tensor) else None for one in (saved[key], mine[key])

@@ -209,6 +209,7 @@ class LoopSnapshot:
             saved, weights, read_parts = choice.loaded(found, contents)
             read_parts()
             with forms.as_written(found, choice.TRAINING):
+                checks.check_models(contents, saved, weights, f"checkpoint {found}")
                 common.put_weights(contents, weights)
                 common.put_loose(contents, saved)
 
