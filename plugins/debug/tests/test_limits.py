@@ -234,6 +234,30 @@ def test_a_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "evaluation: the loader over TensorDataset, passes: 1, batches on rank 0: 2" in said
 
 
+def one_epoch(path: Path, *, tried: bool) -> None:
+    with session("checkpoint", strategy=None, fast_dev_run=tried) as s:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(torch.ones(4, 1))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1, total_steps=len(loader))
+        for x in loader:
+            model(x).mean().backward()
+            optimizer.step()
+            schedule.step()
+        s.load(path) if tried else s.save(path)
+        assert s.global_step == 4
+
+
+def test_a_try_with_the_checkpoint_of_a_whole_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """It counts its own steps; and the schedule of its short passes is no edit of the script."""
+    for tried in (False, True):
+        one_epoch(tmp_path / "whole", tried=tried)
+    assert "the loop ran to its end, with 1 real optimizer steps;" in capsys.readouterr().err
+    assert not [one for one in recwarn if "sets total_steps" in str(one.message)]
+
+
 FILES = """
 import os, shutil, sys, torch
 from pathlib import Path

@@ -330,7 +330,10 @@ class Limits:
         if self.dry_run:
             session.bus.register(TrialFiles(session), "debug.files")
         if self.dry_run and session.is_main:
-            session.bus.register(RunSummary(session.steps.follow(), passes), "debug.summary")
+            session.steps.follow()
+            made = StepCounter(session.bus)  # s.load sets the session's own
+            session.bus.register(made, "debug.steps")
+            session.bus.register(RunSummary(made, passes), "debug.summary")
 
     @hookimpl(optionalhook=True)
     def end_epochs(self, epoch: int) -> bool | None:

@@ -227,7 +227,7 @@ class LoopSnapshot:
     def _put_training(self, contents: LoopContents, saved: State, where: str) -> None:
         edits = Edits(contents.built)
         common.put_training(contents, saved, self._take_gradients, edits, where)
-        if self._session.is_main:
+        if self._session.is_main and not self._session.dry_run:  # a trial shortens schedules
             for words in edits.words:
                 warn(words)
 
