@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -148,14 +150,30 @@ def test_a_misspelt_name_without_an_evaluation() -> None:
         train(s, 3, evaluate_every=5)
 
 
-def test_a_name_that_comes_with_a_late_evaluation() -> None:
+def test_a_name_that_comes_with_a_late_evaluation(recwarn: pytest.WarningsRecorder) -> None:
     judge = Judge("val_loss")
-    with (
-        pytest.warns(UserWarning, match="not logged by the end of the first epoch: 'val_loss'"),
-        session("log", judge) as s,
-    ):
+    with session("log", judge) as s:
         train(s, 5, evaluate_every=4)
-    assert judge.values == [4.0]
+    assert judge.values == [4.0] and not recwarn
+
+
+def test_a_name_that_does_not_come() -> None:
+    with (
+        pytest.raises(UsageError, match=r"early_stop='val_loss': the session ends, and no value"),
+        pytest.warns(UserWarning, match="not logged in the first 10 epochs: 'val_loss'"),
+        session(early_stop="val_loss") as s,
+    ):
+        train(s, 11, evaluate_every=12)
+
+
+@pytest.mark.parametrize(
+    "options", [{"early_stop_strict": False}, {"max_steps": 4}, {"fast_dev_run": True}]
+)
+def test_a_name_that_may_be_missing_at_the_end(options: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with session(early_stop="val_loss", **options) as s:
+            train(s, 2, evaluate_every=3)
 
 
 def test_the_end_of_a_session_that_never_logged_the_name() -> None:

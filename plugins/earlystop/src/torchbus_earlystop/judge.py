@@ -55,6 +55,11 @@ class StopJudge:
         """Forget all values."""
         self.best, self.best_at, self.waited, self.last = math.inf, 0, 0, math.nan
 
+    @property
+    def has_judged(self) -> bool:
+        """Whether there was a value."""
+        return self.waited > 0 or self.best < math.inf
+
     def ends(self, value: float, step: int) -> str:
         """Judge the value after a step, and return why the loop ends, or ""."""
         self.last = value

@@ -31,6 +31,10 @@ HAD_ENDED = (
     " another min_delta only) it continues, if the loop over s.epochs(...) is not left by `break`;"
     " or begin again in another folder"
 )
+NEVER_LOGGED = (
+    "early_stop={!r}: the session ends, and no value of this name was logged. Log it, or pass"
+    " early_stop_strict=False"
+)
 
 
 class StopState(TypedDict):
@@ -135,6 +139,7 @@ class EarlyStop:
             session.bus.register(self._steps_bound, "earlystop.steps")
         if self._max_time_s is not None:
             session.bus.register(MaxTime(session, self._max_time_s, self._cut), "earlystop.time")
+        session.on_close.push(self._refuse_missing)  # after the last log point
 
     @hookimpl(optionalhook=True)
     def monitored_name(self) -> str | None:
@@ -221,6 +226,13 @@ class EarlyStop:
         has_not_trained = error is None and not self._has_trained
         if has_not_trained and self._had_ended and self._session.is_main:
             warn(HAD_ENDED.format(self._monitor))
+
+    def _refuse_missing(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise UsageError if a loop that ran to its end has logged no value to judge."""
+        is_short = self._is_cut or self._session.dry_run or not self._has_trained
+        is_needed = self._is_strict and self._monitor is not None
+        if is_needed and error is None and not (is_short or self._judge.has_judged):
+            raise UsageError(NEVER_LOGGED.format(self._monitor))
 
     @hookimpl
     def after_optimizer_step(self) -> None:

@@ -9,6 +9,8 @@ from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_log.exchange import Key, LoggedValue, NumberExchange, Pair, merged, numbers_of
 
+PATIENT_EPOCHS = 10  # a loop may evaluate each few epochs
+
 
 class Monitors:
     """Reduces each monitored value over ranks once, when it is complete.
@@ -27,7 +29,8 @@ class Monitors:
         self._bases: dict[str, str] = {}
         self._alone: dict[str, int] = {}
         self._evaluated: tuple[int | None, int] | None = None
-        self._first_epoch: int | None = None  # of this process, as a run may resume in a later one
+        self._epoch: int | None = None
+        self._num_ended = 0  # epochs of this process, as a run may resume in a later one
         self._has_warned = False
 
     def logs(self, name: str, on_epoch: bool = False) -> bool:
@@ -130,21 +133,25 @@ class Monitors:
     def training(self, epoch: int | None, steps: int) -> None:
         """Called after a backward. Raises UsageError for names that should have been logged by now.
 
-        Before the first evaluation, this is an error only if a name looks misspelt, and otherwise a
-        warning.
+        Before the first evaluation, this is an error only if a name looks misspelt, and after some
+        epochs a warning.
         """
         if not self._missing or self._session.bus.hook.skip_logging():
             return
-        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
+        self._epoch = epoch if self._epoch is None else self._epoch
         if self._evaluated is not None:
             before, then = self._evaluated
             if epoch != before or (epoch is None and steps > then):
                 raise UsageError(self._message("by the end of the first evaluation"))
-        elif epoch != self._first_epoch and not self._has_warned:
-            when = "by the end of the first epoch"
-            if any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing):
-                raise UsageError(self._message(when))
-            self._say_once(when)
+        elif epoch != self._epoch:
+            self._epoch, self._num_ended = epoch, self._num_ended + 1
+            if self._num_ended == 1 and self._looks_misspelt():
+                raise UsageError(self._message("by the end of the first epoch"))
+            if self._num_ended == PATIENT_EPOCHS:
+                self._say_once(f"in the first {PATIENT_EPOCHS} epochs")
+
+    def _looks_misspelt(self) -> bool:
+        return any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing)
 
     def end(self) -> None:
         """Warn of names that were never logged. An error would skip the code after the block."""
