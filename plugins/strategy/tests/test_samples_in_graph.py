@@ -52,6 +52,7 @@ MEANS: dict[str, Any] = {
     "time first, some samples": (lambda m: m.recurrent[:, m.some].square().mean(), "some"),
     "transposed, some samples": (lambda m: _l1(m.steps.transpose(0, 1)[:, m.some]), "some"),
     "of the last step": (lambda m: m.steps[:, -1].square().mean(), False),
+    "a view changed in place": (lambda m: m.steps.flatten(1).tanh_().square().mean(), False),
 }
 
 

@@ -473,7 +473,7 @@ def _selected(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
 
 def _written(node: Any, sizes: Sizes, budget: Budget) -> SampleDims:
     """Find the samples of a tensor after a write into it, as in ``outputs[:, t] = output``."""
-    base, value = (child for child, _ in node.next_functions)
+    base, value = (*(child for child, _ in node.next_functions), None)[:2]  # relu_() has no value
     mine = next(iter(compat.sizes_made(value)), sizes)
     if type(value).__name__ in VIEWS and len(mine) == len(sizes):  # ``pad_packed_sequence``
         return SampleDims((1,))
