@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from torchbus import session
+from torchbus import events, session
 from torchbus.bus import discovery
+from torchbus.bus.base import hookimpl
+from torchbus.bus.registry import Bus
 from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.session import Session
 
@@ -49,6 +53,24 @@ def test_an_object(name: str, hint: str) -> None:
     assert str(error.value).endswith(f": {hint}")
 
 
+@pytest.mark.parametrize(("name", "hint"), discovery.hints("event").items())
+def test_an_event(name: str, hint: str) -> None:
+    listens = type("Callback", (), {name: hookimpl(lambda self, trainer, pl_module: None)})
+    with pytest.raises(UsageError) as error, session(listens()):
+        pass
+    assert str(error.value) == (
+        f"plugin Callback listens to {name!r}, which is not an event; {hint}"
+    )
+
+
+def test_the_list_of_events_has_no_name_twice() -> None:
+    listens = type("Callback", (), {"xyzzy": hookimpl(lambda self: None)})
+    with pytest.raises(UsageError, match="there are: ") as error, session(listens()):
+        pass
+    there = str(error.value).partition("there are: ")[2].split(", ")
+    assert len(there) == len({*there})
+
+
 @pytest.mark.parametrize("kind", ["strategy", "logger"])
 def test_a_strategy_or_logger(kind: str) -> None:
     for name, hint in discovery.hints(kind).items():
@@ -69,3 +91,6 @@ def test_what_a_hint_names_is_there() -> None:
                     assert word[2:].rstrip(":;.") in verbs, hint
                 if "=" in word and "torch" not in word:
                     assert word.partition("=")[0] in options, hint
+    known = {*Bus(events).events(), *discovery.installed("event")}
+    for hint in discovery.hints("event").values():
+        assert {*re.findall(r"\w+_\w+", hint)} <= {*known, "state_dict", "load_state_dict"}, hint
