@@ -39,7 +39,7 @@ BAD = {
     "[session]\ndevices = 2": "run.toml: [session] is a table: options of the session are written without one, as in devices = 2",
     "plugins = 'gpu'": "run.toml: plugins = 'gpu': it must be a list of names",
     "plugins = ['nothing']": "unknown plugin 'nothing'",
-    "devices = ": "run.toml is not valid TOML: Invalid value",
+    "devices = ": "run.toml is not valid TOML, and no other format is read: Invalid value",
     None: "run.toml can't be read: No such file or directory",
 }
 
@@ -76,9 +76,12 @@ INSTEAD = {
     "much": (sparse, "run.toml can't be read: it has more than 16 MB"),
     "long number": (
         lambda path: path.write_text(f"a = {'1' * 5_000}"),
-        "run.toml is not valid TOML: ",
+        "run.toml is not valid TOML, and no other format is read: ",
     ),
-    "deep": (lambda path: path.write_text(f"a={'[' * 99_999}"), "run.toml is not valid TOML: "),
+    "deep": (
+        lambda path: path.write_text(f"a={'[' * 99_999}"),
+        "run.toml is not valid TOML, and no other format is read: ",
+    ),
 }
 
 

@@ -128,7 +128,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also of text, or of a number that is too long
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
+        raise UsageError(
+            f"{path} is not valid TOML, and no other format is read: {error}"
+        ) from None
     return found
 
 
