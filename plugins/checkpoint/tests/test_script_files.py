@@ -274,6 +274,32 @@ def after(epoch, row):
     assert found == [0, 1, 2, 3]
 
 
+SETS_ITS_FUNCTION = """
+import types, warnings
+warnings.simplefilter("error")
+wandb = sys.modules["wandb"] = types.ModuleType("wandb")
+
+class Run:
+    def log(self, row):
+        with open("rows.txt", "a") as file:
+            file.write(row)
+
+def init():
+    wandb.log = Run().log
+
+wandb.Run, wandb.init, wandb.log = Run, init, lambda row: None
+
+def before(): wandb.init()
+def after(epoch, row): wandb.log(row)
+"""
+
+
+def test_a_tracker_that_sets_its_function_again(run: Any, tmp_path: Path) -> None:
+    """As wandb.init sets wandb.log: during the replay, and no warning says that code did it."""
+    whole, killed = both_runs(run, tmp_path, f"{HEAD}\n{SETS_ITS_FUNCTION}\n{FOOT}", 1)
+    assert killed == whole
+
+
 def events(file: Path) -> Any:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 

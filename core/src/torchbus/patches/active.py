@@ -69,11 +69,16 @@ class Seams:
         self._remove(retired)
 
     @undisturbed()
-    def replace(self, wanted: Iterable[Replacement], until: ExitStack) -> None:
-        """Set each ``owner.name`` to ``make(original)``. Closing ``until`` restores them."""
+    def replace(
+        self, wanted: Iterable[Replacement], until: ExitStack, becomes_inert: bool = False
+    ) -> None:
+        """Set each ``owner.name`` to ``make(original)``. Closing ``until`` restores them.
+
+        ``becomes_inert`` is that of ``patching.replace``.
+        """
         for owner, name, make in wanted:
             place = f"{getattr(owner, '__name__', owner)}.{name}"
-            until.callback(self.note(place, replace(owner, name, make)))
+            until.callback(self.note(place, replace(owner, name, make, becomes_inert)))
 
     def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
         """Add a plugin's replacement to ``places``. Return the function that undoes it."""

@@ -29,7 +29,7 @@ def replace(
     The original may be inherited. Replacements by torchbus may be undone in any order. If other
     code has replaced the attribute since, its function stays, and a warning says so. With
     ``becomes_inert``, there is no warning, because ours may stay below the other one: torch.compile
-    wraps every optimizer's step when it is first used.
+    wraps every optimizer's step when it is first used, and wandb.init sets wandb.log.
     """
     current = original = vars(owner).get(name, MISSING)
     if current is MISSING:

@@ -137,7 +137,7 @@ class QuietFiles:
             owner = getattr(module, kind) if kind else module
             names = fnmatch.filter(dir(owner), pattern)
             replacements += [(owner, name, self._sends) for name in names]
-        self._session.seams.replace(replacements, self._undo)
+        self._session.seams.replace(replacements, self._undo, becomes_inert=True)
 
     def skip(self) -> None:
         """Called when the loop skips a finished pass."""
