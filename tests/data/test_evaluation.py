@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import indent
 
 import pytest
@@ -219,6 +220,34 @@ for (x,) in train:
 def test_rollouts_that_all_ranks_repeat_are_told_once(work: str, told: bool) -> None:
     stderr = run(f"{work}\n{STEPS}{work}\n{STEPS}", before=ROLLOUTS).ok().stderr
     assert stderr.count("for prompt in s.shard(prompts)") == told
+
+
+GENERATES = """
+import sys
+
+def fit(stop_at, **options):
+    with session(strategy="ddp", devices=2, launch="fork", checkpoint=sys.argv[1]):
+        net, steps = nn.Linear(2, 2), 0
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for epoch in range(4):
+            for (x,) in DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2):
+                net(x).square().mean().backward()
+                optimizer.step()
+                steps += 1
+                if steps == stop_at:
+                    raise KeyError
+            rollouts(net, prompts)
+
+try:
+    fit(6)
+except KeyError:
+    fit(0)
+"""
+
+
+def test_what_a_resumed_loop_generates_after_its_epochs_is_no_rollout(tmp_path: Path) -> None:
+    stderr = fork_script("\n".join([HEAD, ROLLOUTS, GENERATES]), tmp_path / "kept").ok().stderr
+    assert "resumes from" in stderr and "s.shard(prompts)" not in stderr, stderr
 
 
 def test_what_a_training_loop_counts_is_said_once() -> None:

@@ -163,6 +163,11 @@ class RepeatedWork:
             self._evaluation = iterator.origin
 
     @hookimpl
+    def batches_skipped(self) -> None:
+        """A resumed run generates again what follows its finished epochs."""
+        self._session.bus.unregister(self)
+
+    @hookimpl
     def module_called(self, module: Module, inputs: tuple[object, ...]) -> None:
         if torch.is_grad_enabled():
             self._with += 1
