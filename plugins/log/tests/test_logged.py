@@ -10,9 +10,11 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
+from torchmetrics.classification import BinaryAUROC
 
 from torchbus_testing.forking import fork_script
+from torchbus_testing.recorder import RecordingLogger
 
 LOOP = """
 import json, sys, torch
@@ -81,3 +83,20 @@ def test_a_name_without_a_value(tmp_path: Path) -> None:
         s.log("loss", 1.0)
         with pytest.raises(UsageError, match=r"^s\.logged\('loss'\) without a logger: .*'local'$"):
             s.logged("loss")
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_metric_that_is_updated_with_a_graph(calls: bool) -> None:
+    """torchmetrics keeps the outputs themselves, in a collection too."""
+    hears = RecordingLogger()
+    with session(strategy=None, logger=hears) as s:
+        net = torch.nn.Linear(2, 1)
+        metrics = MetricCollection({"auroc": BinaryAUROC(), "mse": MeanSquaredError()})
+        for x in DataLoader(torch.arange(8.0).reshape(4, 2) / 8, batch_size=2):
+            out, target = net(x).sigmoid().flatten(), torch.tensor([0, 1])
+            out.mean().backward(retain_graph=True)
+            (metrics if calls else metrics.update)(out, target)
+        expected = metrics.compute()
+        s.log_dict(metrics)
+    for name, value in expected.items():
+        assert [one for _, one in hears.of(name)] == [pytest.approx(value.item())]

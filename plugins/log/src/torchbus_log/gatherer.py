@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -27,7 +26,7 @@ from torchbus_log.exchange import (
 )
 from torchbus_log.monitors import Monitors
 from torchbus_log.passes import LoggedPass, OpenPasses
-from torchbus_log.totals import Metric, Value, check_step, updates
+from torchbus_log.totals import Metric, Value, check_step, copied, updates
 from torchbus_log.trackers.values import Values, table_of
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
@@ -176,7 +175,7 @@ class Gatherer:
             records = self._monitors.judged(values)
             self.waiting += records
         elif self.passes.current is self.passes.outside:
-            self._metrics.append((name, copy.deepcopy(metric), self._steps.count))
+            self._metrics.append((name, copied(metric), self._steps.count))
         else:
             self.passes.current.metrics[name] = metric
 
@@ -359,8 +358,7 @@ class Gatherer:
         ]
         if self._monitors is None:
             self._metrics += [
-                (name, copy.deepcopy(metric), self._steps.count)
-                for name, metric in one.metrics.items()
+                (name, copied(metric), self._steps.count) for name, metric in one.metrics.items()
             ]
         else:
             for name, metric in one.metrics.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -9,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torchbus.plugin import UsageError, an
 
 FOLD_AT = 64
@@ -107,6 +109,17 @@ class Metric(Protocol):
     def compute(self) -> object: ...
 
     def reset(self) -> None: ...
+
+
+def copied(metric: Metric) -> Metric:
+    """Return a copy whose tensors have no graph, as ``copy.deepcopy`` refuses a tensor that has."""
+    memo: dict[int, object] = {}
+    for one in metric.modules() if isinstance(metric, Module) else [metric]:
+        for value in getattr(one, "__dict__", {}).values():
+            for state in value if isinstance(value, list) else [value]:
+                if isinstance(state, Tensor) and state.grad_fn is not None:
+                    memo[id(state)] = state.detach().clone()
+    return copy.deepcopy(metric, memo)
 
 
 def updates(metric: Metric) -> object:
