@@ -11,7 +11,7 @@ import pytest
 from torchbus_testing.forking import fork_script
 
 SLOW = pytest.mark.slow
-ALL = 44
+ALL = 45
 SCRIPT = Path(__file__).parent / "scripts" / "odd_loops.py"
 
 SILENT = "backwards under s.no_sync() are weighted by samples"
@@ -32,6 +32,7 @@ ONE_OF_EACH_KIND = [
     "never_zero",
     "own_accumulation",
     "backward_fails",
+    "first_backward_fails",
     "skip_before_backward",
     "stale_step",
     "retain_twice",

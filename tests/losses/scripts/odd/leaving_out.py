@@ -26,6 +26,17 @@ def backward_fails(r):
 
 
 @loop
+def first_backward_fails(r):
+    for i, b in r.epochs():
+        r.opt.zero_grad()
+        try:
+            r.back(r.loss(r.model, b, fail="backward" if i % 3 == 0 else False))
+        except Bad:
+            continue
+        r.opt.step()
+
+
+@loop
 def backward_fails_and_steps(r):
     """What the broken backward left is stepped with... after being cleared."""
     for i, b in r.epochs():

@@ -146,6 +146,7 @@ class SyncPlan:
         except BaseException:
             if self._started:
                 self._complete(engine, before, self._chosen.members)
+                self._chosen.put_in_order()
             raise
         finally:
             # a cycle of the error, its traceback and this frame would keep the model alive
@@ -155,8 +156,7 @@ class SyncPlan:
     def _finish(self, engine: strategy_engine.BackwardFunction, before: Snapshot) -> None:
         if self._absent:
             self._resolve_absent(engine, before)
-        if not self._chosen.has_order:
-            self._chosen.put_in_order()
+        self._chosen.put_in_order()
         self._uses += 1
         if self._wanted not in self._reducers:
             self._reducers[self._wanted] = self._make(self._wanted)

@@ -59,19 +59,21 @@ class Reducer:
     def __init__(self, members: Sequence[int], ddp: DistributedDataParallel) -> None:
         self.members = frozenset(members)
         self._ddp = ddp
-        self.has_order: bool = getattr(ddp, "keeps_buckets", False)
+        self._has_order: bool = getattr(ddp, "keeps_buckets", False)
 
     def prepare(self) -> None:
         """Expect the gradients of all members, once each, in this backward."""
         self._ddp.reducer.prepare_for_backward([])
 
     def put_in_order(self) -> None:
-        """After the first backward, order the buckets as the gradients came.
+        """After the first backward, also a failed one, order the buckets as the gradients came.
 
         This is one small collective, on all ranks. It is left out for a DDP with ``keeps_buckets``.
+        After a second backward, torch could not do it.
         """
-        self.has_order = True
-        rebuild_buckets(self._ddp)
+        if not self._has_order:
+            self._has_order = True
+            rebuild_buckets(self._ddp)
 
 
 def make_reducer(
