@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 from torch.nn import Module
@@ -24,6 +24,8 @@ EVALUATED = (
     " process. For the same numbers, delete the old model first: del model, or train each model in"
     " a function"
 )
+COLLECTED = -1  # no id
+Known: TypeAlias = dict[int, weakref.ref[Any]]
 
 
 class SharedRngBetweenRuns:
@@ -36,8 +38,8 @@ class SharedRngBetweenRuns:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._trained: dict[int, weakref.ref[Module]] = {}
-        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._trained: Known = {}
+        self._optimizers: Known = {}
         self._collecting = self._has_said = self._drew = False
 
     @hookimpl
@@ -72,12 +74,8 @@ class SharedRngBetweenRuns:
         random.pause()
 
     def _ended(self, reference: weakref.ref[Module]) -> None:
-        if self._collecting or not self._session.is_inside:
-            return
-        self._trained = {
-            key: model for key, model in self._trained.items() if model is not reference
-        }
-        if not self._trained:
+        self._trained = self._left(self._trained, reference)
+        if not self._trained and self._session.is_inside:
             self._drew = self._session.random.loses_draws
             self._session.random.pause()
 
@@ -86,13 +84,15 @@ class SharedRngBetweenRuns:
 
         An evaluation still uses the model, so the end of the model counts.
         """
-        if self._collecting or not self._session.is_inside:
-            return
-        self._optimizers = {
-            key: one for key, one in self._optimizers.items() if one is not reference
-        }
-        if not self._optimizers and self._session.random.current == "own":
+        self._optimizers = self._left(self._optimizers, reference)
+        has_ended = not self._optimizers and self._session.is_inside
+        if has_ended and self._session.random.current == "own":
             self._session.random.pause()
+
+    def _left(self, known: Known, reference: weakref.ref[Any]) -> Known:
+        """Return what counts as alive. Another object may get the id of a collected one."""
+        left = {key: one for key, one in known.items() if one is not reference}
+        return left | {COLLECTED: reference} if self._collecting else left
 
     def _collector_runs(self, phase: str, info: dict[str, Any]) -> None:
         self._collecting = phase == "start"
