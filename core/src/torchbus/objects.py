@@ -187,6 +187,8 @@ class Adopted:
         self._bus = bus
         self._capture = capture
         self._things: dict[int, object] = {}
+        self.arguments: Iterable[object] = ()
+        """What a decorated function was called with, until it is announced."""
 
     def includes(self, thing: object) -> bool:
         """Whether the session may act on this object."""
@@ -202,9 +204,10 @@ class Adopted:
         if announces:
             self._announce(thing)
 
-    def announce_all(self, frame: FrameType) -> None:
+    def announce_all(self, frame: FrameType | None) -> None:
         """Announce what is adopted and, with ``capture``, what the caller's variables name."""
-        named = {id(thing): thing for thing in variables(frame).values()}.values()
+        seen, self.arguments = [*variables(frame).values(), *self.arguments], ()
+        named = {id(thing): thing for thing in seen}.values()
         modules = outermost(thing for thing in named if isinstance(thing, Module))
         optimizers = [thing for thing in named if isinstance(thing, Optimizer)]
         found = [*self._things.values(), *([*modules, *optimizers] if self._capture else [])]

@@ -148,6 +148,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
             given = self._arguments | self._options
             inner = type(self)(*self._plugins, **cast(Any, given))
             inner._context.launcher.decorate(run, function, args, kwargs, (self._plugins, given))
+            inner._context.adopted.arguments = [*args, *kwargs.values()]
             with inner:
                 return function(*args, **kwargs)
 

@@ -19,13 +19,13 @@ TRAIN = (
     HEAD
     + """
 if __name__ == "__main__":
-    alone = make()
+    alone, its_optimizer = make()
     model, optimizer = make()
     weight = model.weight
     for time in range(2):
-        steps(*alone, data())
+        steps(alone, its_optimizer, data())
         print(train(model, optimizer, data(), note="kept"))
-        print(model.weight is weight, torch.allclose(weight, alone[0].weight, rtol=0, atol=1e-12))
+        print(model.weight is weight, torch.allclose(weight, alone.weight, rtol=0, atol=1e-12))
 """
 )
 TOLD = "from rank 0\n{'ranks': 2, 'note': 'kept', 'agree': True}\nTrue True\n"

@@ -51,4 +51,4 @@ def test_a_block_that_fails_does_not_keep_the_next_from_beginning():
 @pytest.mark.slow
 def test_a_function_that_new_processes_call_divides_what_it_was_given():
     """Twice, while the caller has another model of the same form."""
-    assert run_script(SPAWNED, timeout_s=115).stdout == "True True Parameter\n"
+    assert run_script(SPAWNED, timeout_s=115).ok().stdout == "True True Parameter\n"

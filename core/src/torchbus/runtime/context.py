@@ -222,7 +222,8 @@ class Context(Ranks):
             self.steps.enter(frame)
             self.bus.hook.session_start(session=self)
             stack.callback(self.seams.close)
-            self.adopted.announce_all(frame)
+            # ranks that spawn has started have the arguments only
+            self.adopted.announce_all(None if self.world.launched_by == "spawn" else frame)
             self.seams.refresh()
             self.bus.on_change.append(self.seams.refresh)
             stack.callback(self.bus.on_change.remove, self.seams.refresh)
