@@ -78,11 +78,13 @@ def losses(out: Path, name: str) -> dict[int, float]:
 def test_fifty_kills(tmp_path: Path) -> None:
     lighthouse = Lighthouse(heartbeat_timeout_ms=2000)
     lives = [Lives(name, lighthouse.url, tmp_path) for name in NAMES]
-    killed = kill_at_random(lives, random.Random(0))
-    trained = max((max(losses(tmp_path, name), default=0) for name in NAMES), default=0)
-    (tmp_path / "enough").touch()
-    for one in lives:
-        one.wait()
+    try:
+        killed = kill_at_random(lives, random.Random(0))
+        trained = max((max(losses(tmp_path, name), default=0) for name in NAMES), default=0)
+    finally:
+        (tmp_path / "enough").touch()
+        for one in lives:
+            one.wait()
     lighthouse.close()
     assert not any(one.error for one in lives), "\n".join(one.error for one in lives)
     assert killed == KILLS and trained < EPOCHS - 1, "all were killed while others trained"

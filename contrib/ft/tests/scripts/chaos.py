@@ -28,12 +28,22 @@ parser.add_argument("--least", type=int, default=1)
 args = parser.parse_args()
 
 
-def tell() -> None:
-    """Write the number of steps."""
-    if not args.plain:
-        place = args.out / f"at-{args.name}"
-        place.with_suffix(".new").write_text(str(strategy.steps))
-        place.with_suffix(".new").rename(place)
+def tell() -> int:
+    """Write and return the number of steps."""
+    place = args.out / f"at-{args.name}"
+    place.with_suffix(".new").write_text(str(steps()))
+    place.with_suffix(".new").rename(place)
+    return steps()
+
+
+def steps() -> int:
+    return 0 if args.plain else strategy.steps
+
+
+def wait(epoch: int) -> None:
+    """Leave time for kills, and more in the last epochs, which a busy machine may reach early."""
+    if not args.plain and not (args.out / "enough").exists():
+        time.sleep(0.02 if epoch < 0.75 * args.epochs else 1.0)
 
 
 x = torch.randn(1200, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -55,18 +65,17 @@ with contextlib.nullcontext() if args.plain else block:
     loader = DataLoader(TensorDataset(x, y), args.batch, shuffle=True)
     (args.out / f"pid-{args.name}").write_text(str(os.getpid()))
     for epoch in range(args.epochs):
-        taken = 0
+        stepped = -1
         for inputs, targets in loader:
-            taken += 1
-            if not args.plain and not (args.out / "enough").exists():
-                time.sleep(0.02)
+            wait(epoch)
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
-            tell()
+            stepped = tell()
         with torch.no_grad():
             loss = nn.functional.mse_loss(model(x), y).item()
-        if taken:  # else the epoch was over when this replica began
+        # else this replica got the state of a later epoch, in which the others were
+        if stepped == steps():
             (args.out / f"loss-{args.name}-{epoch}").write_text(str(loss))
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, args.out / f"end-{args.name}.pt")
