@@ -33,6 +33,30 @@ def test_equals_accumulation_by_hand_bit_for_bit(
     assert training.scheduler.last_epoch == expected.scheduler.last_epoch
 
 
+def test_a_batch_counts_whole_if_the_others_of_its_window_have_failed() -> None:
+    def fail(_: Tensor) -> None:
+        raise ValueError
+
+    expected, found = Training(), Training()
+    x, y = data(7)
+    for part in (slice(0, 4), slice(6, 7)):
+        expected.optimizer.zero_grad()
+        expected.loss(x[part], y[part]).backward()
+        expected.optimizer.step()
+    with session(accumulate_grad_batches=2):
+        for number, batch in enumerate(loader(7, 2)):
+            found.optimizer.zero_grad()
+            loss = found.loss(*batch)
+            if number == 2:
+                loss.register_hook(fail)
+                with pytest.raises(ValueError):
+                    loss.backward()
+                continue
+            loss.backward()
+            found.optimizer.step()
+    torch.testing.assert_close(found.values(), expected.values())
+
+
 @pytest.mark.share(2)
 @pytest.mark.parametrize(
     "make",
