@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchbus import hookimpl, session
-from torchbus.plugin import muted
 from torchbus.tree import map_tensors
 
 
@@ -114,14 +113,6 @@ def test_a_fork_leaves_signals_blocked_that_the_script_has_blocked():
             assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before | {signal.SIGHUP}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def test_a_filter_of_the_script_stays_that_a_library_call_sets_too():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "abc", UserWarning)
-        with muted("abc", UserWarning):
-            warnings.warn("abc", stacklevel=1)
-        warnings.warn("abc", stacklevel=1)
 
 
 class Bag(MutableMapping):

@@ -25,7 +25,7 @@ from torchbus.patches.loaders import LoaderIterator, LoaderPass, Origin
 from torchbus.patches.modules import Surround
 from torchbus.patches.skipping import Answer
 from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import muted, users_frame, warn
+from torchbus.runtime.user_code import users_frame, warn
 from torchbus.world import DataPlace, Share, SharedStore, World
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "mark_internal",
-    "muted",
     "needs",
     "users_frame",
     "warn",

@@ -1,8 +1,9 @@
-"""Optimizers that a plugin makes for its own use."""
+"""Optimizers that a plugin makes for its own use, and warnings that it ignores."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torchbus.bus.base import hookimpl
 from torchbus.objects import mark_internal
 
 from torchbus_strategy.internal import making_internal
+from torchbus_strategy.user_code import muted
 
 
 class Events:
@@ -120,3 +122,11 @@ def test_whether_gradients_are_kept_is_told() -> None:
             optimizer.zero_grad()
         assert plugin.heard == [kept]
         assert (weight.grad is not None) == kept
+
+
+def test_a_filter_of_the_script_stays_that_a_library_call_sets_too():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "abc", UserWarning)
+        with muted("abc", UserWarning):
+            warnings.warn("abc", stacklevel=1)
+        warnings.warn("abc", stacklevel=1)

@@ -69,16 +69,11 @@ class Seams:
         self._remove(retired)
 
     @undisturbed()
-    def replace(
-        self, wanted: Iterable[Replacement], until: ExitStack, becomes_inert: bool = False
-    ) -> None:
-        """Set each ``owner.name`` to ``make(original)``. Closing ``until`` restores them.
-
-        ``becomes_inert`` is that of ``patching.replace``.
-        """
+    def replace(self, wanted: Iterable[Replacement], until: ExitStack) -> None:
+        """Set each ``owner.name`` to ``make(original)``. Closing ``until`` restores them."""
         for owner, name, make in wanted:
             place = f"{getattr(owner, '__name__', owner)}.{name}"
-            until.callback(self.note(place, replace(owner, name, make, becomes_inert)))
+            until.callback(self.note(place, replace(owner, name, make)))
 
     def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
         """Add a plugin's replacement to ``places``. Return the function that undoes it."""

@@ -335,15 +335,6 @@ class LoaderIterator:
         return self.origin.ended
 
     @property
-    def is_used_up(self) -> bool:
-        """Whether the loop has got the last batch, as far as the length is known."""
-        varies = self.order is not None and self.order.has_more is not None
-        try:
-            return not varies and self.num_yielded >= len(self)
-        except TypeError:  # a stream
-            return False
-
-    @property
     def _reads_by_index(self) -> bool:
         return (
             not self._ahead

@@ -52,18 +52,15 @@ class StepCounter:
         if any(_names(one.f_code, "global_step") for one in outwards(frame)):
             self.follow()
 
-    def begin(self, is_inside: bool) -> bool:
-        """Begin to count for the script, and return whether all steps are counted.
-
-        Counting does not begin if the loop ``is_inside`` the block and may have made steps there.
-        """
+    def begin(self, is_inside: bool) -> None:
+        """Begin to count, unless the loop ``is_inside`` the block and may have made steps there."""
         if not (is_inside and graph_nodes_built() != self._nodes_before):
             self.follow()
-        return self._follows
 
     def asked(self, is_inside: bool) -> int:
         """Return the count to the script. Raises UsageError if it may lack steps."""
-        if not self.begin(is_inside):
+        self.begin(is_inside)
+        if not self._follows:
             raise UsageError(
                 "s.global_step: nothing has counted the steps before this line, and an optimizer"
                 " may have made some. Read it once before the block: s = session(...);"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from torchbus.compat.python import current_frame
 from torchbus.errors import redacted
@@ -96,17 +94,3 @@ def deprecated(what: str, since: str, instead: str) -> FutureWarning:
         f"{what} is deprecated since torchbus {since}, and will be removed in"
         f" {major}.{int(minor) + 1}: {instead}"
     )
-
-
-@contextmanager
-def muted(message: str, category: type[Warning]) -> Iterator[None]:
-    """Ignore a library's warning. The script's own filters stay, also those that it adds."""
-    before = list(warnings.filters)
-    warnings.filterwarnings("ignore", message, category)
-    mine = warnings.filters[0]
-    try:
-        yield
-    finally:
-        # the script may have the same filter, or have reset them
-        if mine not in before and mine in warnings.filters:
-            cast("list[object]", warnings.filters).remove(mine)

@@ -88,7 +88,7 @@ class AutomaticSaves:
             or (self._steps.judged and self._steps.evaluated and self._when.is_default)
         )
         if due and (iterator is None or self._position.can_be_found_again(iterator)):
-            if iterator is not None and iterator.is_used_up:
+            if iterator is not None and _is_used_up(iterator):
                 self._session.bus.hook.last_batch_used(iterator=iterator)
             self._save(ends)
             # only later is it visible whether a counter of the loop counts batches or passes
@@ -198,3 +198,12 @@ class AutomaticSaves:
                 f" status {status}"
             )
         raise SystemExit(status)
+
+
+def _is_used_up(iterator: LoaderIterator) -> bool:
+    """Whether the loop has got the last batch, as far as the length is known."""
+    varies = iterator.order is not None and iterator.order.has_more is not None
+    try:
+        return not varies and iterator.num_yielded >= len(iterator)
+    except TypeError:  # a stream
+        return False

@@ -24,7 +24,9 @@ from torch.autograd.graph import Node
 from torch.nn import Module
 from torch.optim import Adagrad, Optimizer
 from torchbus.compat.required import private, require
-from torchbus.plugin import mark_internal, muted
+from torchbus.plugin import mark_internal
+
+from torchbus_strategy.user_code import muted
 
 COMM = "deepspeed.comm.torch"
 """The name of a module, because ``import deepspeed.comm.torch as x`` binds torch itself."""

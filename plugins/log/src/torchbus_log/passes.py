@@ -179,10 +179,10 @@ class OpenPasses:
                 self._open.remove(one)
                 return one
         if self._earlier and not self._open:  # a resumed run got no batch of it
-            rest = LoggedPass(None)
-            rest.trains = True
-            rest.take(self._earlier.pop(0))
-            return rest
+            continued = LoggedPass(None)
+            continued.trains = True
+            continued.take(self._earlier.pop(0))
+            return continued
         return None
 
     def left(self) -> list[LoggedPass]:

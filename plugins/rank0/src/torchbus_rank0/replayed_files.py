@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
+from torchbus.patches.patching import replace
 from torchbus.plugin import Context
 from torchbus.runtime.user_code import is_users_module
 
@@ -131,13 +132,13 @@ class QuietFiles:
         session.on_close.callback(self.close)
 
     def _silence(self, tracker: str) -> None:
-        module, replacements = sys.modules[tracker], []
+        module, note = sys.modules[tracker], self._session.seams.note
         for call in TRACKERS[tracker]:
             kind, _, pattern = call.rpartition(".")
             owner = getattr(module, kind) if kind else module
-            names = fnmatch.filter(dir(owner), pattern)
-            replacements += [(owner, name, self._sends) for name in names]
-        self._session.seams.replace(replacements, self._undo, becomes_inert=True)
+            for name in fnmatch.filter(dir(owner), pattern):
+                undo = replace(owner, name, self._sends, becomes_inert=True)
+                self._undo.callback(note(f"{tracker}.{name}", undo))
 
     def skip(self) -> None:
         """Called when the loop skips a finished pass."""

@@ -7,7 +7,10 @@ import linecache
 import re
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import cast
 
 from torchbus.compat.python import current_frame
 from torchbus.errors import redacted
@@ -113,3 +116,17 @@ def _matches(message: object, text: str) -> bool:
     """Filters hold a pattern, or, if Python itself made them, a plain text."""
     pattern = re.compile(message, re.I) if isinstance(message, str) else message
     return isinstance(pattern, re.Pattern) and pattern.match(text) is not None
+
+
+@contextmanager
+def muted(message: str, category: type[Warning]) -> Iterator[None]:
+    """Ignore a library's warning. The script's own filters stay, also those that it adds."""
+    before = list(warnings.filters)
+    warnings.filterwarnings("ignore", message, category)
+    mine = warnings.filters[0]
+    try:
+        yield
+    finally:
+        # the script may have the same filter, or have reset them
+        if mine not in before and mine in warnings.filters:
+            cast("list[object]", warnings.filters).remove(mine)

@@ -20,10 +20,11 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import Module, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torchbus.plugin import BackwardCall, Context, Unsupported, UsageError, muted
+from torchbus.plugin import BackwardCall, Context, Unsupported, UsageError
 from torchbus.tree import map_tensors
 
 from torchbus_strategy import compat, sharding
+from torchbus_strategy.user_code import muted
 from torchbus_tensor_parallel._compat import CROSS_ENTROPY, functions_of_nn
 
 

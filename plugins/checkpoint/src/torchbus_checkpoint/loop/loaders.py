@@ -130,7 +130,7 @@ class OpenPass:
     ``started`` and ``wanted`` are the random states at the creation of its iterator and at the
     first request for a batch. ``consumed_before`` is the number of batches that the pass had
     yielded when a later pass began, or -1. ``numbers`` are the values of the loop's variables when
-    this pass began, and ``own`` the states of the generators that variables name.
+    this pass began, and ``generators`` the states of those that variables name.
     """
 
     section: Section
@@ -140,7 +140,7 @@ class OpenPass:
     counters: Counters
     samples: dict[str, str]
     numbers: Numbers
-    own: dict[tuple[str, str], object]
+    generators: dict[tuple[str, str], object]
     wanted: State | None = None
     iterator: weakref.ref[LoaderIterator] | None = None
     origin: Origin | None = None

@@ -46,7 +46,7 @@ def _skip(
     position: LoopPosition, one: OpenPass, iterator: LoaderIterator, saved: State, count: int
 ) -> None:
     one.started, one.wanted = saved["started"], saved["wanted"]
-    one.own = saved.get("own", {})
+    one.generators = saved.get("own", {})
     if saved["wanted"] is not None and not iterator.num_yielded:
         position.random.put(saved["wanted"], iterator.loader)
     try:

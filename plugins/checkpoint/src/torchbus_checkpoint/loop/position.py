@@ -265,7 +265,7 @@ class LoopPosition:
             "ordinal": one.ordinal,
             "started": one.started,
             "wanted": one.wanted,
-            "own": one.own,
+            "own": one.generators,
             "taken": loaders.used(self._session, one),
             "last": one.consumed_before != one.num_yielded,
             "samples": one.samples,
