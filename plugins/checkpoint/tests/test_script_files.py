@@ -218,6 +218,19 @@ def after(epoch, row):
         opened[0].close()
         rows.close()
 """,
+    "has opened files before the block": """
+import logging
+logging.basicConfig(filename="train.log", level="INFO", format="%(message)s")
+rows, table = open("rows.txt", "a"), csv.writer(open("table.csv", "a"))
+
+def before():
+    pass
+
+def after(epoch, row):
+    logging.info(row)
+    rows.write(row)
+    table.writerow([row])
+""",
     "renews a link and a mark": """
 def before():
     for made in (Path("latest"), Path("mark")):

@@ -46,12 +46,13 @@ def write_to_no_file_of_the_parent() -> None:
     that were opened only for writing, because others may also be read.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in _files_open_for_writing():
+    for descriptor in files_open_for_writing():
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def _files_open_for_writing() -> Iterator[int]:
+def files_open_for_writing() -> Iterator[int]:
+    """Yield the descriptors of regular files that are open for writing alone."""
     for descriptor in map(
         int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else range(3, 256)
     ):

@@ -7,11 +7,12 @@ import contextlib
 import fnmatch
 import functools
 import io
+import logging
 import os
 import shutil
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -21,6 +22,7 @@ from torchbus.plugin import Context
 from torchbus.runtime.user_code import is_users_module
 
 from torchbus_launch import imports
+from torchbus_launch.choice import files_open_for_writing
 from torchbus_rank0.files import caller
 from torchbus_rank0.visible_files import holding
 from torchbus_rank0.whole_files import absolute, everywhere, imported, is_private, is_special
@@ -82,10 +84,48 @@ class HeldFile:
             os.close(there)
 
 
+class OpenedBefore:
+    """Discards what the script writes in finished epochs to files opened before the block.
+
+    These are the files in ``written``, and those of log handlers. Only regular files that are open
+    for writing alone are concerned: the others may also be read.
+    """
+
+    def __init__(self, written: Iterable[IO[Any]]) -> None:
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        handlers = [one for logger in loggers for one in getattr(logger, "handlers", ())]
+        streams = [one.stream for one in handlers if isinstance(one, logging.FileHandler)]
+        self._streams = [*written, *(one for one in streams if one is not None)]
+        self._aside: dict[int, int] = {}
+
+    def discard(self) -> None:
+        """Begin to discard. A second call has no effect."""
+        for stream in self._streams if not self._aside else ():
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+                number = stream.fileno()
+                if number not in self._aside and number in files_open_for_writing():
+                    self._aside[number] = os.dup(number)
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, number)
+                    os.close(nowhere)
+
+    def restore(self) -> None:
+        """Write to the files again."""
+        for stream in self._streams if self._aside else ():
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        while self._aside:
+            number, file = self._aside.popitem()
+            os.dup2(file, number)
+            os.close(file)
+
+
 class QuietFiles:
     """Drops what the script writes during a replay, and does not rename or remove its files.
 
-    What it sends to trackers in finished epochs is dropped, too.
+    What it sends to trackers in finished epochs is dropped, too. ``written`` are the files that the
+    script has opened before the block.
 
     Existing files stay as they are. A file opened for reading and writing is a copy. A file that is
     still open after the arrival continues at its end. A file that the script wrote only before the
@@ -97,8 +137,9 @@ class QuietFiles:
     then, removing a file that no longer exists and creating a folder that exists are not errors.
     """
 
-    def __init__(self, session: Context) -> None:
+    def __init__(self, session: Context, written: Iterable[IO[Any]]) -> None:
         self._session = session
+        self._before = OpenedBefore(written)
         self._held: list[HeldFile] = []
         self._made: set[str] = set()
         self._unremoved: set[str] = set()
@@ -144,6 +185,7 @@ class QuietFiles:
         """Called when the loop skips a finished pass."""
         if not self._skips:
             self._skips = True
+            self._before.discard()
             for held in self._held:
                 held.flush()
                 held.head = len(held.content())
@@ -154,6 +196,7 @@ class QuietFiles:
         ``repeated`` is closed at the next checkpoint, and then missing files are errors again.
         """
         self._skips, self._repeats = False, True
+        self._before.restore()
         repeated.callback(self._forgives.pop_all().close)
         self._undo.close()
         for held in self._held if self._session.is_main else ():
@@ -167,6 +210,7 @@ class QuietFiles:
     def close(self) -> None:
         """Restore all functions, and drop what was written."""
         self._skips, self._is_over = False, True
+        self._before.restore()
         self._undo.close()
         self._forgives.close()
         while self._held:

@@ -78,7 +78,8 @@ class LoopReplay:
         self._quiet = contextlib.ExitStack()
         self._numbering = Numbering(session, saved["heads"], saved["reader"], lambda: self.pending)
         session.on_close.callback(self._numbering.close)
-        self._files = QuietFiles(session)
+        written = variables.written_files(user_frames(session.frame))
+        self._files = QuietFiles(session, written)
         session.on_close.callback(self._quiet.close)
         self._compares = rank_alike
         self._in_its_gap = self._hides = False

@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeGuard
+from typing import IO, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -152,11 +152,19 @@ def flush_files(frames: list[FrameType]) -> None:
 
     A kill would lose their buffers, and a resumed run does not write this text again.
     """
+    for file in (*written_files(frames), sys.stdout):
+        with contextlib.suppress(OSError, ValueError):  # the script's next write raises it again
+            file.flush()
+
+
+def written_files(frames: list[FrameType]) -> list[IO[Any]]:
+    """Return the files open for writing that variables name."""
     files = [one for scope in scopes_of(frames) for one in map(_file_of, scope.values.values())]
-    for file in (*files, sys.stdout):
-        if isinstance(file, io.IOBase) and not file.closed and file.writable():
-            with contextlib.suppress(OSError):  # the script's next write raises the same error
-                file.flush()
+    return [
+        cast("IO[Any]", file)
+        for file in files
+        if isinstance(file, io.IOBase) and not file.closed and file.writable()
+    ]
 
 
 def _file_of(value: object) -> object:
