@@ -13,8 +13,8 @@ from torchbus_checkpoint.loop.history import RecordedGap, RecordedPass, Section
 from torchbus_checkpoint.loop.loaders import signature
 
 REMEDY = (
-    "write `for epoch in s.epochs(...):` instead of `range(...)`, so that the run continues where"
-    " it was"
+    "write `for epoch in s.epochs(...):` instead of `range(...)` or `while`, so that the run"
+    " continues where it was"
 )
 DRAWS = (
     "Draw as much in every epoch, whatever the loss or a metric is; or write `for epoch in"
