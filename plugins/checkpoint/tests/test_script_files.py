@@ -320,12 +320,15 @@ def events(file: Path) -> Any:
 
 
 LATE = """
-import logging, sys, torch
+import builtins, logging, sys, torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
 with session(devices=int(sys.argv[1]), batch="global", checkpoint="kept", every_n_steps=3) as s:
     logging.getLogger().addHandler(logging.FileHandler("late.log", delay=True))
+    if sys.argv[3] == "wraps":  # a library's own open, which stays
+        inner = builtins.open
+        builtins.open = lambda *args, **kwargs: inner(*args, **kwargs)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     steps = 0
@@ -341,11 +344,13 @@ with session(devices=int(sys.argv[1]), batch="global", checkpoint="kept", every_
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_handler_that_opens_its_file_after_the_resume(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "how"), [(1, "alone"), (2, "alone"), (1, "wraps")])
+def test_a_handler_that_opens_its_file_after_the_resume(
+    tmp_path: Path, ranks: int, how: str
+) -> None:
     """The checkpoint is of the first epoch, and the killed run has already made the file."""
-    assert fork_script(LATE, ranks, 5, cwd=tmp_path).status
-    assert fork_script(LATE, ranks, 0, cwd=tmp_path).ok()
+    assert fork_script(LATE, ranks, 5, how, cwd=tmp_path).status
+    assert fork_script(LATE, ranks, 0, how, cwd=tmp_path).ok()
     assert (tmp_path / "late.log").read_text() == "0\n0\n1\n2\n"
 
 

@@ -219,7 +219,7 @@ class QuietFiles:
     def _opens(self, original: Callable[..., IO[Any]]) -> Callable[..., IO[Any]]:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
             if self._is_over:  # a log handler stores the function that it opens its file with
-                return open(file, mode, *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             path = absolute(file) if isinstance(file, str | os.PathLike) else ""
             if path in self._unremoved:
                 mode = mode.replace("x", "w")
