@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import namedtuple
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,12 @@ def test_a_counter_counts_on(begin: tuple[Any, ...]) -> None:
     next(counter)
     read = written_and_read(counter)
     assert [next(read) for _ in range(3)] == [next(counter) for _ in range(3)]
+
+
+@pytest.mark.parametrize("begin", [Fraction(1, 2), float("inf"), torch.tensor(1)], ids=str)
+def test_a_counter_of_other_numbers_is_left_out(begin: Any) -> None:
+    with pytest.raises(UsageError, match=r"itertools\.count, which a checkpoint can't hold"):
+        encode(itertools.count(begin), "the loop")
 
 
 @pytest.mark.parametrize(

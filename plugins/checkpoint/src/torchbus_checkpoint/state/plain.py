@@ -59,8 +59,8 @@ def encode(value: Any, what: str) -> Any:
         return {SET: [encode(item, what) for item in value]}
     if kind is deque:
         return {DEQUE: [encode(item, what) for item in value], MAXLEN: value.maxlen}
-    if kind is itertools.count:
-        return {COUNT: ast.literal_eval(f"[{repr(value)[len('count(') : -1]}]")}
+    if kind is itertools.count and (numbers := _numbers_of(value)):
+        return {COUNT: numbers}
     if issubclass(kind, tuple) and _namedtuple(_path(kind)) is kind:
         return {NAMED: _path(kind), FIELDS: [encode(item, what) for item in value]}
     if kind is defaultdict:  # its factory can't be stored
@@ -68,6 +68,14 @@ def encode(value: Any, what: str) -> Any:
     if kind in (dict, OrderedDict, Counter):
         return kind({_encode_key(key, what): encode(item, what) for key, item in value.items()})
     return _encode_numpy(value, what)
+
+
+def _numbers_of(counter: object) -> Any:
+    """Return the next number and the step, which may be left out, or None if they aren't plain."""
+    try:
+        return ast.literal_eval(f"[{repr(counter)[len('count(') : -1]}]")
+    except (ValueError, SyntaxError):
+        return None
 
 
 def _encode_key(key: Any, what: str) -> Any:
