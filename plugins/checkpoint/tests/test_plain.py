@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import tempfile
 from collections import namedtuple
 from fractions import Fraction
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,3 +129,12 @@ def test_what_nothing_writes_is_refused(made_up: Any) -> None:
         decode(
             {key: torch.zeros(1).double() if item is None else item for key, item in read.items()}
         )
+
+
+def test_a_forged_namedtuple_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some packages import their modules when an attribute is read."""
+    lazy, read = ModuleType("lazy"), list[str]()
+    monkeypatch.setattr(lazy, "__getattr__", read.append, raising=False)
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    assert decode({"torchbus namedtuple": "lazy:anything", "torchbus fields": [1]}) == (1,)
+    assert not read

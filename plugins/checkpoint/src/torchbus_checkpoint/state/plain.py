@@ -144,7 +144,8 @@ def _path(kind: type) -> str:
 def _namedtuple(path: str) -> type[tuple[object, ...]] | None:
     """Return the class of an imported module, or None if there is no namedtuple of this name."""
     module, _, name = path.partition(":")
-    found = getattr(sys.modules.get(module), name, None)
+    # not getattr: a module's own __getattr__ may import what a forged checkpoint names
+    found = getattr(sys.modules.get(module), "__dict__", {}).get(name)
     is_one = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
     return found if is_one else None
 
