@@ -70,8 +70,7 @@ class LoopPosition:
         """Called when a new section begins. Forgets the passes of finished epochs."""
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
-        self.variables.note_grown(frames, least=1)  # a list of one epoch begins empty
-        self.variables.mark(frames)
+        self.variables.enter_epoch(frames)
         reads_loaders = bool(self.history.here) or section[1] == 0
         self.history.enter(section)
         if reads_loaders:  # skip this cost for an "epoch" that is a single step without a loader

@@ -316,11 +316,20 @@ class Variables:
         """Measure the lists from here on."""
         self._lengths = _lengths(scopes_of(frames))
 
-    def note_grown(self, frames: list[FrameType], least: int = 0) -> None:
-        """Note the lists that had ``least`` items, and that the loop has extended since then."""
-        for key, count in _lengths(scopes_of(frames)).items():
+    def enter_epoch(self, frames: list[FrameType]) -> None:
+        """Note the lists that the loop has extended, and measure them from here on."""
+        self._lengths = self.note_grown(frames, least=1)  # a list of one epoch begins empty
+
+    def note_grown(self, frames: list[FrameType], least: int = 0) -> dict[tuple[str, str], int]:
+        """Note the lists that had ``least`` items, and that the loop has extended since then.
+
+        Returns the lengths of all.
+        """
+        lengths = _lengths(scopes_of(frames))
+        for key, count in lengths.items():
             if count > self._lengths.get(key, count) >= least:
                 self._grown.add(key)
+        return lengths
 
     def warn_of_lost(self, frames: list[FrameType]) -> None:
         """Warn once of a list that the loop has extended, and that a checkpoint can't hold."""
