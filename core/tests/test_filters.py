@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-import operator
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,21 +297,21 @@ def test_the_global_step_is_counted_if_the_script_reads_it(early: bool) -> None:
     assert steps == [0, 1, 2, 3]
 
 
-def test_a_global_step_that_lacks_steps_is_refused() -> None:
-    """The file of the block does not name it, and another module reads it late."""
-    read = operator.attrgetter("global_step")
-    with session(strategy=None) as s:
-        layer = torch.nn.Linear(1, 1)
-        made = SGD(layer.parameters(), lr=0.1)
-        layer(torch.ones(1)).sum().backward()
-        made.step()
-        made.zero_grad()
-        with pytest.raises(UsageError, match="nothing has counted the steps before"):
-            read(s)
-    with session(strategy=None) as s:
-        layer = torch.nn.Linear(1, 1)
-        made = SGD(layer.parameters(), lr=0.1)
-        assert read(s) == 0
-        layer(torch.ones(1)).sum().backward()
-        made.step()
-        assert read(s) == 1
+def test_the_count_of_an_imported_module_and_of_decorated_functions(tmp_path: Path) -> None:
+    """The module that opens the block names it, in another function."""
+    (tmp_path / "library.py").write_text(
+        "import torch, torchbus\n"
+        "def loop():\n"
+        "    made = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)\n"
+        "    for _ in range(2):\n"
+        "        made.param_groups[0]['params'][0].sum().backward()\n"
+        "        made.step()\n"
+        "    print(torchbus.current().global_step)\n"
+        "def main():\n"
+        "    with torchbus.session(strategy=None):\n"
+        "        loop()\n"
+        "decorated = torchbus.session(strategy=None)(loop)\n"
+    )
+    command = [sys.executable, "-c", "import library; library.main(); library.decorated()"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["2", "2"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import operator
 
 import pytest
 import torch
 from torch.optim import SGD
 from torchbus import session
 from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
 from torchbus.patches.skipping import Answer
 from torchbus.runtime.context import Context
 
@@ -83,3 +85,26 @@ def test_it_goes_on_from_a_checkpoint() -> None:
         for one in (b, a, b):
             one.step()
     assert plugin.heard == [7, 8, 8] and (plugin.steps.of(a), plugin.steps.of(b)) == (8, 8)
+
+
+READ = operator.attrgetter("_".join(("global", "step")))  # a file that names it begins to count
+
+
+def trained() -> torch.optim.Optimizer:
+    layer = torch.nn.Linear(1, 1)
+    made = SGD(layer.parameters(), lr=0.1)
+    layer(torch.ones(1)).sum().backward()
+    made.step()
+    made.zero_grad()
+    return made
+
+
+def test_a_count_that_lacks_steps_is_refused() -> None:
+    with session(strategy=None) as s:
+        trained()
+        with pytest.raises(UsageError, match="nothing has counted the steps before"):
+            READ(s)
+    with session(strategy=None) as s:
+        assert READ(s) == 0
+        trained()
+        assert READ(s) == 1

@@ -149,6 +149,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
             inner = type(self)(*self._plugins, **cast(Any, given))
             inner._context.launcher.decorate(run, function, args, kwargs, (self._plugins, given))
             inner._context.adopted.arguments = [*args, *kwargs.values()]
+            inner._context.steps.read_by(getattr(inspect.unwrap(function), "__code__", None))
             with inner:
                 return function(*args, **kwargs)
 

@@ -111,7 +111,7 @@ def test_a_shorter_loop_is_refused_and_begins_again_in_another_folder(
 
     with pytest.raises(Cut), session(checkpoint=tmp_path / "a", every_n_steps=1, seed=0):
         loop(3, Clock(8))
-    words = "shorter than it was. Make it as long as before, or begin again in another folder"
+    words = "shorter than it was, or ends by a value of an evaluation, which a replay does not have"
     with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path / "a", seed=0):
         loop(1, Clock())
     with session(checkpoint=tmp_path / "a", seed=0):

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 SCRIPT = """
-import itertools, os, random, signal, sys
+import itertools, logging, os, random, signal, sys
 from collections import Counter, defaultdict, deque, namedtuple
 
 import numpy, torch
@@ -23,6 +23,10 @@ Row = namedtuple("Row", "epoch loss")
 class Meter:
     def __init__(self):
         self.values = []
+
+class History(dict):
+    def log(self, name, value):
+        self.setdefault(name, []).append(value)
 
 class Trainer:
     def __init__(self):
@@ -38,7 +42,7 @@ def train(s):
     nested = defaultdict(lambda: defaultdict(list))
     meters, trainer = {"loss": Meter()}, Trainer()
     numbers, rng, generator = itertools.count(1), random.Random(3), numpy.random.default_rng(5)
-    steps, rows = 0, []
+    steps, rows, history, best, waited = 0, [], History(), None, 0
     for epoch in s.epochs(3) if kind == "epochs" else range(3):
         for a, b in loader:
             optimizer.zero_grad()
@@ -57,9 +61,14 @@ def train(s):
             if die == steps:
                 os.kill(os.getpid(), signal.SIGKILL)
         rows.append(Row(epoch, value))
+        with torch.no_grad():
+            history.log("samples", sum(len(a) for a, b in loader))
+        history.log("loss", value)
+        best, waited = (value, 0) if best is None or value < best else (best, waited + 1)
+        logging.warning("logged %d", epoch)
         print(epoch, drawn, rng.random(), generator.random())
     print([by_name, last, counts, dict(nested), meters["loss"].values, trainer.meter.values])
-    print(rows, [row.loss for row in rows])
+    print(rows, [row.loss for row in rows], history, best, waited)
 
 options = {"devices": ranks, "batch": "global", "accelerator": "cpu"}
 with session(checkpoint="kept", every_n_steps=4 if die == 9 else 5, **options) as s:
@@ -108,7 +117,9 @@ def test_collections_generators_and_objects_in_objects(
     whole = run(SCRIPT, kind, -1, ranks, folder=tmp_path / "whole").ok().stdout
     killed = run(SCRIPT, kind, die, ranks, folder=tmp_path / "killed")
     assert killed.status != 0
-    resumed = run(SCRIPT, kind, -1, ranks, folder=tmp_path / "killed").ok().stdout
+    result = run(SCRIPT, kind, -1, ranks, folder=tmp_path / "killed").ok()
+    assert "logged 2" in result.stderr and "logged 0" not in result.stderr
+    resumed = result.stdout
     printed = killed.stdout.splitlines()
     again = resumed.splitlines()
     assert [*printed[: len(whole.splitlines()) - len(again)], *again] == whole.splitlines()
@@ -199,9 +210,11 @@ for case in sys.argv[1:]:
 
 
 def test_a_list_that_no_checkpoint_can_hold_is_not_silent(run: Any, tmp_path: Path) -> None:
-    """It is lost if the loop does not fill it again: a replay repeats the code between passes."""
-    lost = ["range/in the pass", "epochs/in the pass", "epochs/after each pass"]
-    fine = ["range/after each pass", "range/for each epoch", "epochs/for each epoch"]
+    """A list that each epoch fills again is none."""
+    lost = [
+        f"{kind}/{where} pass" for kind in ("range", "epochs") for where in ("in the", "after each")
+    ]
+    fine = ["range/for each epoch", "epochs/for each epoch"]
     printed = run(LISTS, *lost, *fine, folder=tmp_path).ok().stdout.splitlines()
     words = "the loop extends 'rows', and a checkpoint can't hold what is in it (Object), or not"
     for case, one in zip(lost, printed, strict=False):

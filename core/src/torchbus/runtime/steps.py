@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from linecache import getlines
 from types import CodeType, FrameType
 
 from torch.optim import Optimizer
@@ -12,7 +13,7 @@ from torchbus.bus.base import hookimpl
 from torchbus.bus.registry import Bus
 from torchbus.compat.torch_names import graph_nodes_built
 from torchbus.errors import UsageError
-from torchbus.runtime.user_code import outwards
+from torchbus.runtime.user_code import is_inside, outwards
 
 
 class StepCounter:
@@ -49,7 +50,13 @@ class StepCounter:
     def enter(self, frame: FrameType) -> None:
         """Begin to count if the script, which enters the block at ``frame``, reads the count."""
         self._nodes_before = graph_nodes_built()
-        if any(_names(one.f_code, "global_step") for one in outwards(frame)):
+        for one in outwards(frame):
+            if not is_inside(one.f_globals):
+                self.read_by(one.f_code)
+
+    def read_by(self, code: CodeType | None) -> None:
+        """Begin to count if the file of the code names the count."""
+        if code is not None and ".global_step" in "".join(getlines(code.co_filename)):
             self.follow()
 
     def begin(self, is_inside: bool) -> None:
@@ -111,9 +118,3 @@ class StepCounter:
             self._given += 1
             number = self._numbers[optimizer] = self._given
         return number
-
-
-def _names(code: CodeType, name: str) -> bool:
-    """Whether a code object, or a function in it, names an attribute."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return name in code.co_names or any(_names(one, name) for one in inner)

@@ -204,6 +204,6 @@ def _is_used_up(iterator: LoaderIterator) -> bool:
     """Whether the loop has got the last batch, as far as the length is known."""
     varies = iterator.order is not None and iterator.order.has_more is not None
     try:
-        return not varies and iterator.num_yielded >= len(iterator)
+        return not varies and 0 < len(iterator) <= iterator.num_yielded
     except TypeError:  # a stream
         return False

@@ -109,8 +109,7 @@ class ObjectFinder:
         pool = {id(thing): thing for thing in [*things, *self._found_by_gc()]}.values()
         modules = [thing for thing in pool if isinstance(thing, Module)]
         trained, other = self._models(modules, optimizers, names)
-        for model in trained:
-            self._see(model, optimizers)
+        self._see(trained, optimizers)
         found = [thing for thing in pool if isinstance(thing, LRScheduler)]
         schedulers = _schedulers(found, optimizers, names)
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
@@ -126,12 +125,14 @@ class ObjectFinder:
         )
         return self._last
 
-    def _see(self, model: Module, optimizers: list[Optimizer]) -> None:
-        if model not in self._seen:
+    def _see(self, trained: list[Module], optimizers: list[Optimizer]) -> None:
+        steps, is_first = self._session.steps, not self._seen
+        for model in [one for one in trained if one not in self._seen]:
             self._seen.add(model)
-            mine, steps = {id(one) for one in model.parameters()}, self._session.steps
+            mine = {id(one) for one in model.parameters()}
             holding = [one for one in optimizers if any(id(p) in mine for p in parameters(one))]
-            self.since = max(self.since, steps.count - max(map(steps.of, holding)))
+            if not is_first:
+                self.since = max(self.since, steps.count - max(map(steps.of, holding)))
 
     def look_once(self) -> None:
         """Find all objects at the first step, so that ``find_at_end`` knows them."""

@@ -70,7 +70,7 @@ class LoopPosition:
         """Called when a new section begins. Forgets the passes of finished epochs."""
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
-        self.variables.enter_epoch(frames)
+        self.variables.measure(frames)
         reads_loaders = bool(self.history.here) or section[1] == 0
         self.history.enter(section)
         if reads_loaders:  # skip this cost for an "epoch" that is a single step without a loader
@@ -114,8 +114,8 @@ class LoopPosition:
             self._begin_workers(loader)
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
-        if self.section == (0, 0):  # a replay repeats what comes between two passes
-            self.variables.mark(frames)
+        if self.section == (0, 0):
+            self.variables.measure(frames)
         ordinal = self.history.begin(
             RecordedPass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
         )
@@ -163,8 +163,6 @@ class LoopPosition:
         if one.ordinal == NESTED or one.origin is None:
             return
         here = user_frames(self._session.frame)
-        if self.section == (0, 0):
-            self.variables.note_grown(here)
         if one.section in self.history.passes and not one.origin.ahead:
             found = self.history.passes[one.section][one.ordinal]
             found.counted = variables.changed(one.numbers, variables.numbers(here))

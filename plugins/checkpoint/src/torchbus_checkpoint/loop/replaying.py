@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -235,8 +236,9 @@ class LoopReplay:
         if not self._target.ended:
             raise UsageError(
                 "the script ended before it reached the place where the checkpoint was written: its"
-                " loop is shorter than it was. Make it as long as before, or begin again in another"
-                f" folder{RESUME_CODE}"
+                " loop is shorter than it was, or ends by a value of an evaluation, which a replay"
+                " does not have. Make it as long as before, or begin again in another folder, with"
+                f" `for epoch in s.epochs(...):` if the loop stops early{RESUME_CODE}"
             )
         if self._hides and self._session.is_main:
             warn(HAD_ENDED)
@@ -254,10 +256,12 @@ class LoopReplay:
         self._session.seams.refresh()
 
     def _silence(self) -> None:
-        """Hide what the loop prints in skipped epochs, as the values are wrong."""
+        """Hide what the loop prints and logs in skipped epochs, as the values are wrong."""
         self._quiet.close()
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         self._quiet.enter_context(warnings.catch_warnings())
+        self._quiet.callback(logging.disable, logging.root.manager.disable)
+        logging.disable()
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about means of empty lists
         self._files.skip()
         self._hides = True

@@ -290,9 +290,9 @@ def _value_of(number: Any) -> object:
 
 
 LOST = (
-    "the loop extends {!r}, and a checkpoint can't hold what is in it ({}), or not that much. A"
-    " resumed run begins with the list from before the first pass. Put in numbers, text, or tensors"
-    " of a few bytes, or write the rest to a file"
+    "the loop extends {!r}, and a checkpoint can't hold what is in it ({}), or not that much, so a"
+    " resumed run does not restore it. Put in at most {} numbers, texts or small tensors, or write"
+    " the rest to a file"
 )
 
 
@@ -312,18 +312,14 @@ class Variables:
                 self._first[scope.place] = copied(_saveable(scope))
                 self._lengths |= _lengths([scope])
 
-    def mark(self, frames: list[FrameType]) -> None:
-        """Measure the lists from here on."""
-        self._lengths = _lengths(scopes_of(frames))
-
-    def enter_epoch(self, frames: list[FrameType]) -> None:
+    def measure(self, frames: list[FrameType]) -> None:
         """Note the lists that the loop has extended, and measure them from here on."""
-        self._lengths = self.note_grown(frames, least=1)  # a list of one epoch begins empty
+        self._lengths = self.note_grown(frames)
 
-    def note_grown(self, frames: list[FrameType], least: int = 0) -> dict[tuple[str, str], int]:
+    def note_grown(self, frames: list[FrameType], least: int = 1) -> dict[tuple[str, str], int]:
         """Note the lists that had ``least`` items, and that the loop has extended since then.
 
-        Returns the lengths of all.
+        A list of one epoch begins empty. Returns the lengths of all.
         """
         lengths = _lengths(scopes_of(frames))
         for key, count in lengths.items():
@@ -333,13 +329,14 @@ class Variables:
 
     def warn_of_lost(self, frames: list[FrameType]) -> None:
         """Warn once of a list that the loop has extended, and that a checkpoint can't hold."""
-        self.note_grown(frames)
+        self.note_grown(frames, least=0)
         for scope in scopes_of(frames) if self._grown and not self._has_warned else ():
             for name in scope.values.keys() - _saveable(scope).keys():
-                value = scope.values[name]
-                if (scope.place, name) in self._grown and isinstance(value, list | deque) and value:
+                value, has_grown = scope.values[name], (scope.place, name) in self._grown
+                last = list(value)[-1:] if has_grown and isinstance(value, list | deque) else []
+                for item in filter(_is_result, last):
                     self._has_warned = True
-                    return warn(LOST.format(name, type(value[-1]).__name__))
+                    return warn(LOST.format(name, type(item).__name__, MAX_ITEMS))
         return None
 
     def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> Saved:
@@ -372,12 +369,15 @@ class Variables:
     def fill(frames: list[FrameType], saved: Saved) -> None:
         """Give saved values to the variables that do not exist yet, or are None.
 
-        A skipped pass would have assigned them, and the loop may print them.
+        A skipped pass would have assigned them, and the loop may print them. A None that becomes a
+        number stays, since ``count`` knows the number after each pass.
         """
         for scope in scopes_of(frames):
-            missing = saved.get(scope.place, {}).items()
-            absent = [(name, value) for name, value in missing if scope.values.get(name) is None]
-            scope.restore({name: copied(value) for name, value in absent})
+            here = saved.get(scope.place, {})
+            absent = {name: copied(here[name]) for name in here.keys() - scope.values.keys()}
+            empty = [name for name in here if scope.values.get(name, 0) is None]
+            absent |= {one: copied(here[one]) for one in empty if _number(here[one]) is None}
+            scope.restore(absent)
 
     def _changes(self, scope: Scope) -> dict[str, object]:
         first = self._first.get(scope.place, {})
@@ -401,6 +401,13 @@ def _saveable(scope: Scope) -> dict[str, object]:
             except UsageError:
                 continue
     return found
+
+
+def _is_result(item: object) -> bool:
+    """Whether a loop may collect such items as results. A socket or a thread is none."""
+    module = type(item).__module__.partition(".")[0]
+    is_value = is_users_class(type(item)) or module in ("builtins", "numpy", "pandas", "torch")
+    return is_value and not callable(item) and not isinstance(item, OF_TORCH)
 
 
 def _lengths(scopes: Iterable[Scope]) -> dict[tuple[str, str], int]:
@@ -434,7 +441,16 @@ def to_save(value: object) -> object:
         return {GENERATOR: generators.state_of(value)}
     if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
         raise UsageError("too large")
-    return with_device(encode(value.detach() if _is_loss(value) else value, ""))
+    return with_device(encode(value.detach() if _is_loss(value) else _as_builtin(value), ""))
+
+
+def _as_builtin(value: object) -> object:
+    """Return the content of a dict or list of a class of the user. It is restored in place."""
+    if not is_users_class(type(value)):
+        return value
+    if isinstance(value, dict):
+        return dict(value)
+    return list(value) if isinstance(value, list) else value
 
 
 def is_data(value: object) -> bool:
@@ -443,7 +459,7 @@ def is_data(value: object) -> bool:
         return False  # a parameter
     try:
         if not generators.is_one(value):
-            encode(value, "")
+            encode(_as_builtin(value), "")
     except (UsageError, RecursionError):
         return False
     return True
@@ -458,7 +474,7 @@ def _size(value: Any, limit: int) -> int:
     """Count the items roughly. Stop counting beyond the limit."""
     if isinstance(value, Tensor):
         return 1 if _is_small(value.detach() if _is_loss(value) else value) else limit + 1
-    if type(value) not in (*DICTS, list, set, deque) and not isinstance(value, tuple):
+    if not isinstance(value, dict | list | set | deque | tuple):
         return 1
     if len(value) > limit:
         return limit + 1
@@ -504,7 +520,7 @@ def restored(current: Any, saved: object) -> object:
     value = decode(saved)
     if isinstance(current, Tensor) and isinstance(value, Tensor):
         return _tensor(current, value)
-    if type(current) is type(value) and isinstance(value, list):
+    if isinstance(current, list) and isinstance(value, list):
         current[:] = value
         return current
     if type(current) is type(value) and isinstance(value, set):
@@ -515,7 +531,7 @@ def restored(current: Any, saved: object) -> object:
         current.clear()
         current.extend(value)
         return current
-    if type(current) in DICTS and isinstance(value, dict):
+    if isinstance(current, dict) and isinstance(value, dict):
         again = {key: _with_default(current, key, item) for key, item in value.items()}
         current.clear()
         current.update(again)

@@ -114,14 +114,8 @@ def check(
     where: str,
 ) -> None:
     """Check the states that all ranks have in common. ``where`` names the checkpoint."""
-    for kind, things in (
-        ("trained", contents.trained),
-        ("other", contents.other),
-        ("optimizers", contents.optimizers),
-        ("schedulers", contents.schedulers),
-        ("scalers", contents.scalers),
-    ):
-        _check_same(kind, saved[kind], things, where)
+    for kind in ("trained", "other", "optimizers", "schedulers", "scalers"):
+        _check_same(kind, saved[kind], getattr(contents, kind), where)
     check_models(contents, saved, saved_weights, where)
     for entry, (name, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
         _check_optimizer(entry, name, shapes_in(optimizer, contents.shape_of), where)
@@ -134,6 +128,8 @@ def check(
 def check_models(
     contents: LoopContents, saved: State, saved_weights: list[State], where: str
 ) -> None:
+    for kind in ("trained", "other"):
+        _check_same(kind, saved[kind], getattr(contents, kind), where)
     for entry, state, (name, model) in zip(
         saved["trained"] + saved["other"], saved_weights, contents.models, strict=True
     ):
