@@ -70,10 +70,10 @@ class LoopPosition:
         """Called when a new section begins. Forgets the passes of finished epochs."""
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
-        self.variables.measure(frames)
         reads_loaders = bool(self.history.here) or section[1] == 0
         self.history.enter(section)
         if reads_loaders:  # skip this cost for an "epoch" that is a single step without a loader
+            self.variables.measure(frames)
             self.gaps.begin(frames)
         else:
             self.gaps.forget()
