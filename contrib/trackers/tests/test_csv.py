@@ -66,6 +66,20 @@ def test_a_run_that_goes_on_replaces_what_it_logs_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_the_other_values_of_a_row_stay(tmp_path):
+    table = CsvTable(tmp_path / "m.csv", ["step"])
+    for step in (1, 2, 3):
+        table.add({"step": step, "a": step, "b": -step})
+    table = CsvTable(tmp_path / "m.csv", ["step"])
+    table.cut("step", 2, ["b", "new"])
+    table.add({"step": 2, "b": 7, "new": 8})
+    assert [tuple(row.values()) for row in rows(tmp_path / "m.csv")] == [
+        ("1", "1", "-1", ""),
+        ("2", "2", "", ""),
+        ("2", "", "7", "8"),
+    ]
+
+
 def test_two_runs_of_one_name_have_two_folders(tmp_path):
     for _ in range(2):
         logged(CSVLogger(root=tmp_path, name="run"), [1])

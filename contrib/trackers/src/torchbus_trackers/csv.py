@@ -28,12 +28,13 @@ class CsvTable:
 
     Args:
         path: the file. If it exists, its rows stay.
-        columns: the first columns.
+        columns: the first columns, which say what a row is about.
     """
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self._path = path
         self._columns = list(columns)
+        self._keys = set(self._columns)
         self._size = self._num_earlier = 0
         if path.exists():
             self._size = path.read_bytes().rfind(b"\n") + 1
@@ -44,7 +45,7 @@ class CsvTable:
         """Append a row. Raises OSError if it can't be written."""
         new = [name for name in row if name not in self._columns]
         if new or not self._size:
-            self._write(lambda row: True, [*self._columns, *new])
+            self._write(lambda row: row, [*self._columns, *new])
         with open(self._path, "r+b") as file:
             file.truncate(self._size)
             file.seek(self._size)
@@ -52,25 +53,27 @@ class CsvTable:
         self._size = self._path.stat().st_size
 
     def cut(self, column: str, at: int, names: Iterable[str]) -> None:
-        """Remove, of the rows that the file had at first, those that are written again.
+        """Remove what is written again from the rows that the file had at first.
 
-        In these rows the number in ``column`` is larger than ``at``, or it is ``at`` and the row
-        has a value of one of these names.
+        These are the values of these names in rows whose number in ``column`` is ``at``, and all
+        rows with a larger number.
         """
 
-        def keep(row: dict[str, str]) -> bool:
+        def left(row: dict[str, str]) -> dict[str, str]:
             number = float(row[column] or 0)
-            return number < at or (number == at and not any(map(row.get, names)))
+            again = self._columns if number > at else names if number == at else ()
+            values = {one: value for one, value in row.items() if one not in {*again} - self._keys}
+            return values if any(values[one] for one in values.keys() - self._keys) else {}
 
         if self._size:
-            self._write(keep, self._columns)
+            self._write(left, self._columns)
 
-    def _write(self, keep: Callable[[dict[str, str]], bool], columns: list[str]) -> None:
-        """Rewrite the file with ``columns``, without the earlier rows for which ``keep`` is not
-        true.
-        """
+    def _write(
+        self, change: Callable[[dict[str, str]], dict[str, str]], columns: list[str]
+    ) -> None:
+        """Rewrite the file with ``columns``. Of the earlier rows, keep what ``change`` returns."""
         rows = _read(self._whole())[1]
-        earlier = [row for row in rows[: self._num_earlier] if keep(row)]
+        earlier = [left for left in map(change, rows[: self._num_earlier]) if left]
         rows = [*earlier, *rows[self._num_earlier :]]
         again = self._path.with_name(f"{self._path.name}.new")
         header = dict(zip(columns, columns, strict=True))

@@ -134,8 +134,8 @@ class Bus:
             )
         there = list(dict.fromkeys([*self.events(), *known]))
         near = difflib.get_close_matches(event, there, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(there)}"
-        hint = discovery.hint("event", event) or hint
+        guess = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(there)}"
+        hint = discovery.hint("event", event) or guess
         raise UsageError(f"plugin {name} listens to {event!r}, which is not an event; {hint}")
 
     def events(self) -> list[str]:

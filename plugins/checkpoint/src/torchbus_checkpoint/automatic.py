@@ -117,10 +117,11 @@ class AutomaticSaves:
         session, options = self._session, self._options
         if not options.load_best:
             return
+        since = self._finder.since
         found = agree(
             session,
             "checkpoint/best",
-            lambda: str(choice.best_of(self._candidates(), options.mode) or ""),
+            lambda: str(choice.best_after(self._folder, since, options.mode) or ""),
         )
         if found:
             chosen = fetch.to_this_host(session, options, Path(found))
@@ -134,9 +135,6 @@ class AutomaticSaves:
                 f" {options.monitor!r}, so the models keep their final weights. Log it:"
                 f" s.log({options.monitor!r}, value)"
             )
-
-    def _candidates(self) -> list[Path]:
-        return choice.after(self._folder, self._finder.since)
 
     def explain_lines(self) -> list[str]:
         """Say where and when checkpoints are written, and whether signals can't be handled."""

@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torchbus.errors import UsageError
@@ -45,8 +45,13 @@ def write_to_no_file_of_the_parent() -> None:
     So a log that was opened before the fork has each line once. This applies only to regular files
     that were opened only for writing, because others may also be read.
     """
+    discard_writes(files_open_for_writing())
+
+
+def discard_writes(descriptors: Iterable[int]) -> None:
+    """Connect descriptors with the null device."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in files_open_for_writing():
+    for descriptor in descriptors:
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
 

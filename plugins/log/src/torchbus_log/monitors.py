@@ -154,7 +154,7 @@ class Monitors:
         return any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing)
 
     def end(self) -> None:
-        """Warn of names that were never logged. An error would skip the code after the block."""
+        """Warn of names that were never logged. A plugin may need its name, and raise an error."""
         if self._missing and not self._has_warned and self._logged:
             self._say_once("in this session: nothing was judged by it")
 

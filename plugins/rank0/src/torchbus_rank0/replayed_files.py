@@ -22,7 +22,7 @@ from torchbus.plugin import Context
 from torchbus.runtime.user_code import is_users_module
 
 from torchbus_launch import imports
-from torchbus_launch.choice import files_open_for_writing
+from torchbus_launch.choice import discard_writes, files_open_for_writing
 from torchbus_rank0.files import caller
 from torchbus_rank0.visible_files import holding
 from torchbus_rank0.whole_files import absolute, everywhere, imported, is_private, is_special
@@ -100,21 +100,24 @@ class OpenedBefore:
 
     def discard(self) -> None:
         """Begin to discard. A second call has no effect."""
-        for stream in self._streams if not self._aside else ():
+        if not self._aside:
+            found = self._flushed() & set(files_open_for_writing())
+            self._aside = {number: os.dup(number) for number in found}
+            discard_writes(found)
+
+    def _flushed(self) -> set[int]:
+        """Flush the files that are still open, and return their descriptors."""
+        numbers = set()
+        for stream in self._streams:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-                number = stream.fileno()
-                if number not in self._aside and number in files_open_for_writing():
-                    self._aside[number] = os.dup(number)
-                    nowhere = os.open(os.devnull, os.O_WRONLY)
-                    os.dup2(nowhere, number)
-                    os.close(nowhere)
+                numbers.add(stream.fileno())
+        return numbers
 
     def restore(self) -> None:
         """Write to the files again."""
-        for stream in self._streams if self._aside else ():
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        if self._aside:
+            self._flushed()
         while self._aside:
             number, file = self._aside.popitem()
             os.dup2(file, number)

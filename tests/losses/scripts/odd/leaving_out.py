@@ -3,37 +3,30 @@
 from odd.table import Bad, loop
 
 
-@loop
-def forward_fails(r):
+def leave_out(r, fail, remainder):
+    """Leave out each third step, whose forward or backward fails."""
     for i, b in r.epochs():
         r.opt.zero_grad()
         try:
-            r.back(r.loss(r.model, b, fail="forward" if i % 3 == 1 else False))
+            r.back(r.loss(r.model, b, fail=fail if i % 3 == remainder else False))
         except Bad:
             continue
         r.opt.step()
+
+
+@loop
+def forward_fails(r):
+    leave_out(r, "forward", 1)
 
 
 @loop
 def backward_fails(r):
-    for i, b in r.epochs():
-        r.opt.zero_grad()
-        try:
-            r.back(r.loss(r.model, b, fail="backward" if i % 3 == 1 else False))
-        except Bad:
-            continue
-        r.opt.step()
+    leave_out(r, "backward", 1)
 
 
 @loop
 def first_backward_fails(r):
-    for i, b in r.epochs():
-        r.opt.zero_grad()
-        try:
-            r.back(r.loss(r.model, b, fail="backward" if i % 3 == 0 else False))
-        except Bad:
-            continue
-        r.opt.step()
+    leave_out(r, "backward", 0)
 
 
 @loop

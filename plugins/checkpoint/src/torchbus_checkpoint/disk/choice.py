@@ -84,12 +84,12 @@ def best(parent: str | Path, mode: str = "min") -> Path | None:
     A trial run (``fast_dev_run``) writes no checkpoints, so there it returns None in a new folder.
     """
     refuse_url(parent, f"best({str(parent)!r})")
-    return best_of(automatic(Path(parent)), mode)
+    return best_after(Path(parent), -1, mode)
 
 
-def best_of(candidates: list[Path], mode: str) -> Path | None:
-    """Return the candidate with the best monitored value, or None if none has a value."""
-    ranked = _ranked(_with_metrics(candidates), mode)
+def best_after(parent: Path, since: int, mode: str) -> Path | None:
+    """Return the best of the checkpoints of more than ``since`` steps, or None."""
+    ranked = _ranked(_with_metrics(after(parent, since)), mode)
     return ranked[0] if ranked else None
 
 

@@ -23,7 +23,7 @@ from torchbus_checkpoint.loop.frames import Counters, user_frames
 from torchbus_checkpoint.loop.generators import LoaderStates
 from torchbus_checkpoint.loop.history import NESTED, Gaps, History, RecordedPass, Section, Standing
 from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
-from torchbus_checkpoint.loop.variables import Variables, flush_files, put_generators
+from torchbus_checkpoint.loop.variables import ExtendedLists, Variables, flush_files, put_generators
 from torchbus_checkpoint.state.plain import State, decode, encode
 
 
@@ -46,7 +46,7 @@ class LoopPosition:
         self.open: list[OpenPass] = []
         self.repeated = contextlib.ExitStack()
         session.on_close.callback(self.repeated.close)
-        self.variables = Variables()
+        self.variables, self._lists = Variables(), ExtendedLists()
         self.trains = self.was_left = False
         self.expected: Counters = {}
         self.expected_after = 0
@@ -73,7 +73,7 @@ class LoopPosition:
         reads_loaders = bool(self.history.here) or section[1] == 0
         self.history.enter(section)
         if reads_loaders:  # skip this cost for an "epoch" that is a single step without a loader
-            self.variables.measure(frames)
+            self._lists.measure(frames)
             self.gaps.begin(frames)
         else:
             self.gaps.forget()
@@ -115,7 +115,7 @@ class LoopPosition:
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
         if self.section == (0, 0):
-            self.variables.measure(frames)
+            self._lists.measure(frames)
         ordinal = self.history.begin(
             RecordedPass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
         )
@@ -236,7 +236,7 @@ class LoopPosition:
         frames = user_frames(self._session.frame)
         flush_files(frames)
         if self._session.is_main:
-            self.variables.warn_of_lost(frames)
+            self._lists.warn_of_lost(frames)
 
     def state(self) -> State:
         """Return the position, for this rank's file."""

@@ -296,40 +296,32 @@ LOST = (
 )
 
 
-class Variables:
-    """Remembers the first value of each variable."""
+class ExtendedLists:
+    """Finds the user's lists and deques that grow, and that a checkpoint can't hold.
+
+    A list that each epoch fills again begins empty. So between epochs, only a list counts that had
+    items and has more now.
+    """
 
     def __init__(self) -> None:
-        self._first: Saved = {}
         self._lengths: dict[tuple[str, str], int] = {}
         self._grown: set[tuple[str, str]] = set()
         self._has_warned = False
 
-    def look(self, frames: list[FrameType]) -> None:
-        """Record variables not seen yet. Called when a pass over a loader or an epoch begins."""
-        for scope in scopes_of(frames):
-            if scope.place not in self._first:
-                self._first[scope.place] = copied(_saveable(scope))
-                self._lengths |= _lengths([scope])
-
     def measure(self, frames: list[FrameType]) -> None:
-        """Note the lists that the loop has extended, and measure them from here on."""
-        self._lengths = self.note_grown(frames)
+        """Compare the lists with the last call. Called when an epoch, or a pass, begins."""
+        self._lengths = self._compare(frames, at_least=1)
 
-    def note_grown(self, frames: list[FrameType], least: int = 1) -> dict[tuple[str, str], int]:
-        """Note the lists that had ``least`` items, and that the loop has extended since then.
-
-        A list of one epoch begins empty. Returns the lengths of all.
-        """
+    def _compare(self, frames: list[FrameType], at_least: int) -> dict[tuple[str, str], int]:
         lengths = _lengths(scopes_of(frames))
         for key, count in lengths.items():
-            if count > self._lengths.get(key, count) >= least:
+            if count > self._lengths.get(key, count) >= at_least:
                 self._grown.add(key)
         return lengths
 
     def warn_of_lost(self, frames: list[FrameType]) -> None:
-        """Warn once of a list that the loop has extended, and that a checkpoint can't hold."""
-        self.note_grown(frames, least=0)
+        """Warn once of such a list, when a checkpoint is written."""
+        self._compare(frames, at_least=0)
         for scope in scopes_of(frames) if self._grown and not self._has_warned else ():
             for name in scope.values.keys() - _saveable(scope).keys():
                 value, has_grown = scope.values[name], (scope.place, name) in self._grown
@@ -338,6 +330,19 @@ class Variables:
                     self._has_warned = True
                     return warn(LOST.format(name, type(item).__name__, MAX_ITEMS))
         return None
+
+
+class Variables:
+    """Remembers the first value of each variable."""
+
+    def __init__(self) -> None:
+        self._first: Saved = {}
+
+    def look(self, frames: list[FrameType]) -> None:
+        """Record variables not seen yet. Called when a pass over a loader or an epoch begins."""
+        for scope in scopes_of(frames):
+            if scope.place not in self._first:
+                self._first[scope.place] = copied(_saveable(scope))
 
     def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> Saved:
         """Return the variables that differ from their first value, by place. All places are there.

@@ -114,9 +114,9 @@ def check(
     where: str,
 ) -> None:
     """Check the states that all ranks have in common. ``where`` names the checkpoint."""
-    for kind in ("trained", "other", "optimizers", "schedulers", "scalers"):
-        _check_same(kind, saved[kind], getattr(contents, kind), where)
     check_models(contents, saved, saved_weights, where)
+    for kind in ("optimizers", "schedulers", "scalers"):
+        _check_same(kind, saved[kind], getattr(contents, kind), where)
     for entry, (name, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
         _check_optimizer(entry, name, shapes_in(optimizer, contents.shape_of), where)
         if _is_of_torch(optimizer):
@@ -128,6 +128,7 @@ def check(
 def check_models(
     contents: LoopContents, saved: State, saved_weights: list[State], where: str
 ) -> None:
+    """Check the models, and the names and shapes of their tensors."""
     for kind in ("trained", "other"):
         _check_same(kind, saved[kind], getattr(contents, kind), where)
     for entry, state, (name, model) in zip(
