@@ -15,6 +15,7 @@ from torchbus import session
 from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
 
+from torchbus_testing.forking import fork_script
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
@@ -223,3 +224,29 @@ def test_what_is_no_function(thing):
         UsageError, match="which is not a function: write it above the function that trains"
     ):
         session(strategy=None)(thing)
+
+
+UNUSED = """
+from torchbus import session
+def main():
+    made = session(seed=1)
+    if {}:
+        made.explain()
+    print("trained")
+main()
+"""
+
+
+def test_a_session_that_is_never_entered_names_its_line():
+    result = fork_script(UNUSED.format(False))
+    assert result.status == 0 and "never entered, and did nothing: write `with" in result.stderr
+    assert ":4: UserWarning: this session" in result.stderr
+
+
+@pytest.mark.parametrize("use", ["explain", "decorator", "with", "start"])
+def test_a_session_with_another_use_brings_no_warning(use):
+    lines = {"decorator": "session()(print)", "with": "with session():\n    pass"}
+    lines |= {"start": "session().start().close()"}
+    source = f"from torchbus import session\n{lines.get(use, '')}"
+    result = fork_script(UNUSED.format(True) if use == "explain" else source)
+    assert result.status == 0 and not result.stderr

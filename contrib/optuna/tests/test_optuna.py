@@ -82,3 +82,9 @@ def test_an_objective_that_fails_in_other_ways_on_other_ranks(errors, said):
         assert f"RanksDiverged: the objective failed on {said}" in result.stderr
     else:
         assert result.json() == [["PRUNED", "COMPLETE"]] * 2
+
+
+def test_the_report_of_a_deadlock_quotes_the_error_of_one_rank():
+    """Rank 0 waits for rank 1 within the objective, and rank 1 for rank 0 at its end."""
+    result = fork_script(SCRIPTS / "study_apart.py", json.dumps(["", "ValueError"]), "early")
+    assert "rank 1 waits in study.optimize after ValueError: no, at " in result.stderr

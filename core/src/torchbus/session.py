@@ -6,8 +6,9 @@ import atexit
 import functools
 import inspect
 import typing
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torchbus import events
@@ -34,6 +35,10 @@ if typing.TYPE_CHECKING:
 else:
     Verbs = object
 
+NEVER_ENTERED = (
+    "this session was never entered, and did nothing: write `with session(...) as s:` around the"
+    " loop, or session(...).start()"
+)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -104,6 +109,10 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         check(self._arguments)
         bus = Bus(events, dir(type(self)))
         self._context = Context(self, bus, plugins, self._arguments, self._options)
+        made_in = caller()
+        self._never_entered = weakref.finalize(
+            self, _warn_of_unused, made_in.f_code.co_filename, made_in.f_lineno
+        )
 
     # Ways in and out -----------------------------------------------------------------------------
 
@@ -115,7 +124,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         the end of the block.
         """
         self._context.launcher.refuse_prompt()
-        self._context.enter(caller())
+        self.__enter__()
         atexit.register(self._context.leave_at_exit)
         return self
 
@@ -125,15 +134,11 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         self._context.leave(error)
 
     def __enter__(self) -> Session:
+        self._never_entered.detach()
         self._context.enter(caller())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._context.leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -142,6 +147,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         Raises UsageError for a function whose body runs later (a generator, ``async def``).
         """
         options.refuse_late_body(function)
+        self._never_entered.detach()
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -159,6 +165,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
     def explain(self) -> str:
         """Return a screen: what the session does to each object, and why. Any rank may call it."""
+        self._never_entered.detach()
         return explain(self._context)
 
     def name_of(self, thing: object) -> str:
@@ -266,12 +273,12 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
         return sorted({*super().__dir__(), *self._context.verbs.names()})
 
 
+def _warn_of_unused(file: str, line: int) -> None:
+    warnings.warn_explicit(NEVER_ENTERED, UserWarning, file, line)
+
+
 session = Session
-CORE_OPTIONS = tuple(
-    name
-    for name, one in inspect.signature(Session).parameters.items()
-    if one.kind is one.KEYWORD_ONLY
-)
+CORE_OPTIONS = tuple(inspect.getfullargspec(Session.__init__).kwonlyargs)
 
 
 def current() -> Session | None:

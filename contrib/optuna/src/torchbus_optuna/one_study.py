@@ -184,9 +184,7 @@ class OneStudy:
                 value = func(trial)
             except Exception as raised:
                 error = raised
-            outcomes = self._session.all_gather_object(
-                (value, type(error).__name__ if error else "", str(error))
-            )
+            outcomes = self._outcomes(value, error)
             if error is not None and len({kind for _, kind, _ in outcomes}) == 1:
                 raise error
             failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(outcomes) if kind]
@@ -198,6 +196,22 @@ class OneStudy:
             return agreed
 
         return objective
+
+    def _outcomes(
+        self, value: float | Sequence[float] | None, error: Exception | None
+    ) -> list[tuple[Any, str, str]]:
+        """Gather what the objective returned, or the error's class and text, of every rank.
+
+        A rank whose objective failed early may wait for ranks that wait for it. The report of such
+        a deadlock quotes the error.
+        """
+        kind, job = type(error).__name__ if error else "", self._session.job
+        if error is not None and job is not None:
+            job.wait_in(f"study.optimize after {kind}: {error}")
+        outcomes = self._session.all_gather_object((value, kind, str(error)))
+        if job is not None:
+            job.go_on()
+        return outcomes
 
 
 def of_rank0(session: Context, ask: Callable[[], T]) -> T:

@@ -14,6 +14,8 @@ def objective(trial):
     value = trial.suggest_float("x", 0, 1)
     if trial.number == 0 and named[s.rank]:
         raise errors[named[s.rank]]("no")
+    if "early" in sys.argv:
+        s.barrier()
     return value
 
 

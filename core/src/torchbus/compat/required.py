@@ -56,7 +56,9 @@ def absent(holder: object, name: str, need: str) -> UsageError:
 
 
 def _is_in_methods(holder: object, name: str) -> bool:
-    """Whether a method of the class names an attribute, which only instances have."""
+    """Whether a method of the class, or what it wraps, names an attribute of instances."""
     methods = [method for kind in getattr(holder, "__mro__", ()) for method in vars(kind).values()]
-    codes = (getattr(method, "__code__", None) for method in methods)
+    cells = [cell for method in methods for cell in getattr(method, "__closure__", None) or ()]
+    functions = [*methods, *(cell.cell_contents for cell in cells)]
+    codes = (getattr(function, "__code__", None) for function in functions)
     return any(code is not None and name in code.co_names for code in codes)

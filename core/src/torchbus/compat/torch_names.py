@@ -41,10 +41,7 @@ def outside_transforms() -> AbstractContextManager[object]:
     Without ``temporarily_clear_interpreter_stack``: UsageError at a first call in a transform. Seen
     in 2.6 to 2.13.
     """
-    if maybe_current_level() is None:
-        return nullcontext()
-    context: AbstractContextManager[object] = clear_transforms()
-    return context
+    return nullcontext() if maybe_current_level() is None else clear_transforms()
 
 
 maybe_current_level: Callable[[], int | None] = private(
@@ -54,8 +51,6 @@ maybe_current_level: Callable[[], int | None] = private(
 clear_transforms = private(
     pyfunctorch, "temporarily_clear_interpreter_stack", "allows collectives inside a transform"
 )
-
-
 children: Callable[[Module], dict[str, Module | None]] = attrgetter("_modules")
 """A module's children by name. Without it: AttributeError when models are looked for."""
 detect_fake_mode: Callable[[], object] = _guards.detect_fake_mode

@@ -69,11 +69,8 @@ def clipping(emitter: EventEmitter) -> Callable[[], None]:
         return clip_grad_value_
 
     stack = ExitStack()
-    replacements: list[tuple[str, Callable[..., Any]]] = [
-        ("clip_grad_norm_", by_norm),
-        ("clip_grad_value_", by_value),
-    ]
-    for name, make in replacements:
+    makers: dict[str, Any] = {"clip_grad_norm_": by_norm, "clip_grad_value_": by_value}
+    for name, make in makers.items():
         cell = real_clipping(getattr(clip_grad, name))
         if cell is None:
             stack.callback(replace(clip_grad, name, make))

@@ -71,10 +71,10 @@ def is_inside(variables: dict[str, Any]) -> bool:
 
 def is_users_module(name: str) -> bool:
     """Whether a module is the user's: not torchbus, torch or an installed package."""
+    if name == "__main__" or name == "torch" or name.startswith(INSIDE):
+        return name == "__main__"
     path = getattr(sys.modules.get(name), "__file__", None) or ""
-    return name == "__main__" or not (
-        name == "torch" or name.startswith(INSIDE) or not path or path.startswith(LIBRARIES)
-    )
+    return bool(path) and not path.startswith(LIBRARIES)
 
 
 def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:

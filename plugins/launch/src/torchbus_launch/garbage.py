@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
+from functools import partial
 from itertools import compress
+from operator import is_
 
 from torchbus import objects
 
-IMMORTAL_AT_MOST = 2_000
-"""Python 3.12 freezes about 375 immortal objects. If there are more, the script has frozen some."""
-
+OLD_OBJECT = os.environ
+"""One that the collector lists, unless the script has called ``gc.freeze``. To count the frozen
+objects takes as long as to list them.
+"""
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code, or an extension, has made
 
 
@@ -20,9 +24,9 @@ def freeze() -> None:
     The collector writes to each object that it examines, so a forked process would get a copy of
     every page. ``objects.alive`` can't list frozen objects, so it gets the few that it may need.
     """
-    if gc.get_freeze_count() > IMMORTAL_AT_MOST:
-        return  # the script has called gc.freeze, and only the script may undo that
     listed = gc.get_objects()
+    if not any(map(partial(is_, OLD_OBJECT), listed)):
+        return  # the script has called gc.freeze, and only the script may undo that
     kinds = {kind for kind in set(map(type, listed)) if _may_be_sought(kind)}
     wanted = compress(listed, map(kinds.__contains__, map(type, listed)))
     objects.frozen[:] = map(weakref.ref, wanted)

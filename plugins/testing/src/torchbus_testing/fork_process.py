@@ -7,6 +7,7 @@ object, the fields of a ``Result``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -21,25 +22,31 @@ from typing import Any, NoReturn
 
 import torch
 from torchbus.bus import discovery
-from torchbus.bus.selection import default_strategy
 from torchbus.compat.torch_names import compiler
+from torchbus.errors import PluginError
 
 from torchbus_testing.compat import run_exit_functions
 from torchbus_testing.processes import kill, stretched
 
 ORPHANS_S = 8.0
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def preload(names: list[str]) -> None:
-    """Import the modules that most scripts import, and those with these names."""
+    """Import what most scripts import, and the modules with these names.
+
+    Plugins that accompany a library are left out: a script may not use the library.
+    """
     compiler()
-    usual = discovery.installed("strategy").get(default_strategy())
-    plugins = discovery.installed("plugin")
-    companions = () if usual is None else getattr(discovery.load(usual), "companions", ())
-    beside = map(plugins.get, companions)
-    for entry in [*discovery.every("always"), *discovery.every("service"), *beside]:
-        if entry is not None:
-            discovery.load(entry)
+    companions = {entry.value for entry in discovery.every("companion")}
+    for entry in (
+        *discovery.every("always"),
+        *discovery.every("service"),
+        *discovery.every("plugin"),
+    ):
+        if entry.value not in companions:
+            with contextlib.suppress(PluginError):  # the script that uses the plugin reports it
+                discovery.load(entry)
     with silent_answers():
         for name in names:
             importlib.import_module(name)
@@ -136,11 +143,25 @@ def wait_for_group(pid: int) -> list[str]:
     begun_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < begun_s + stretched(ORPHANS_S):
+            reap_orphans()
             os.killpg(pid, 0)
             time.sleep(0.005)
         os.killpg(pid, signal.SIGKILL)
         return [f"in process group {pid}"]
     return []
+
+
+def adopt_orphans() -> None:
+    """Become the parent of orphaned processes of scripts: process 1 may leave them for seconds."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans() -> None:
+    """Let processes that have ended disappear."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> NoReturn:
@@ -178,6 +199,7 @@ def stop(number: int, frame: object) -> NoReturn:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
+    adopt_orphans()
     preload(sys.argv[1:])
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)

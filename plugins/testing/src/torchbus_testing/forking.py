@@ -122,11 +122,16 @@ def fork_script(
     *args: object,
     cwd: str | Path | None = None,
     timeout_s: float = 60.0,
+    kill_after_s: float | None = None,
+    whom: int = 0,
     preloaded: tuple[str, ...] = (),
 ) -> Result:
     """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process.
 
-    ``preloaded`` are modules that a separate server imports once. Raises TimeoutError after
-    ``timeout_s`` seconds.
+    The other options are those of ``ForkServer.run``. ``preloaded`` are modules that a separate
+    server imports once. Raises TimeoutError after ``timeout_s`` seconds.
     """
-    return _running(preloaded).run(source, *args, cwd=cwd, timeout_s=timeout_s)
+    server = _running(preloaded)
+    return server.run(
+        source, *args, cwd=cwd, timeout_s=timeout_s, kill_after_s=kill_after_s, whom=whom
+    )

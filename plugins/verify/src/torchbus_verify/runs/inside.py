@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
+from torchbus import Session
 from torchbus.plugin import Context, TorchbusError, hookimpl
 from torchbus.tree import map_tensors
 
@@ -29,6 +30,10 @@ from torchbus_verify.runs.writes import FolderMirror, RunWrites, WritesOutside
 
 SEED = 20260214
 FAILED, OUTSIDE = "failed.txt", "outside.txt"
+
+
+class ScriptBeginsSession(Exception):
+    """The script opens a session itself, so that it can't run without one."""
 
 
 class Contexts:
@@ -62,7 +67,16 @@ def execute(
         return 1
     if session is None:
         program.install()
+        _refuse_sessions()
     return _listen(program, session, contexts.found, stopping, folder, changes)
+
+
+def _refuse_sessions() -> None:
+    def refuse(session: Session) -> Session:
+        raise ScriptBeginsSession("`torchbus verify` begins one itself")
+
+    for name in ("__enter__", "start"):
+        setattr(Session, name, refuse)
 
 
 def _begin(program: MainProgram, request: RunRequest, contexts: Contexts) -> Any:
