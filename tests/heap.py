@@ -8,6 +8,7 @@ also copies their memory. So no session finds a model that a test module makes w
 from __future__ import annotations
 
 import gc
+import importlib
 
 import pytest
 
@@ -22,9 +23,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     # many tests make sessions that they never enter, which are collected in a later test
-    import torchbus.session
-
-    torchbus.session._warn_of_unused = lambda file, line: None
+    importlib.import_module("torchbus.session")._warn_of_unused = lambda file, line: None
     gc.collect()
     gc.freeze()
     gc.enable()

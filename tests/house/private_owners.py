@@ -6,6 +6,7 @@ import argparse
 import atexit
 import importlib
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield argparse.ArgumentParser(), "_actions"
     yield sys, "_getframe _current_frames"
     yield atexit, "_clear _run_exitfuncs"
+    yield weakref.finalize, "_registry"
     yield torch.cuda, "_is_in_bad_fork"
     yield torch._C, "_swap_tensor_impl"
     yield torch, "_has_compatible_shallow_copy_type"

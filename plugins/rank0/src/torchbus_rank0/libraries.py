@@ -113,7 +113,7 @@ def _sqlite(session: Context, files: FileChanges) -> None:
 
 def follow_companions(session: Context) -> None:
     """Register the plugins of modules that the script imports inside the block."""
-    names = {entry.name for entry in discovery.every("companion")} - set(sys.modules)
+    names = {entry.name for entry in discovery.every("companion") if entry.name not in sys.modules}
     calls = {name: partial(_imported, session, name) for name in names}
     session.on_close.callback(imports.follow(calls))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from torch.nn.modules import module
@@ -14,6 +15,8 @@ from torch.optim import optimizer
 
 run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
 """Without it: AttributeError in the testing kit."""
+finalizers: Callable[[type], dict[Any, Any]] = attrgetter("_registry")
+"""The live finalizers of ``weakref.finalize``. Without it: AttributeError in the testing kit."""
 HOOK_TABLES: dict[str, dict[Any, Any]] = {
     "module forward hooks": module._global_forward_hooks,
     "module forward pre-hooks": module._global_forward_pre_hooks,

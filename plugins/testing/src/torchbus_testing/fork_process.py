@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ from torchbus.bus import discovery
 from torchbus.compat.torch_names import compiler
 from torchbus.errors import PluginError
 
-from torchbus_testing.compat import run_exit_functions
+from torchbus_testing.compat import finalizers, run_exit_functions
 from torchbus_testing.processes import kill, stretched
 
 ORPHANS_S = 8.0
@@ -50,6 +51,8 @@ def preload(names: list[str]) -> None:
     with silent_answers():
         for name in names:
             importlib.import_module(name)
+    for finalizer in finalizers(weakref.finalize):
+        finalizer.atexit = False  # each script would dissolve torch's libraries of operators
     gc.freeze()  # so that a session does not search torch's objects
 
 
