@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -275,12 +276,12 @@ def test_a_test_with_the_best_checkpoint_changes_no_checkpoint(
 VALUES_OF_TWO = [1.0, 0.5, 4.0, 2.0, 3.0, 5.0]
 
 
-def trainings(folder: Path, stop_at: int = 6, **options: Any) -> dict[str, Any]:
+def trainings(folder: Path, stop_at: int = 6, logged: int = 6, **options: Any) -> dict[str, Any]:
     """Train two models, one after the other. The earlier one lives on in a variable of the same
     name, and has the better values. Return the weights after each epoch, and those at the end.
     """
     weights: list[float] = []
-    values = iter(VALUES_OF_TWO)
+    values = iter(VALUES_OF_TWO[:logged])
 
     def one(s: Any) -> torch.nn.Linear:
         torch.manual_seed(len(weights))
@@ -292,7 +293,8 @@ def trainings(folder: Path, stop_at: int = 6, **options: Any) -> dict[str, Any]:
                 model(x).square().mean().backward()
                 optimizer.step()
             weights.append(model.weight.item())
-            s.log("val", next(values))
+            for value in itertools.islice(values, 1):
+                s.log("val", value)
             if len(weights) > stop_at:
                 raise KeyboardInterrupt
         return model
@@ -312,6 +314,12 @@ def test_the_best_is_that_of_the_last_training(tmp_path: Path, keep: int | None)
     assert trainings(tmp_path / "cut", load_best=True, keep=keep)["end"] == whole["end"]
     of_first = best(tmp_path / "whole")
     assert of_first is not None and of_first.name == "step-00000004", "its models, and its value"
+
+
+def test_a_last_training_without_a_value_is_named(tmp_path: Path) -> None:
+    words = "has a value of 'val' after step 6, at which the newest model begins, so"
+    with pytest.warns(UserWarning, match=words):
+        trainings(tmp_path, logged=3, load_best=True)
 
 
 def test_models_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_epochs_that_need_their_data_are_refused_with_a_remedy_that_works(tmp_pa
     plain = loop(Clock())
     with pytest.raises(Cut), session(checkpoint=tmp_path, every_n_steps=1):
         loop(Clock(14))
-    words = r"ZeroDivisionError.*without batches: write `if outputs:`.*for epoch in s.epochs.*in another folder"
+    words = r"ZeroDivisionError.*if there were batches: write `if outputs:`.*for epoch in s.epochs.*in another folder"
     with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path):
         loop(Clock())
     words = r"a loop that is not over s.epochs.*resume with the loop as it was"

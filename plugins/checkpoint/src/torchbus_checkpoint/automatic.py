@@ -130,9 +130,10 @@ class AutomaticSaves:
                 value = choice.metric(Path(found))
                 say(f"loads the best weights, of {chosen}: {options.monitor!r} was {value:g}")
         elif session.is_main:
+            after = f" after step {since}, at which the newest model begins" if since else ""
             warn(
                 f"load_best=True: no checkpoint in {self._folder} has a value of"
-                f" {options.monitor!r}, so the models keep their final weights. Log it:"
+                f" {options.monitor!r}{after}, so the models keep their final weights. Log it:"
                 f" s.log({options.monitor!r}, value)"
             )
 

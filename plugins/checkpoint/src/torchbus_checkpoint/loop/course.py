@@ -103,11 +103,12 @@ def explain_failure(error: BaseException, in_epochs: bool) -> UsageError | None:
 
 SKIPPED_EPOCHS = (
     "epochs",
-    "Make the code after the inner loop work without batches: write `if outputs:`, and give names a"
-    " value before the loops. Or begin again with `for epoch in s.epochs(...):` in another folder",
+    "Run the code after the inner loop only if there were batches: write `if outputs:`, or count"
+    " them, and give names a value before the loops. Or begin again with `for epoch in"
+    " s.epochs(...):` in another folder",
 )
 SKIPPED_PASS = (
     "passes of this epoch",
-    "Make the code after each pass work without batches: write `if outputs:`. Or evaluate after the"
-    " pass that trains, and begin again in another folder",
+    "Run the code after each pass only if there were batches: write `if outputs:`, or count them."
+    " Or evaluate after the pass that trains, and begin again in another folder",
 )
