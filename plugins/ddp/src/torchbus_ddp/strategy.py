@@ -1,15 +1,16 @@
-"""The strategy ``ddp``."""
+"""The strategy ``ddp``, and its process group for strategies of others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
 
-from torchbus.plugin import Context, UsageError, expect
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_ddp import events
 from torchbus_ddp.backward.plan import Plans
 from torchbus_ddp.backward.reducer import reducer_options
+from torchbus_strategy import process_group
 from torchbus_strategy.parameters import trained as strategy_trained
 from torchbus_strategy.parameters.sync_buffers import How
 from torchbus_strategy.strategy import Strategy
@@ -97,3 +98,22 @@ class DDPNotebook(DDP):
 
     name = "ddp_notebook"
     form = "fork"
+
+
+class ProcessGroup:
+    """Opens torch's default process group before the strategy starts.
+
+    Strategies that do not inherit from ``Strategy`` name it in their ``companions``. The strategy's
+    attribute ``backend``, if it has one, names the backend.
+    """
+
+    @hookimpl(tryfirst=True)
+    def session_start(self, session: Context) -> None:
+        if session.world_size == 1:
+            return
+        named = [
+            plugin
+            for _, plugin in session.bus.plugins()
+            if "strategy" in getattr(plugin, "owns", ())
+        ]
+        process_group.join_ranks(session, getattr(named[0], "backend", None))

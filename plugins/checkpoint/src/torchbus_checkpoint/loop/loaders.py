@@ -19,7 +19,8 @@ from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters
 from torchbus_checkpoint.loop.generators import LoaderStates, parts, some
 from torchbus_checkpoint.loop.history import Section
-from torchbus_checkpoint.loop.variables import Numbers, same
+from torchbus_checkpoint.loop.values import same
+from torchbus_checkpoint.loop.variables import Numbers
 from torchbus_checkpoint.state.plain import State, digest
 from torchbus_strategy.script_generators import Generator
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from torchbus.plugin import Unsupported, an
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.loop.variables import KINDS, MAX_ITEMS
+from torchbus_checkpoint.loop.values import MAX_ITEMS
+from torchbus_checkpoint.loop.variables import KINDS
 from torchbus_checkpoint.state.plain import State, decode
 from torchbus_strategy.script_generators import set_state
 
