@@ -17,9 +17,6 @@ SCRIPTS = {
     "ends before its first optimizer step": LOOP.replace("optimizer.step()", ""),
     "never calls backward()": "import torch\nprint(torch.ones(2).sum())",
     "fails without a session": LOOP.replace("optimizer.step()", "undefined"),
-    "begins a session, and `torchbus verify` begins one itself": (
-        "from torchbus import session\nwith session(devices=2):\n    pass\n" + LOOP
-    ),
     "asks for input, and there is no terminal": "name = input('name? ')",
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchbus.errors import UsageError
+from torchbus.errors import LaunchError, UsageError
 from torchbus.runtime import services
 
 from torchbus_device.devices import DevicePlan, plan_devices
@@ -16,7 +17,6 @@ from torchbus_launch import inherited, launched_rank, relaunch
 from torchbus_launch.job import Job
 from torchbus_launch.request import LaunchRequest
 from torchbus_launch.spawn import DecoratedCall
-from torchbus_launch.starting import start
 
 if TYPE_CHECKING:
     from torchbus.runtime.context import Context
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LONGEST_TIMEOUT_S = 1e9
 """Torch counts milliseconds in 64 bits; this is 32 years."""
+FILES = 32
+"""About the number of files that a session of two ranks opens."""
 
 
 class RankLauncher(services.Launcher):
@@ -96,3 +98,42 @@ def _request(options: Mapping[str, Any], devices: DevicePlan) -> LaunchRequest:
         options["hang_timeout"],
         options["freeze_timeout"],
     )
+
+
+def start(request: LaunchRequest, call: DecoratedCall | None = None) -> Job:
+    """Join the launcher's ranks, or start ranks, and return this rank's job.
+
+    ``call`` is the call of the decorated function that the session belongs to, if any. Raises
+    LaunchError or UsageError.
+    """
+    _refuse_few_files()
+    from torchbus_launch import choice, fork, joining, spawn, variables, worker
+
+    worker.refuse_ranks()
+    if request.devices.kind == "cpu":
+        variables.refuse_unknown_interface()
+    place = launched_rank.find(request)
+    if place is not None:
+        return joining.join(place, request)
+    request = choice.resolve(request)
+    if request.launch == "fork":
+        return fork.start(request)
+    if request.launch == "spawn":
+        return spawn.start(request, call)
+    return relaunch.start(request)
+
+
+def _refuse_few_files() -> None:
+    """Raise LaunchError if this process may not open enough files: torch would try forever."""
+    opened: list[int] = []
+    try:
+        while len(opened) < FILES:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise LaunchError(
+            f"the session can't open {FILES} files more: {error.strerror}. Raise the limit"
+            " (`ulimit -n`), or close files before the block"
+        ) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

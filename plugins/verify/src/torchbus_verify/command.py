@@ -76,10 +76,14 @@ def _request(argv: list[str], given: dict[str, Any]) -> RunRequest:
     by_module, steps, float64 = given.pop("module"), given.pop("steps"), given.pop("float64")
     plugins, options = given.pop("plugins", []), dict(given.pop("options", []))
     _refuse(argv, by_module, given | options)
+    names = frozenset(given | options)
     options = {"strategy": "ddp", "devices": 2, **given, **options}
     if options["strategy"] != "dp":
         options = {"batch": "global", **options}
-    return RunRequest(tuple(argv), by_module, tuple(plugins), options, steps, float64, Path.cwd())
+    folder = Path.cwd()
+    return RunRequest(
+        tuple(argv), by_module, tuple(plugins), options, steps, float64, folder, names
+    )
 
 
 def _refuse(argv: list[str], by_module: bool, given: dict[str, object]) -> None:

@@ -29,18 +29,24 @@ class Beside:
 
 
 def look_beside(
-    lab: Laboratory, plain: EndedRun, ours: EndedRun, found: Comparison, differs: bool
+    lab: Laboratory,
+    plain: EndedRun,
+    ours: EndedRun,
+    found: Comparison,
+    tolerated: float,
+    differs: bool,
 ) -> Beside:
     """Compare samples, repeated work, ranks with each other, printed output and files.
 
-    ``differs`` is True if the steps' numbers differ, so that output and files may differ, too.
+    ``tolerated`` is how far the numbers of the two runs are apart, by rounding. ``differs`` is True
+    if the steps' numbers differ, so that output and files may differ, too.
     """
     reported = Beside()
     if inside.same_backwards(lab.request):
         _add_samples(reported, lab, samples_of(lab, ours, plain), difference.replicas(ours.ranks))
     else:
         reported.notes.append(
-            "samples, losses and prints are not compared: the plain run has other batches"
+            "samples, losses and prints are not compared under accumulate_grad_batches"
         )
     is_summed = False
     if not differs and found.losses_beyond():
@@ -53,9 +59,9 @@ def look_beside(
     if unequal:
         reported.causes.append(cause.ranks(unequal))
     if not (differs or is_summed) and inside.same_backwards(lab.request):
-        _add_prints(reported, lab, plain, ours, 10 * found.tolerated)
-    tolerated = max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
-    _add_files(reported, lab, plain, ours, float("inf") if differs else tolerated)
+        _add_prints(reported, lab, plain, ours, 10 * tolerated)
+    allowed = max([10 * tolerated, *(one.allowed for one in found.places[-1:])])
+    _add_files(reported, lab, plain, ours, float("inf") if differs else allowed)
     if difference.hide_gradients(ours.ranks):
         reported.notes.append("gradients are not compared: the strategy keeps them to itself")
     unseen = difference.unseen(ours.ranks)

@@ -132,12 +132,11 @@ ASKS = (
     "not compared: the script asks for input, and there is no terminal. Give it its answers as"
     " arguments"
 )
-BEGINS = (
-    "not compared: the script begins a session, and `torchbus verify` begins one itself. Verify the"
-    " loop without that line, and pass its options to the command, as in --strategy ddp"
+OBJECTS = (
+    "not compared: the script begins a session with objects, which `torchbus verify` can't give to"
+    " its runs. Verify the loop without that line, and pass options to the command"
 )
 FAILS = "not compared: the script fails without a session"
-BY_ERROR = {"EOFError": ASKS, "ScriptBeginsSession": BEGINS}
 STOPS = "not compared: the script ends before its first optimizer step. Let it train longer"
 NO_BACKWARD = (
     "not compared: the script never calls backward(). Steps by torch.autograd.grad and by hand"
@@ -155,8 +154,8 @@ def of_plain(run: EndedRun) -> Verdict | None:
     if run.outside:
         return _outside(run)
     if run.status:
-        known = (text for error, text in BY_ERROR.items() if error in run.failure)
-        return Verdict(NOT_COMPARED, next(known, FAILS), traceback=run.failure)
+        asks = "EOFError" in run.failure
+        return Verdict(NOT_COMPARED, ASKS if asks else FAILS, traceback=run.failure)
     if not run.first.of("step"):
         return Verdict(NOT_COMPARED, STOPS if run.first.of("backward") else NO_BACKWARD)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from torchbus_verify.compare import output, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
 from torchbus_verify.findings import look_beside, samples_of
-from torchbus_verify.report import Verdict
+from torchbus_verify.report import NOT_COMPARED, Verdict
 from torchbus_verify.runs.inside import RunRequest
 from torchbus_verify.runs.run import EndedRun
+from torchbus_verify.runs.script_session import merged
 from torchbus_verify.variants import NO_CAUSES, WHOLE_BATCHES, Laboratory, Say
 
 FLOATS_OF_32_BITS = ("float32",)
@@ -28,10 +30,21 @@ FLOATS_OF_32_BITS = ("float32",)
 def verify_request(request: RunRequest, say: Say = lambda what, steps: None) -> Verdict:
     """Run the script, compare the runs, and search for the causes of a difference."""
     with Laboratory(request, say) as lab:
-        verdict = _verdict(lab)
-        return replace(
-            verdict, runs=lab.runs, seconds=lab.seconds, seconds_compared=lab.seconds_compared
-        )
+        found = lab.plain().session
+        if not found:
+            verdict = _verdict(lab)
+            return replace(
+                verdict, runs=lab.runs, seconds=lab.seconds, seconds_compared=lab.seconds_compared
+            )
+    try:
+        plugins, options = ast.literal_eval(found)
+    except (ValueError, SyntaxError):
+        return Verdict(NOT_COMPARED, report.OBJECTS)
+    options = merged(request.options, request.given, options)
+    plugins = (*plugins, *request.plugins)
+    return verify_request(
+        replace(request, plugins=plugins, options=options, begins_session=True), say
+    )
 
 
 def _verdict(lab: Laboratory) -> Verdict:
@@ -63,16 +76,17 @@ class _Two:
     ours: EndedRun
 
     def verdict(self) -> Verdict:
-        found = self.lab.compared(self.ours, self.plain)
-        differs = bool(found.beyond())
+        compared = self.lab.compared(self.ours, self.plain)
+        differs = bool(compared.beyond())
         if differs or self._other_than_numbers():
             wobbles = self.by_itself()
             if wobbles is not None:
                 return wobbles
-        found, rounded = self._judged(found) if differs else (found, "")
+        found, rounded = self._judged(compared) if differs else (compared, "")
         first = next(iter(found.beyond()), None)
         causes = [] if first is None else self._causes(first)
-        beside = look_beside(self.lab, self.plain, self.ours, found, bool(causes))
+        rounding = max(compared.tolerated, compared.largest)
+        beside = look_beside(self.lab, self.plain, self.ours, found, rounding, bool(causes))
         causes += [one for one in beside.causes if one not in causes]
         return report.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
 

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
-from torchbus import Session
 from torchbus.plugin import Context, TorchbusError, hookimpl
 from torchbus.tree import map_tensors
 
@@ -26,14 +26,11 @@ from torchbus_verify._compat import DATA_ITERATOR
 from torchbus_verify.record.batches import BatchRecorder
 from torchbus_verify.record.steps import RecordedEnough, StepRecorder, Stopping
 from torchbus_verify.record.writing import Printed, RecordWriter
+from torchbus_verify.runs.script_session import replace_sessions, stop_at_session, use_active
 from torchbus_verify.runs.writes import FolderMirror, RunWrites, WritesOutside
 
 SEED = 20260214
 FAILED, OUTSIDE = "failed.txt", "outside.txt"
-
-
-class ScriptBeginsSession(Exception):
-    """The script opens a session itself, so that it can't run without one."""
 
 
 class Contexts:
@@ -67,16 +64,8 @@ def execute(
         return 1
     if session is None:
         program.install()
-        _refuse_sessions()
+    replace_sessions(use_active if request.begins_session else partial(stop_at_session, folder))
     return _listen(program, session, contexts.found, stopping, folder, changes)
-
-
-def _refuse_sessions() -> None:
-    def refuse(session: Session) -> Session:
-        raise ScriptBeginsSession("`torchbus verify` begins one itself")
-
-    for name in ("__enter__", "start"):
-        setattr(Session, name, refuse)
 
 
 def _begin(program: MainProgram, request: RunRequest, contexts: Contexts) -> Any:
@@ -177,6 +166,8 @@ WINDOW = "accumulate_grad_batches"
 
 def of(request: RunRequest) -> tuple[RunRequest, tuple[Change, ...]]:
     """Return the request of the reference run, and the changes that it needs."""
+    if request.begins_session:
+        return request.with_options(devices=1), ()
     given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
     if request.options.get("scale_lr") is not None:
         given.pop("warmup_steps", None)  # a warm-up ends at the scaled rate, which one rank lacks
@@ -186,7 +177,7 @@ def of(request: RunRequest) -> tuple[RunRequest, tuple[Change, ...]]:
 
 def is_plain(request: RunRequest) -> bool:
     """Whether the reference run has no session."""
-    return not any(name in request.options for name in ARITHMETIC)
+    return not request.begins_session and not any(name in request.options for name in ARITHMETIC)
 
 
 def window(request: RunRequest) -> int:
@@ -203,6 +194,8 @@ def same_backwards(request: RunRequest) -> bool:
 def describe_plain(request: RunRequest) -> str:
     """Return the name of the reference run in a report."""
     plain = "the plain run" if is_plain(request) else "one rank under the same options"
+    if request.begins_session:
+        return plain
     return (
         f"{plain} with a batch {window(request)} times as large" if window(request) > 1 else plain
     )
@@ -285,6 +278,10 @@ class RunRequest:
     float64: bool = False
     folder: Path = Path(".")
     """The script's own working folder."""
+    given: frozenset[str] = frozenset()
+    """The names of the options that the user gave to the command."""
+    begins_session: bool = False
+    """Whether the script begins the session, of which ``options`` are."""
 
     def with_options(self, **options: object) -> RunRequest:
         return replace(self, options={**self.options, **options})

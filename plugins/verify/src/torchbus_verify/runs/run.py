@@ -18,6 +18,7 @@ from torchbus_verify._compat import clear_exit_functions, run_exit_functions
 from torchbus_verify.record.writing import PROGRESS, RankRecord
 from torchbus_verify.runs import inside
 from torchbus_verify.runs.inside import Change, RunRequest
+from torchbus_verify.runs.script_session import SESSION
 from torchbus_verify.runs.writes import FolderMirror
 
 Watch = Callable[[int], None]
@@ -61,6 +62,11 @@ class EndedRun:
     def outside(self) -> str:
         """The path outside of its folder that the run tried to write, or ""."""
         return inside.read_note(self.folder / inside.OUTSIDE)
+
+    @property
+    def session(self) -> str:
+        """The plugins and options of a session that the script begins, as text, or ""."""
+        return inside.read_note(self.folder / SESSION)
 
     @property
     def stderr(self) -> str:
