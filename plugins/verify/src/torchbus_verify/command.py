@@ -26,6 +26,7 @@ DESCRIPTION = """Run a training script without and with a session, and compare e
 Both runs stop after --steps real steps of each optimizer. Each has a separate working folder, in
 which the script finds its files; the script's folder is not written to. A difference is reported
 with the first step and tensor, and with its cause, which is found by removing suspected causes.
+If the script begins a session itself, its options count, and one rank is the reference.
 
 Exit status: 0 the same, 1 different as the strategy is, 2 different and wrong, 3 not compared.
 """
