@@ -130,6 +130,7 @@ class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave a session that ``start()`` entered, with the loop's ``error`` if it has failed."""
+        self._never_entered.detach()
         atexit.unregister(self._context.leave_at_exit)
         self._context.leave(error)
 

@@ -39,7 +39,7 @@ def test_a_script_with_a_session_is_explained_in_that_one(tmp_path: Path) -> Non
     body = LOOP.split("\n\n", 1)[1].replace("\n", "\n    ")
     own = "from torchbus import session\n\nwith session(strategy=None, timeout_s=7):\n    "
     result = explain(tmp_path, LOOP.split("\n\n", 1)[0] + "\n" + own + body)
-    assert result.ok() and not (tmp_path / "trained").exists()
+    assert result.ok() and result.stderr == "" and not (tmp_path / "trained").exists()
     assert "model: Linear, 4 parameters in 2 tensors" in result.stdout
 
 

@@ -62,8 +62,11 @@ def test_which_options_count():
     of_command = {"strategy": "ddp", "devices": 2, "batch": "global"}
     script = {"strategy": "fsdp", "devices": 8, "launch": "script", "logger": "wandb", "seed": 1}
     assert merged(of_command, frozenset(), script) == {
-        **{"strategy": "fsdp", "devices": 2, "batch": "global"},
-        **{"logger": None, "seed": 1},
+        "strategy": "fsdp",
+        "devices": 2,
+        "batch": "global",
+        "logger": None,
+        "seed": 1,
     }
     assert merged(of_command, frozenset({"strategy"}), script)["strategy"] == "ddp"
     assert merged(of_command, frozenset(), {"strategy": "ddp_spawn"})["strategy"] == "ddp"

@@ -12,7 +12,6 @@ from typing import Any, cast
 from torchbus import Session
 from torchbus.plugin import Context, TorchbusError, hookimpl
 
-from torchbus_advise.fake import sessions_replaced
 from torchbus_cli import programs as program
 from torchbus_cli.parser import complain
 from torchbus_cli.session_options import program_and_session, session_parser
@@ -39,6 +38,7 @@ def main(argv: list[str]) -> int:
     try:
         found, wanted = program_and_session(parser, argv, ranks_on_cpu=2)
         if has_local_session(found):
+            wanted.close()
             run_in_its_local(found, explainer)
         else:
             wanted.add_plugin(explainer, NAME)
@@ -75,7 +75,7 @@ def run_in_its_local(found: program.MainProgram, explainer: Explainer) -> None:
             """The script closes its session itself."""
 
     found.install()
-    with sessions_replaced(Explained):
+    with program.sessions_replaced(Explained):
         found.run(NoSession())  # type: ignore[arg-type]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -257,14 +256,3 @@ def replaced(owner: object, name: str, make: Callable[[Any], object]) -> Iterato
         yield
     finally:
         delattr(owner, name) if inherited else setattr(owner, name, original)
-
-
-@contextmanager
-def sessions_replaced(kind: type) -> Iterator[None]:
-    """Let scripts import ``kind`` as ``session`` from torchbus inside the block."""
-    package = sys.modules["torchbus"]
-    with (
-        replaced(package, "session", lambda _: kind),
-        replaced(package, "Session", lambda _: kind),
-    ):
-        yield

@@ -22,7 +22,7 @@ from torchbus import Session
 from torchbus.plugin import TorchbusError
 
 from torchbus_advise.facts import ObservedFacts, from_json
-from torchbus_advise.fake import Answers, fake_tensors, sessions_replaced, uncompiled
+from torchbus_advise.fake import Answers, fake_tensors, uncompiled
 from torchbus_advise.observer import ObservedEnough, Observer
 from torchbus_advise.plans import Installed
 from torchbus_cli import programs as program
@@ -337,28 +337,10 @@ def left_out(active: Session, notes: list[str]) -> Iterator[None]:
     """Let a script's ``session(...)`` return ``active`` inside the block. If that happens, a note
     is added to ``notes``."""
 
-    class LocalSession:
-        def __init__(self, *plugins: object, **options: object) -> None:
-            if NOTE not in notes:
-                notes.append(NOTE)
+    def enter(plugins: tuple[object, ...], options: dict[str, Any]) -> Session:
+        if NOTE not in notes:
+            notes.append(NOTE)
+        return active
 
-        def __enter__(self) -> Session:
-            return active
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
-            return function
-
-        def start(self) -> Session:
-            return active
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(active, name)
-
-        def close(self, error: BaseException | None = None) -> None:
-            pass
-
-    with sessions_replaced(LocalSession):
+    with program.sessions_replaced(program.stand_in(enter)):
         yield

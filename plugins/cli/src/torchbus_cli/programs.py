@@ -8,15 +8,19 @@ the session closes, and in ``atexit`` handlers.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import io
 import os
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from torchbus.plugin import TorchbusError, UsageError
 from torchbus.session import Session
@@ -150,3 +154,54 @@ def _search_first(directory: str) -> None:
 def _files_beside(path: str) -> list[str]:
     folder = os.path.dirname(path) or "."
     return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+Enter = Callable[[tuple[object, ...], dict[str, Any]], Session]
+
+
+@contextmanager
+def sessions_replaced(kind: type) -> Iterator[None]:
+    """Let scripts import ``kind`` as ``session`` and ``Session`` from torchbus inside the block."""
+    package = vars(sys.modules["torchbus"])
+    original = {name: package[name] for name in ("session", "Session")}
+    package.update(dict.fromkeys(original, kind))
+    try:
+        yield
+    finally:
+        package.update(original)
+
+
+def stand_in(enter: Enter) -> type:
+    """Return a class for ``sessions_replaced`` whose objects begin and end no session.
+
+    When the script enters or uses such an object, it gets what ``enter`` returns for its plugins
+    and options.
+    """
+
+    class ScriptSession:
+        def __init__(self, *plugins: object, **options: object) -> None:
+            self._given = plugins, options
+
+        def __enter__(self) -> Session:
+            return enter(*self._given)
+
+        start = __enter__
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
+            @functools.wraps(function)
+            def run(*args: object, **kwargs: object) -> object:
+                with self:
+                    return function(*args, **kwargs)
+
+            return run
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.__enter__(), name)
+
+        def close(self, error: BaseException | None = None) -> None:
+            """Close nothing: the command closes its session."""
+
+    return ScriptSession

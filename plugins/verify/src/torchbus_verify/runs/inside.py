@@ -20,13 +20,13 @@ from torchbus.plugin import Context, TorchbusError, hookimpl
 from torchbus.tree import map_tensors
 
 from torchbus_cli import session_options
-from torchbus_cli.programs import MainProgram
+from torchbus_cli.programs import MainProgram, sessions_replaced, stand_in
 from torchbus_redaction.redactor import redacted_traceback
 from torchbus_verify._compat import DATA_ITERATOR
 from torchbus_verify.record.batches import BatchRecorder
 from torchbus_verify.record.steps import RecordedEnough, StepRecorder, Stopping
 from torchbus_verify.record.writing import Printed, RecordWriter
-from torchbus_verify.runs.script_session import replace_sessions, stop_at_session, use_active
+from torchbus_verify.runs.script_session import stop_at_session, use_active
 from torchbus_verify.runs.writes import FolderMirror, RunWrites, WritesOutside
 
 SEED = 20260214
@@ -64,8 +64,9 @@ def execute(
         return 1
     if session is None:
         program.install()
-    replace_sessions(use_active if request.begins_session else partial(stop_at_session, folder))
-    return _listen(program, session, contexts.found, stopping, folder, changes)
+    enter = use_active if request.begins_session else partial(stop_at_session, folder)
+    with sessions_replaced(stand_in(enter)):
+        return _listen(program, session, contexts.found, stopping, folder, changes)
 
 
 def _begin(program: MainProgram, request: RunRequest, contexts: Contexts) -> Any:

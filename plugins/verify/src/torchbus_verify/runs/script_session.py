@@ -6,13 +6,9 @@ starts, and the script gets that one. The first of them is one rank under the sa
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
-import torchbus
 from torchbus import Session, current
 
 SESSION = "session.txt"
@@ -21,52 +17,18 @@ OF_LAUNCH = {"devices", "accelerator", "num_nodes", "launch", "print_all_ranks",
 """Options that the command sets, or that have no meaning for its runs."""
 OF_OUTPUT = ("checkpoint", "logger")
 LIKE_DDP = (None, "auto", "ddp_spawn", "ddp_notebook")
-Enter = Callable[[tuple[object, ...], dict[str, Any]], "Session | None"]
 
 
 class ScriptBeginsSession(BaseException):
     """Ends the first run where the script begins its session."""
 
 
-def replace_sessions(enter: Enter) -> None:
-    """Let ``enter`` make the session when the script uses one, from its plugins and options."""
-
-    class ScriptSession:
-        def __init__(self, *plugins: object, **options: object) -> None:
-            self._given = plugins, options
-
-        def __enter__(self) -> Session | None:
-            return enter(*self._given)
-
-        start = __enter__
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
-            @functools.wraps(function)
-            def run(*args: object, **kwargs: object) -> object:
-                with self:
-                    return function(*args, **kwargs)
-
-            return run
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.__enter__(), name)
-
-    for module in (torchbus, sys.modules[Session.__module__]):
-        for name in ("session", "Session"):
-            setattr(module, name, ScriptSession)
-
-
-def use_active(plugins: tuple[object, ...], options: dict[str, Any]) -> Session | None:
+def use_active(plugins: tuple[object, ...], options: dict[str, Any]) -> Session:
     """Return the session that the command has begun."""
-    return current()
+    return cast(Session, current())
 
 
-def stop_at_session(
-    folder: Path, plugins: tuple[object, ...], options: dict[str, Any]
-) -> Session | None:
+def stop_at_session(folder: Path, plugins: tuple[object, ...], options: dict[str, Any]) -> NoReturn:
     """Record the options of the script's session, and end this run."""
     (folder / SESSION).write_text(repr((plugins, options)), encoding="utf-8")
     raise ScriptBeginsSession
