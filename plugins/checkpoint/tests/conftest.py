@@ -12,6 +12,7 @@ from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import Result, write_script
 
 Run = Callable[..., Result]
+PRELOADED = ("torchbus_checkpoint",)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             if isinstance(source, Path)
             else write_script(sources, source, f"script{abs(hash(source))}.py")
         )
-        return fork_script(path, *args, cwd=folder, timeout_s=800.0, **options)
+        return fork_script(path, *args, cwd=folder, timeout_s=800.0, preloaded=PRELOADED, **options)
 
     return call

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 import torch
 from torchbus.bus import discovery
+from torchbus.bus.selection import default_strategy
 from torchbus.compat.torch_names import compiler
-from torchbus.errors import PluginError
 
 from torchbus_testing.compat import finalizers, run_exit_functions
 from torchbus_testing.processes import kill, stretched
@@ -34,20 +34,15 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def preload(names: list[str]) -> None:
-    """Import what most scripts import, and the modules with these names.
-
-    Plugins that accompany a library are left out: a script may not use the library.
-    """
+    """Import the modules that most scripts import, and those with these names."""
     compiler()
-    companions = {entry.value for entry in discovery.every("companion")}
-    for entry in (
-        *discovery.every("always"),
-        *discovery.every("service"),
-        *discovery.every("plugin"),
-    ):
-        if entry.value not in companions:
-            with contextlib.suppress(PluginError):  # the script that uses the plugin reports it
-                discovery.load(entry)
+    usual = discovery.installed("strategy").get(default_strategy())
+    plugins = discovery.installed("plugin")
+    companions = () if usual is None else getattr(discovery.load(usual), "companions", ())
+    beside = map(plugins.get, companions)
+    for entry in [*discovery.every("always"), *discovery.every("service"), *beside]:
+        if entry is not None:
+            discovery.load(entry)
     with silent_answers():
         for name in names:
             importlib.import_module(name)
