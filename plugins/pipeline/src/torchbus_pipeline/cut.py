@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
+from torchbus import objects
 from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_pipeline import remote_parameters
@@ -102,12 +103,6 @@ class Cut:
                 for parameter in layer.parameters():
                     if type(parameter) is nn.Parameter:
                         remote_parameters.empty(parameter, where)
-
-    def forget(self) -> None:
-        """Remove the marks from the modules."""
-        for layer in self.layers:
-            for module in layer.modules():
-                vars(module).pop(MARK, None)
 
 
 FACTS = ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_nested")
@@ -248,3 +243,9 @@ def first_mark(model: Module) -> int | None:
     """Return the smallest number of the marks in a model, or None without marks."""
     found = [mark.number for module in model.modules() if (mark := mark_of(module))]
     return min(found, default=None)
+
+
+def remove_marks() -> None:
+    """Remove the marks from all modules: copies, and parts of models that have gone, included."""
+    for module in objects.alive(Module):
+        vars(module).pop(MARK, None)

@@ -162,8 +162,7 @@ class CutModels:
         return hyperparameters.of_numbered(list(enumerate(alive)))
 
     def _forget(self) -> None:
-        for model in self:
-            model.forget()
+        cut.remove_marks()
         self._shared.clear()
 
     @hookimpl
