@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from torchbus_verify.runs.script_session import merged
+from torchbus_verify.runs.script_session import (
+    SESSION,
+    ScriptBeginsSession,
+    merged,
+    stop_at_session,
+)
 
 from .verified import verified
 
@@ -71,3 +76,9 @@ def test_which_options_count():
     assert merged(of_command, frozenset({"strategy"}), script)["strategy"] == "ddp"
     assert merged(of_command, frozenset(), {"strategy": "ddp_spawn"})["strategy"] == "ddp"
     assert "batch" not in merged(of_command, frozenset(), {"strategy": "dp"})
+
+
+def test_no_secret_is_in_the_record(tmp_path):
+    with pytest.raises(ScriptBeginsSession):
+        stop_at_session(tmp_path, ("log",), {"api_token": "0f9e8d7c6b5a4938", "seed": 1})
+    assert (tmp_path / SESSION).read_text() == "(('log',), {'seed': 1})"

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torchbus import Session
@@ -328,7 +328,6 @@ def read_outcome(path: Path) -> TrialOutcome:
     )
 
 
-T = TypeVar("T")
 NOTE = "the script's own session(...) was left out"
 
 

@@ -11,6 +11,8 @@ from typing import Any, NoReturn, cast
 
 from torchbus import Session, current
 
+from torchbus_redaction.texts import hides
+
 SESSION = "session.txt"
 """The file in a run's folder with the plugins and options of the script's session."""
 OF_LAUNCH = {"devices", "accelerator", "num_nodes", "launch", "print_all_ranks", "batch", "resume"}
@@ -29,8 +31,9 @@ def use_active(plugins: tuple[object, ...], options: dict[str, Any]) -> Session:
 
 
 def stop_at_session(folder: Path, plugins: tuple[object, ...], options: dict[str, Any]) -> NoReturn:
-    """Record the options of the script's session, and end this run."""
-    (folder / SESSION).write_text(repr((plugins, options)), encoding="utf-8")
+    """Record the options of the script's session, without secrets, and end this run."""
+    shown = {name: value for name, value in options.items() if not hides(name, value)}
+    (folder / SESSION).write_text(repr((plugins, shown)), encoding="utf-8")
     raise ScriptBeginsSession
 
 
