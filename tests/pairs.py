@@ -19,21 +19,31 @@ def mixed(rows: Iterable[Row]) -> list[Row]:
 
 def covering(rows: list[Row], before: Iterable[Row] = ()) -> list[Row]:
     """Few rows that have every pair which those ``before`` don't have: the best ones first."""
-    covered = {pair for row in before for pair in pairs(row)}
-    most = max((len(pairs(row)) for row in rows), default=0)
-    return [row for least in range(most, 0, -1) for row in _adding(least, rows, covered)]
+    new = [pairs(row) for row in rows]
+    few: list[Row] = []
+    _cover({pair for row in before for pair in pairs(row)}, new)
+    for least in range(max(map(len, new), default=0), 0, -1):
+        for row, its in zip(rows, new, strict=True):
+            if len(its) >= least:
+                few.append(row)
+                _cover(set(its), new)
+    return few
 
 
 def with_new_pairs(rows: Iterable[Row]) -> list[Row]:
     """The rows with a pair that none before them has."""
-    return list(_adding(1, rows, set()))
-
-
-def _adding(least: int, rows: Iterable[Row], covered: set[object]) -> Iterable[Row]:
+    covered: set[object] = set()
+    found = []
     for row in rows:
-        if len(pairs(row) - covered) >= least:
+        if pairs(row) - covered:
+            found.append(row)
             covered |= pairs(row)
-            yield row
+    return found
+
+
+def _cover(covered: set[object], new: list[set[object]]) -> None:
+    for its in new:
+        its -= covered
 
 
 def pairs(row: tuple[object, ...]) -> set[object]:

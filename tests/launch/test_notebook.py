@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -36,6 +34,9 @@ with session(strategy="ddp_notebook", devices=2, accelerator="cpu") as s:
 
 def outputs(*cells: str) -> list[str]:
     """What the cells write; the text of the error where one fails."""
+    import nbformat  # takes seconds, and only slow tests need it
+    from nbclient import NotebookClient
+
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(dedent(cell)) for cell in cells]
     )

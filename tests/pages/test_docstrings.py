@@ -105,6 +105,7 @@ def imported_from_kits() -> Iterator[tuple[str, str]]:
                 yield from ((kit, alias.name) for alias in node.names)
 
 
+@cache  # not read when tests are collected
 def public() -> dict[str, Public]:
     names = {(module, name) for module in WHOLE for name in listed(module)}
     names |= {(module, name) for _, module, name in entries()} | {*imported_from_kits()}
@@ -139,8 +140,8 @@ def listens(function: ast.FunctionDef) -> bool:
     return re.search(r"\bhookimpl\b|\boverload\b|\.setter\b", marks) is not None
 
 
-EVERY = public()
-FUNCTIONS = {name: one for name, one in EVERY.items() if isinstance(one.node, ast.FunctionDef)}
+def functions() -> dict[str, Public]:
+    return {name: one for name, one in public().items() if isinstance(one.node, ast.FunctionDef)}
 
 
 def annotations(function: ast.FunctionDef) -> str:
@@ -169,12 +170,12 @@ def raised(function: ast.FunctionDef) -> set[str]:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    assert len(EVERY) > 400
-    assert sorted(name for name, one in EVERY.items() if not one.docs) == []
+    assert len(public()) > 400
+    assert sorted(name for name, one in public().items() if not one.docs) == []
 
 
 def test_what_has_tensors_says_their_shape_or_dtype() -> None:
-    tensors = {n: one for n, one in FUNCTIONS.items() if "Tensor" in annotations(one.node)}
+    tensors = {n: one for n, one in functions().items() if "Tensor" in annotations(one.node)}
     assert len(tensors) > 20
     assert sorted(name for name, one in tensors.items() if not TENSORS.search(one.docs)) == []
 
@@ -183,7 +184,7 @@ def test_what_communicates_says_which_ranks_call_it() -> None:
     verbs = {verb for verb, _, _ in entries() if verb}
     communicates = {
         name: one
-        for name, one in FUNCTIONS.items()
+        for name, one in functions().items()
         if calls(one.node) & COLLECTIVES
         or (name.rpartition(".")[2] in verbs and ".events." not in name)
     }
@@ -194,7 +195,7 @@ def test_what_communicates_says_which_ranks_call_it() -> None:
 def test_what_raises_names_the_error() -> None:
     missing = {
         name: sorted(errors)
-        for name, one in FUNCTIONS.items()
+        for name, one in functions().items()
         if (
             errors := {
                 e for e in raised(one.node) - NO_ERROR if e[0].isupper() and e not in one.docs

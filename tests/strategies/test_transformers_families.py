@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from torchbus_testing.forking import fork_script
 
-pytest.importorskip("transformers", reason="transformers is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed"
+)
 SCRIPT = Path(__file__).parent / "scripts" / "transformers_families.py"
 FAMILIES = (
     *("Llama", "Qwen2", "Mixtral", "GPTNeoX", "Gemma", "GPT2", "OPT", "Bert", "T5", "ViT", "Mamba"),

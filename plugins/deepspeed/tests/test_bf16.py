@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from .warm import fork_script
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_bf16.py"
 ROUNDING = {"bf16": 2**-8, "fp16": 2**-11, "float64": 2**-22}  # relative; stage 3 steps in float32
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "float64": "torch.float64"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from torchbus.errors import UsageError
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.strategy import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 def test_a_dict_a_path_and_the_environment(tmp_path, monkeypatch):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from .warm import fork_script
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_kernels.py"
 EXACT = 2e-6  # the operators compute in an order of their own, in float32
 

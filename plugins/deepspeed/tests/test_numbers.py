@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from .warm import fork_script
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"
 CASES = [
     pytest.param(("deepspeed_stage_1", 2), marks=pytest.mark.slow),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torchbus_deepspeed import _compat, optimizers
 from torchbus_deepspeed.optimizers import OptimizerSection, refuse_unless_by_element
 from torchbus_deepspeed.strategy import DeepSpeed
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from .warm import fork_script
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STAGE_3 = {"zero_optimization": {"stage": 3}}

@@ -6,13 +6,14 @@ optimizers of PPO) and 2496 (its plan to support them) are about this.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from .warm import fork_script
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_several.py"
 
 

@@ -9,16 +9,15 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel")
-
 CELL = (SCRIPTS / "notebook_cell.py").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_bar_is_an_output_of_its_own() -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     nbclient.NotebookClient(notebook, timeout=110, kernel_name="python3").execute()
     outputs = notebook.cells[0].outputs
