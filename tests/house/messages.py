@@ -8,6 +8,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 GAP = "…"
@@ -36,9 +37,15 @@ def messages(paths: list[Path]) -> set[tuple[str, str]]:
     }
 
 
+@cache
+def below(node: ast.AST) -> list[ast.AST]:
+    """A node and all nodes below it."""
+    return [*ast.walk(node)]
+
+
 def errors(trees: Iterable[ast.Module]) -> set[str]:
     """The names of TorchbusError and of all its subclasses."""
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    nodes = [node for tree in trees for node in below(tree) if isinstance(node, ast.ClassDef)]
     classes = {node.name: {ast.unparse(base) for base in node.bases} for node in nodes}
     names: set[str] = set()
     more = {"TorchbusError"}
@@ -56,7 +63,7 @@ def module(path: Path) -> str:
 def imported(tree: ast.Module, modules: dict[str, Names]) -> Names:
     """Texts of other files that a file imports: by name, or with their module."""
     names: Names = {}
-    for node in ast.walk(tree):
+    for node in below(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchbus"):
             names |= modules.get(node.module or "", {})
             for one in node.names:
@@ -67,12 +74,12 @@ def imported(tree: ast.Module, modules: dict[str, Names]) -> Names:
 
 def spoken(tree: ast.Module, speaking: set[str], others: Names) -> Iterator[str]:
     constants = others | returned(tree) | assigned(tree.body)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in below(tree) if isinstance(node, ast.FunctionDef)]
     for scope, names in [
         (tree, constants),
-        *((one, constants | assigned(ast.walk(one))) for one in functions),
+        *((one, constants | assigned(below(one))) for one in functions),
     ]:
-        for node in ast.walk(scope):
+        for node in below(scope):
             if isinstance(node, ast.Call) and node.args and called(node) in speaking:
                 yield from texts(node.args[0], names)
 
@@ -90,10 +97,10 @@ def returned(tree: ast.Module) -> Names:
     """The functions of a file and all expressions that they return: a message may be made by one of
     them.
     """
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in below(tree) if isinstance(node, ast.FunctionDef)]
     return {
         f"{one.name}()": [
-            node.value for node in ast.walk(one) if isinstance(node, ast.Return) and node.value
+            node.value for node in below(one) if isinstance(node, ast.Return) and node.value
         ]
         for one in functions
     }

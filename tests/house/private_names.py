@@ -61,19 +61,23 @@ def compat_files() -> list[Path]:
     return [path for source in SOURCES for path in sorted(source.rglob("*.py")) if in_compat(path)]
 
 
-def foreign(package: Path) -> Iterator[tuple[Path, int, str]]:
+@cache
+def foreign(package: Path) -> list[tuple[Path, int, str]]:
     """Private names of others in a package: file, line and name."""
     trees = {path: parsed(path) for path in sorted(package.rglob("*.py"))}
     own = set(DOCUMENTED | OF_OTHERS.get(package.name, set()))
     text = "".join(path.read_text(encoding="utf-8") for path in trees)
     used = [one for one in SOURCES[1:] if f"from {one.name}" in text]
+    theirs = of_torch() - OWN_TOO
     own |= _defined_in(package).union(*map(_defined_in, [SOURCES[0], *used]))
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            for name in names_in(node):
-                of_object = isinstance(node, ast.Attribute) and not _is_of_self(node)
-                if name not in own or (of_object and name in of_torch() - OWN_TOO):
-                    yield path, node.lineno, name  # type: ignore[attr-defined]
+    return [
+        (path, node.lineno, name)  # type: ignore[attr-defined]
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        for name in names_in(node)
+        if name not in own
+        or (isinstance(node, ast.Attribute) and not _is_of_self(node) and name in theirs)
+    ]
 
 
 @cache

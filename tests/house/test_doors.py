@@ -29,7 +29,8 @@ def test_the_doors_are_those_of_the_page() -> None:
 
 def cuda_in(path: Path) -> Iterator[str]:
     """Names and strings of the code that are CUDA's; docstrings and patterns for scripts are not."""
-    tree = ast.parse(path.read_text("utf-8"))
+    text = path.read_text("utf-8")
+    tree = ast.parse(text if CUDA.search(text) else "")
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and CUDA.search(ast.unparse(node)):

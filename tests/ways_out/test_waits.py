@@ -54,9 +54,9 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def waits_without_end(function: ast.FunctionDef) -> bool:
-    bounded = bool(BOUNDED.search(ast.unparse(function)))
     for node in ast.walk(function):
-        if isinstance(node, ast.While) and "time.sleep(" in ast.unparse(node) and not bounded:
+        sleeps = isinstance(node, ast.While) and "time.sleep(" in ast.unparse(node)
+        if sleeps and not BOUNDED.search(ast.unparse(function)):
             return True
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
