@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib
+import logging
+import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -96,6 +98,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch.nn.parallel.distributed, "_sync_module_states"
     yield Saved, " ".join(f"_saved_{name}" for name in SAVED.split())
     yield argparse.ArgumentParser(), "_actions"
+    yield logging.FileHandler(os.devnull, delay=True), "_builtin_open"
     yield sys, "_getframe _current_frames"
     yield atexit, "_clear _run_exitfuncs"
     yield weakref.finalize, "_registry"

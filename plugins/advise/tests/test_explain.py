@@ -41,6 +41,13 @@ def test_a_script_with_a_session_is_explained_in_that_one(tmp_path: Path) -> Non
     result = explain(tmp_path, LOOP.split("\n\n", 1)[0] + "\n" + own + body)
     assert result.ok() and result.stderr == "" and not (tmp_path / "trained").exists()
     assert "model: Linear, 4 parameters in 2 tensors" in result.stdout
+    result = explain(
+        tmp_path, (tmp_path / "train.py").read_text(), "--devices", "3", "-o", "seed=1"
+    )
+    assert result.ok() and result.stderr.strip() == (
+        "torchbus explain: the script opens a session itself, so these options of the command"
+        " have no effect: devices, seed"
+    )
 
 
 def test_a_script_that_never_calls_backward_has_nothing_to_explain(tmp_path: Path) -> None:

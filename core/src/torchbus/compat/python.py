@@ -1,4 +1,4 @@
-"""Private names of CPython: frames, their variables, and pathlib.
+"""Private names of CPython: frames, their variables, pathlib and log handlers.
 
 All were seen in Python 3.10 to 3.13.
 """
@@ -21,6 +21,8 @@ PATHLIBS = getattr(pathlib, "_NormalAccessor", None)
 """Seen in Python 3.10 only: a class with the functions that pathlib calls, as they were when it was
 imported. Without it: pathlib calls those of ``os`` and ``io``.
 """
+OPENED_BY = "_builtin_open"
+"""The ``open`` that a log handler calls. Without it: a handler of before writes on each rank."""
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

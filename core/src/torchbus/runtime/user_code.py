@@ -40,11 +40,8 @@ def users_frame() -> tuple[FrameType, int]:
     """
     frames = outwards(current_frame(1))
     outside = [level for level, frame in enumerate(frames) if not is_inside(frame.f_globals)]
-    mine = next(
-        (level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)),
-        None,
-    )
-    level = mine if mine is not None else outside[0] if outside else len(frames) - 1
+    mine = [one for one in outside if not frames[one].f_code.co_filename.startswith(LIBRARIES)]
+    level = (mine or outside or [len(frames) - 1])[0]
     return frames[level], level
 
 

@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         found, wanted = program_and_session(parser, argv, ranks_on_cpu=2)
         if has_local_session(found):
             wanted.close()
+            say_unused(vars(parser.parse(argv)))
             run_in_its_local(found, explainer)
         else:
             wanted.add_plugin(explainer, NAME)
@@ -60,6 +61,14 @@ def main(argv: list[str]) -> int:
 def has_local_session(found: program.MainProgram) -> bool:
     """Whether the script imports ``session`` from torchbus."""
     return any({"torchbus", "session"} <= set(code.co_names) for code in _codes(found.code))
+
+
+def say_unused(given: dict[str, Any]) -> None:
+    """Say which options of the command have no effect, because the script has its own."""
+    names = {*given, *dict(given.get("options", []))} - {"module", "options", "program"}
+    if names:
+        text = "the script opens a session itself, so these options of the command have no effect"
+        print(f"torchbus explain: {text}: {', '.join(sorted(names))}", file=sys.stderr)
 
 
 def run_in_its_local(found: program.MainProgram, explainer: Explainer) -> None:

@@ -34,6 +34,7 @@ from torchbus_rank0.whole_files import (
     imported,
     is_private,
     is_special,
+    of_handlers,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class SharedFiles:
         replacements: list[Replacement] = [
             (builtins, "open", self._opens),
             *everywhere(io, "open", self._opens),
+            *of_handlers(self._opens),
             (os, "open", self._opens_descriptor),
             (os, "close", self._closes_descriptor),
             (pathlib.Path, "touch", partial(self._changed, "touch", (0,))),

@@ -7,7 +7,6 @@ import contextlib
 import fnmatch
 import functools
 import io
-import logging
 import os
 import shutil
 import sys
@@ -25,7 +24,14 @@ from torchbus_launch import imports
 from torchbus_launch.choice import discard_writes, files_open_for_writing
 from torchbus_rank0.files import caller
 from torchbus_rank0.visible_files import holding
-from torchbus_rank0.whole_files import absolute, everywhere, imported, is_private, is_special
+from torchbus_rank0.whole_files import (
+    absolute,
+    everywhere,
+    file_handlers,
+    imported,
+    is_private,
+    is_special,
+)
 
 REMOVING = {os: ("remove", "unlink", "rmdir"), shutil: ("rmtree",)}
 MOVING = {os: ("rename", "replace"), shutil: ("move",)}
@@ -92,9 +98,7 @@ class OpenedBefore:
     """
 
     def __init__(self, written: Iterable[IO[Any]]) -> None:
-        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-        handlers = [one for logger in loggers for one in getattr(logger, "handlers", ())]
-        streams = [one.stream for one in handlers if isinstance(one, logging.FileHandler)]
+        streams = [one.stream for one in file_handlers()]
         self._streams = [*written, *(one for one in streams if one is not None)]
         self._aside: dict[int, int] = {}
 

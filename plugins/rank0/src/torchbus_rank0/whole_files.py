@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import stat
@@ -14,7 +15,7 @@ from os import stat as status_of
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torchbus.compat.python import PATHLIBS
+from torchbus.compat.python import OPENED_BY, PATHLIBS
 from torchbus.runtime.user_code import is_users_module
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ def imported(made: Mapping[object, Callable[[Any], object]]) -> Iterator[Replace
             for attribute, value in vars(module).copy().items():
                 if isinstance(value, FUNCTIONS) and value in made:
                     yield module, attribute, made[value]
+
+
+def file_handlers() -> list[logging.FileHandler]:
+    """Return the log handlers that write files."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [one for logger in loggers for one in getattr(logger, "handlers", ())]
+    return [one for one in handlers if isinstance(one, logging.FileHandler)]
+
+
+def of_handlers(make: Callable[[Any], object]) -> Iterator[Replacement]:
+    """Yield the replacements of ``open`` for log handlers that exist: they may open files later."""
+    return ((one, OPENED_BY, make) for one in file_handlers() if hasattr(one, OPENED_BY))
 
 
 def absolute(path: Any) -> str:
