@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 
 import pytest
+
+MANY_MODULES = 50
+frozen_modules = [0]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -24,6 +28,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     # many tests make sessions that they never enter, which are collected in a later test
     importlib.import_module("torchbus.session")._warn_of_unused = lambda file, line: None
+    freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Freeze what the tests of a file have imported, such as DeepSpeed, before the next file."""
+    is_last_of_file = nextitem is not None and nextitem.path != item.path
+    if is_last_of_file and len(sys.modules) > frozen_modules[0] + MANY_MODULES:
+        freeze()
+
+
+def freeze() -> None:
     gc.collect()
     gc.freeze()
-    gc.enable()
+    frozen_modules[0] = len(sys.modules)

@@ -209,6 +209,28 @@ def test_a_rank_that_is_slow_to_make_the_group() -> None:
     assert fork_script(slow, timeout_s=100).ok().stdout == quiet.stdout
 
 
+DEAF = """
+from torchbus_strategy import connections
+connections.shut = lambda sockets: None
+receives, held = connections._receives_proofs, []
+def silent_first(session, group, *args):
+    if session.rank == 0 and not held:
+        held.append(group)
+        return False
+    return receives(session, group, *args)
+connections._receives_proofs = silent_first
+"""
+
+
+@pytest.mark.slow
+def test_a_stranger_whose_connection_can_not_be_ended() -> None:
+    """gloo does not notice its end while it has no buffer for what the stranger has sent."""
+    job = JOB.replace("STRATEGY", "ddp")
+    quiet = fork_script(job).ok()
+    deaf = fork_script(job.replace(IMPORTS, IMPORTS + DEAF), timeout_s=150)
+    assert deaf.ok().stdout == quiet.stdout
+
+
 def test_a_group_that_can_not_be_made() -> None:
     result = fork_script("""
 import os
@@ -230,10 +252,10 @@ def test_a_stranger_that_is_connected_at_each_attempt() -> None:
     result = fork_script("""
 import torch, torch.distributed as dist
 from torchbus import session
-exchange = dist.all_to_all_single
-def of_a_stranger(received, sent, **options):
-    return exchange(received, torch.zeros_like(sent), **options)
-dist.all_to_all_single = of_a_stranger
+exchange = dist.ProcessGroup.alltoall_base
+def of_a_stranger(group, received, sent, *more):
+    return exchange(group, received, torch.zeros_like(sent), *more)
+dist.ProcessGroup.alltoall_base = of_a_stranger
 with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
     print("started")
 """)
