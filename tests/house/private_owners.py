@@ -20,7 +20,7 @@ from torch.amp import GradScaler
 from torch.nn import Module, modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, optimizer
-from torch.optim.lr_scheduler import LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR, StepLR
 from torch.utils.data import DataLoader, dataloader
 
 HOOKS = "forward_pre forward backward_pre backward state_dict_pre state_dict load_state_dict_pre"
@@ -45,6 +45,13 @@ NO_NAMES = {
 
 class Saved:
     """Stands for the nodes of which ``saved`` reads something."""
+
+
+def scheduled_and_stepped() -> Optimizer:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 1.0)
+    StepLR(optimizer, 1)
+    optimizer.step()
+    return optimizer
 
 
 def owners() -> Iterator[tuple[Any, str]]:
@@ -89,6 +96,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield Optimizer, "_patch_step_function _optimizer_step_post_hooks"
     yield Optimizer, "_optimizer_load_state_dict_pre_hooks"
     yield LRScheduler, "_step_count"
+    yield scheduled_and_stepped(), "_opt_called"
     yield SequentialLR, "_schedulers _milestones"
     yield GradScaler, "_scale _per_optimizer_states _lazy_init_scale_growth_tracker"
     yield dist.distributed_c10d, "_abort_process_group _world"

@@ -22,6 +22,7 @@ def train(s):
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6, shuffle=True)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     for epoch in s.epochs(4) if kind == "epochs" else range(4):
         total = 0.0
         for i, (a, b) in enumerate(loader):
@@ -33,6 +34,7 @@ def train(s):
         if epoch == die:
             os.kill(os.getpid(), signal.SIGKILL)
         print(f"epoch {epoch} loss {loss.item():.9f} mean {total / (i + 1):.9f}", flush=True)
+        scheduler.step()
 
 with session(devices=ranks, batch="global", checkpoint="kept", every_n_steps=2) as s:
     train(s)
@@ -50,6 +52,7 @@ def test_the_line_after_the_loop_shows_what_it_would_have_shown(
     for epoch in (0, 2):
         ended = run(LOOP, ranks, kind, epoch, folder=killed)
         assert ended.status != 0 and ended.stdout.splitlines() == whole[:epoch], ended.stderr
+        assert "before `optimizer.step()`" not in ended.stderr  # torch's warning
     assert run(LOOP, ranks, kind, -1, folder=killed).ok().stdout.splitlines() == whole[2:]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import CodeType
 from typing import Any
@@ -80,6 +80,15 @@ def load_hooks(optimizer: Optimizer) -> list[Callable[..., object]]:
     Without the name: AttributeError when a checkpoint is loaded.
     """
     return [*optimizer._optimizer_load_state_dict_pre_hooks.values()]
+
+
+def mark_stepped(optimizers: Iterable[Optimizer]) -> None:
+    """Mark optimizers that stepped before the checkpoint, as torch does at a step.
+
+    Without ``_opt_called``: torch warns that a scheduler's first step precedes the optimizer's.
+    """
+    for optimizer in optimizers:
+        setattr(optimizer, "_opt_called", True)  # noqa: B010
 
 
 def open_iterator(loader: Any) -> None:

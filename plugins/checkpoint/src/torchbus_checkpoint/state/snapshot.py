@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, warn
 
+from torchbus_checkpoint._compat import mark_stepped
 from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.disk.formats import RunProgress
 from torchbus_checkpoint.disk.writer import CheckpointWriter, Content
@@ -246,6 +247,7 @@ class LoopSnapshot:
         stepped = [
             one for one, has in zip(optimizers, local.get("in_step", ()), strict=False) if has
         ]
+        mark_stepped(optimizer for optimizer, count in made if count)
         self._session.steps.go_on(local["steps"], made, stepped)
         self._finder.since = local.get("since", 0)
         self._position.trains = self._steps.count > 0
