@@ -405,7 +405,7 @@ def refuse_odd(manifest: Mapping[str, Any]) -> None:
     if not isinstance(manifest.get("files"), dict):
         raise ValueError(f"files: {str(manifest.get('files'))[:80]!r}")
     for name, entry in manifest["files"].items():
-        if os.path.basename(name) != name or name in ("", ".", ".."):
+        if b"\0" in os.fsencode(name) or os.path.basename(name) != name or name in ("", ".", ".."):
             raise ValueError(f"{name[:80]!r} is not the name of a file")
         if (
             not isinstance(entry, dict)
