@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy  # noqa: F401 - a session keeps its generator, too
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +28,8 @@ from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop import variables
 from torchbus_checkpoint.state import checks
+from torchbus_strategy import random_streams
+from torchbus_strategy.random_streams import RandomStreams
 
 ODD = [
     None,
@@ -286,6 +288,14 @@ def test_a_generator_that_does_not_take_its_state(written: Path) -> None:
     at = ("position", "loaders", 0, 1, "loader.generator")
     said = resumed(written, "rank-0", at, "x")
     assert "CheckpointError: a Generator rejects its state in the checkpoint (TypeError: " in said
+
+
+def test_an_evaluation_that_ends_behind_the_last_number() -> None:
+    """NumPy would read memory there, once the loop trains again."""
+    streams, drawn = RandomStreams(), random_streams.read()
+    drawn["numpy"] = (*numpy.random.get_state()[:2], 1 << 30, 0, 0.0)
+    streams.load(streams.state() | {"evaluated": {"from": random_streams.read(), "to": drawn}})
+    assert streams.state()["evaluated"] == {}
 
 
 def test_names_that_are_not_the_users_stay(written: Path) -> None:

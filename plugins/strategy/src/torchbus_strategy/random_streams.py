@@ -13,7 +13,7 @@ from torchbus.runtime.builtin import seed as seed
 
 from torchbus_device import accelerators
 from torchbus_strategy.collectives import broadcast_object
-from torchbus_strategy.script_generators import STRIDE, ScriptGenerators
+from torchbus_strategy.script_generators import STRIDE, ScriptGenerators, refuse_outside
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -316,13 +316,14 @@ def read() -> dict[str, object]:
 
 
 def write(state: dict[str, Any]) -> None:
-    """Set the generators to a state that ``read`` returned."""
+    """Set the generators to a state that ``read`` returned. Raises an error for anything else."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     kind = accelerators.built_in()
     if kind and kind in state:
         accelerators.set_random_state(kind, state[kind])
     if "numpy" in state and "numpy" in sys.modules:
+        refuse_outside(state["numpy"])
         sys.modules["numpy"].random.set_state(state["numpy"])
 
 

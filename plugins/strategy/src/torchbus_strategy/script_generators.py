@@ -146,14 +146,14 @@ def set_state(one: Generator, state: Any) -> None:
         one.setstate(state)
         return
     if isinstance(one, kinds_of_numpy()):
-        _refuse_outside(state)
+        refuse_outside(state)
     if hasattr(one, "bit_generator"):
         one.bit_generator.state = state
     else:
         one.set_state(state)
 
 
-def _refuse_outside(state: Any) -> None:
+def refuse_outside(state: Any) -> None:
     """Raise ValueError for a position after the last number, where NumPy would read memory."""
     if isinstance(state, dict):
         inner = state.get("state")
