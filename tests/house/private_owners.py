@@ -68,6 +68,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch.utils.data, "_utils"
     yield torch.utils.data._utils.fetch, "_MapDatasetFetcher"
     yield torch.serialization, "_get_layout _open_zipfile_writer"
+    yield torch.ByteStorage, "_dtype"
     yield torch.UntypedStorage, "_cdata"
     yield torch.ops.aten, "_local_scalar_dense _scaled_dot_product_flash_attention_for_cpu"
     yield torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward"

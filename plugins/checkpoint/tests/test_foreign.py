@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import pickletools
 import shutil
 import struct
 import tracemalloc
@@ -36,6 +37,7 @@ from torchbus_checkpoint.disk import choice, folder, pickled, tensors
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.show import check, reading
 
+from .command.resealed import reseal
 from .test_formats import FORMATS
 
 NAME = "model.0.weight"
@@ -400,6 +402,32 @@ def test_bytes_as_torch_writes_them_are_read(tmp_path: Path) -> None:
     assert equal(folder.read_file(one, "training")["registered"]["it"][:9], [*content, *more])
 
 
+def test_numbers_behind_the_file(tmp_path: Path) -> None:
+    """torch before 2.10 takes them from the memory behind the entry."""
+    one = of_format(2, "whole", tmp_path)
+    with_registered(one, torch.zeros(77, dtype=torch.uint8))
+    data = pickle_in(one)
+    assert data.count(b"KM") == 2  # of the storage, and of the tensor
+    with_pickle(one, data.replace(b"KM", b"M\0\4"))
+    with pytest.raises(CheckpointError, match="1024 numbers of a ByteStorage in it have 77 bytes"):
+        folder.read_file(one, "training")
+
+
+class Stack(list[Any]):
+    num_read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.num_read += len(range(len(self))[at]) if isinstance(at, slice) else 1
+        return super().__getitem__(at)
+
+
+def test_a_mark_above_many_values_is_found_at_once() -> None:
+    """Otherwise a file of a megabyte, half of it marks, takes an hour."""
+    stack = Stack([pickled.ONE] * 1000 + [None, pickled.ONE])
+    assert pickled._popped(pickletools.code2op["t"], stack) == [pickled.ONE]
+    assert len(stack) == 1000 and stack.num_read < 10
+
+
 def test_tensors_that_share_memory_are_read(tmp_path: Path) -> None:
     """As in a model whose parameters are views of one vector."""
     one, numbers = of_format(2, "whole", tmp_path), torch.arange(100_000.0)
@@ -417,6 +445,14 @@ def test_numbers_that_nothing_counts(name: str, value: int, tmp_path: Path) -> N
     (one / "manifest.json").write_text(json.dumps(manifest | {name: value}))
     resealed(one)
     with pytest.raises(CheckpointError, match=f"{name}: "):
+        loaded(one)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+    one = of_format(3, "whole", tmp_path)
+    reseal(one, lambda manifest: manifest["files"].update({name: {"bytes": 0, "sha256": ""}}))
+    with pytest.raises(CheckpointError, match="manifest.json can't be read"):
         loaded(one)
 
 

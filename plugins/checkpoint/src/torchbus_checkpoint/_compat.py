@@ -13,6 +13,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -33,6 +34,15 @@ Without it: a resumed metric may return a result from before the resume, until i
 
 LAYOUT = ("torch.serialization", "_get_layout")
 """A function that the index of old checkpoints in parts names. Without it: no index names it."""
+
+
+def num_bytes_of(storage: str) -> int:
+    """Return the bytes of each number in a storage of this class of torch.
+
+    The public ``dtype`` warns. Without ``_dtype``: CheckpointError at checkpoints of formats 1, 2.
+    """
+    dtype: torch.dtype = getattr(vars(torch)[storage], "_dtype", torch.uint8)
+    return dtype.itemsize
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:

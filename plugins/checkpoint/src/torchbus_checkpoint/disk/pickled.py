@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import an
 
-from torchbus_checkpoint._compat import LAYOUT, sparse_parts
+from torchbus_checkpoint._compat import LAYOUT, num_bytes_of, sparse_parts
 from torchbus_checkpoint.disk.divided import DividedTensor, TensorPart, numbers
 
 INDEX = ".metadata"
@@ -75,13 +75,19 @@ def _refuse_odd_zip(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             _refuse_odd_entries(entries, file.seek(0, 2))
-            pickles = [one for one in entries if one.orig_filename.lower().endswith(".pkl")]
-            texts = [archive.read(one) for one in pickles]
+            sizes = {_place_in(one): one.file_size for one in entries}
+            texts = [archive.read(one) for one in entries if _place_in(one).endswith(".pkl")]
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"it is not a file of torch.save: {error}") from None
     for text in texts:
         _refuse_unknown(_refuse_slow(text))
+        _Storages(text, sizes).load()
     file.seek(0)
+
+
+def _place_in(entry: zipfile.ZipInfo) -> str:
+    """Return an entry's name as torch compares it: without the folder, and in small letters."""
+    return entry.orig_filename.partition("/")[2].lower()
 
 
 def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
@@ -91,8 +97,8 @@ def _refuse_odd_entries(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
             raise ValueError(f"{entry.filename!r} in it is compressed")
     if sum(entry.file_size for entry in entries) > num_bytes:
         raise ValueError("the entries in it overlap")
-    if len({entry.orig_filename.lower() for entry in entries}) < len(entries):
-        raise ValueError("two entries in it have one name")  # torch ignores the case
+    if len({*map(_place_in, entries)}) < len(entries):
+        raise ValueError("two entries in it have one name")
 
 
 def _refuse_two_directories(file: IO[bytes]) -> None:
@@ -215,7 +221,9 @@ def _popped(code: pickletools.OpcodeInfo, stack: list[_Made | None]) -> list[_Ma
     before = code.stack_before
     start = len(stack) - len(before)
     if pickletools.markobject in before:
-        mark = len(stack) - 1 - stack[::-1].index(None)
+        mark = len(stack) - 1
+        while stack[mark] is not None:  # a search of the whole stack for each mark would take hours
+            mark -= 1
         start = mark - before.index(pickletools.markobject)
     popped = stack[start:]
     del stack[start:]
@@ -338,6 +346,28 @@ class _Record:
         self.state = state
         if isinstance(state, dict):
             vars(self).update(state)
+
+
+class _Storages(_Index):
+    """Checks that each storage in a file of ``torch.save`` has as many bytes as its entry.
+
+    torch before 2.10 does not: its tensor would have memory behind that of the entry.
+    """
+
+    def __init__(self, text: bytes, sizes: dict[str, int]) -> None:
+        super().__init__(io.BytesIO(text))
+        self._sizes = sizes
+
+    def find_class(self, module: str, name: str) -> Any:
+        base = tuple if name == "Size" else dict if name == "OrderedDict" else _Record
+        return self._kinds.setdefault((module, name), type(name, (base,), {}))
+
+    def persistent_load(self, saved: Any) -> None:
+        _, kind, key, _, count = saved
+        size = self._sizes.get(f"data/{key}".lower())
+        are_plain = type(key) is str and type(count) is int
+        if not are_plain or count * num_bytes_of(kind.__name__) != size:
+            raise ValueError(f"{count!r} numbers of a {kind.__name__} in it have {size} bytes")
 
 
 def part(file: IO[bytes], place: PickledPart) -> Tensor:
