@@ -5,7 +5,8 @@ metadata.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_compress.codecs import Bfloat16, Bytes
-from torchbus_compress.plugin import WITHOUT_STRATEGY
+from torchbus_compress.plugin import WITHOUT_STRATEGY, HookStates
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -143,3 +144,19 @@ def test_refused_beside_strategies_that_do_not_use_it(
         }
         with pytest.raises(UsageError, match=words), session(**given, **options):
             pytest.fail("the loop began")
+
+
+OF_NUMPY = {"bit_generator": "MT19937", "state": {"key": [1] * 624, "pos": 10**9}}
+
+
+@pytest.mark.parametrize(
+    "random", [("MT19937", [1] * 2000, 2000, 0, 0.0), OF_NUMPY | {1: [], 2: 0}]
+)
+def test_a_generator_behind_its_last_number(random: Any) -> None:
+    """NumPy would read memory there. It takes longer lists, and dicts, too."""
+    numpy = pytest.importorskip("numpy")
+    states, kept = HookStates(), SimpleNamespace(rng=numpy.random.RandomState(0))
+    states.add(torch.nn.Linear(2, 1), cast(Any, kept))
+    saved = {"steps": 1, "random": random, "errors": {}, "ps": {}, "qs": {}}
+    with pytest.raises(ValueError, match="a generator behind its last number"):
+        states.load_state_dict({"1x2": cast(Any, saved)}, True)

@@ -284,13 +284,16 @@ def _read(state: PowerSGDState) -> SavedHook:
     }
 
 
+MERSENNE_NUMBERS = 624
+
+
 def _fill(state: PowerSGDState, saved: SavedHook) -> None:
     """Load a saved state. torch looks values up by a bucket's number, and makes missing ones.
 
     Raises ValueError if the generator's state is invalid.
     """
     state.iter = saved["steps"]
-    if not 0 <= saved["random"][2] <= len(saved["random"][1]):
+    if type(saved["random"]) is not tuple or not 0 <= saved["random"][2] <= MERSENNE_NUMBERS:
         raise ValueError("a generator behind its last number")  # NumPy would read memory there
     state.rng.set_state(saved["random"])
     state.error_dict = dict(saved["errors"])
