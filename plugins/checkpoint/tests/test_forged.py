@@ -213,6 +213,14 @@ def test_it_is_refused_by_name(
     ), said
 
 
+def test_a_weight_of_a_dtype_that_torch_can_not_copy(written: Path) -> None:
+    content = folder.read_file(folder.found(written)[-1], "model")
+    key, weight = next((key, one) for key, one in content.items() if one.dtype == torch.float32)
+    odd = torch.zeros(weight.shape, dtype=torch.uint8).view(torch.uint1)
+    said = resumed(written, "model", (key,), odd)
+    assert f"torch can't copy {key}, which has the dtype torch.uint1, to " in said, said
+
+
 def test_an_optimizer_that_does_not_take_its_state(written: Path) -> None:
     groups = ("optimizers", 0, "state", "param_groups")
     said = resumed(written, "training", groups, [{"params": [0, 1, 2, 3]}, {"params": []}])

@@ -189,6 +189,21 @@ def _check_weights(what: str, saved: State, name: str, model: Module) -> None:
             raise CheckpointError(
                 f"{what}: {key} has shape {theirs}, and in {name} of this loop {ours}. {REMEDY}"
             )
+        if theirs is not None and not _can_copy(saved[key], mine[key]):
+            raise CheckpointError(
+                f"{what}: torch can't copy {key}, which has the dtype {saved[key].dtype}, to"
+                f" {name} of this loop. {REMEDY}"
+            )
+
+
+def _can_copy(source: Tensor, target: Tensor) -> bool:
+    if source.dtype == target.dtype:
+        return True
+    try:
+        torch.empty(1, dtype=target.dtype).copy_(torch.empty(1, dtype=source.dtype))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _check_optimizer(entry: State, name: str, shapes: list[list[list[int]]], where: str) -> None:
