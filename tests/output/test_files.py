@@ -11,7 +11,6 @@ import torch
 from ranks import facts, run
 
 from torchbus_rank0 import whole_files
-from torchbus_testing.forking import fork_script
 
 
 def test_a_path_is_written_once_and_whole(tmp_path: Path) -> None:
@@ -45,29 +44,6 @@ def test_an_open_file_is_written_once(tmp_path: Path) -> None:
         found["good"] = s.all_gather_object(good)
     """)
     assert found["good"] == [10, 10]
-
-
-def test_a_log_handler_that_opens_its_file_in_the_block_writes_a_line_once(tmp_path: Path) -> None:
-    """A rotating one renames it, too."""
-    fork_script(
-        """
-        import logging, logging.handlers
-        from torchbus import session
-
-        one = logging.FileHandler("run.log", delay=True)
-        rotating = logging.handlers.RotatingFileHandler("r.log", delay=True, maxBytes=12, backupCount=9)
-        logging.basicConfig(level="INFO", format="%(message)s", handlers=[one, rotating])
-        with session(devices=2) as s:
-            for epoch in range(4):
-                logging.info("epoch %d", epoch)
-        logging.info("after")
-        """,
-        cwd=tmp_path,
-    ).ok()
-    lines = [f"epoch {epoch}" for epoch in range(4)]
-    assert (tmp_path / "run.log").read_text().split("\n") == [*lines, "after", ""]
-    rotated = sorted(tmp_path.glob("r.log*"), reverse=True)
-    assert [path.read_text().strip() for path in rotated] == [*lines, "after"]
 
 
 def test_a_path_that_is_not_rank_0s_is_the_rank_s_own_and_said(tmp_path: Path) -> None:
