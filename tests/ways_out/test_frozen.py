@@ -141,9 +141,10 @@ def test_under_torchrun(tmp_path, who, how):
     ]
     result = run([sys.executable, *words], timeout_s=100)
     assert result.status == 1 and not result.orphans, result
-    assert (
-        f"rank {who} failed first: " in result.stderr and {**SILENT, **WAITS}[how] in result.stderr
-    )
+    # the agent may end the other rank, which ended this one, before that can say who failed first
+    named = f"rank {who} failed first: ", f"rank {who} is ended by rank {1 - who}: "
+    assert any(words in result.stderr for words in named)
+    assert {**SILENT, **WAITS}[how] in result.stderr
 
 
 @pytest.mark.timeout(120)
